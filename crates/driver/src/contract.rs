@@ -1,5 +1,5 @@
-//! Defines the traits through which programs use a kind of store, the driver of every engine that keeps a store in a
-//! folder, and the driver of stores in memory.
+//! Defines the traits that a kind of store must implement. Also defines the driver of every engine that keeps a store
+//! in a folder, and the driver of stores in memory.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -13,89 +13,93 @@ use kv_mvcc::MvccStore;
 use crate::error::{self, ConfigError};
 use crate::place::{Settings, StorePlace, absolute_path};
 
-/// A kind of store, for example etcd or redb. A program is built with a list of drivers, [`Drivers`](crate::Drivers). A
-/// program's decisions depend on the driver's [facts](DriverFacts) and never on the driver's name.
+/// A kind of store, for example etcd or redb, as programs use it. Each program is built with a list of drivers,
+/// [`Drivers`](crate::Drivers). Programs make decisions by the driver's [facts](DriverFacts), and never by the driver's
+/// name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
-    /// The facts about the driver's stores, on which the programs' decisions depend.
+    /// The facts about this driver's stores, by which programs make decisions.
     fn facts(&self) -> DriverFacts;
 
-    /// The form of the driver's URLs, for help and errors, for example `redb:///path`; a remark may follow after a
-    /// space. `None` if users cannot give a URL of the driver's stores.
+    /// The form of this driver's store URLs, for help and error messages, for example `redb:///path`. After the URL
+    /// form a remark may follow, separated by a space. `None` if users cannot select the driver's stores by a URL.
     fn url_form(&self) -> Option<String>;
 
-    /// Parses a store URL. `scheme` is the driver's name in lower case, alone or followed by `+` and a suffix; `rest`
-    /// is the text after `://`.
+    /// Parses a URL of one of this driver's stores. `scheme` is the driver's name in lower case, alone or followed by
+    /// `+` and a suffix; `rest` is the text after `://`.
     ///
     /// # Errors
-    /// The fault of the URL. No error contains text that may be a secret.
+    /// An error that says what is wrong with the URL. The error contains no text that may be a secret.
     fn place_of_url(&self, scheme: &str, rest: &str) -> error::ConfigResult<StorePlace>;
 
-    /// Derives the place of a store from settings that selected this driver: the `datastore_type` is this driver's type
-    /// or is not set.
+    /// Derives where the store is from settings. In the settings, the `datastore_type` is this driver's type, or is not
+    /// set.
     ///
     /// # Errors
-    /// The fault of the settings. No error contains text that may be a secret.
+    /// An error that says what is wrong with the settings. The error contains no text that may be a secret.
     fn place_of_settings(&self, settings: &Settings) -> error::ConfigResult<StorePlace>;
 
-    /// Returns the URL of a place, or a description if the place has no URL.
+    /// Returns the URL of the store at the given place, or a description if the store has no URL.
     fn url(&self, place: &StorePlace) -> String;
 
-    /// Opens the store at a place.
+    /// Opens the store at the given place, which must be of this driver's kind.
     ///
-    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster sends no request, and `wait` limits the total
-    /// time of all calls on the store, counted from the call of `open`. With other options, opening a cluster checks
-    /// that the cluster answers and accepts the login.
+    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store sends no request. With
+    /// `Blocking::InPlace`, the option `wait` limits the total time of all calls on the store, counted from the call of
+    /// `open`. Without `Blocking::InPlace`, opening a cluster's store checks that the cluster answers and accepts the
+    /// login.
     ///
     /// # Errors
-    /// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock was not free
-    /// in time; `Unsupported` for a place of a kind that the driver does not open; any other error of the store.
+    /// `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock was not free
+    /// in time. `Unsupported` if this driver cannot open stores of the place's kind. Otherwise any store error.
     async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
-    /// The engine of the driver's stores in folders; `None` for stores of other kinds. With the engine, a program can
-    /// inspect a store without the store lock, and shrink, upgrade and replace a store.
+    /// The engine of this driver's stores, if the driver keeps stores in folders; `None` for other kinds of stores. By
+    /// means of the engine, a program can inspect a store without the store lock, and can shrink, upgrade and replace a
+    /// store.
     fn engine(&self) -> Option<&dyn Engine> {
         None
     }
 }
 
-/// The properties of a driver's stores.
+/// Facts about the stores of one driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DriverFacts {
-    /// The driver's name in URLs, reports and metrics, in lower case.
+    /// The driver's name in URLs, reports and metrics, always in lower case.
     pub name: &'static str,
-    /// The `datastore_type` that selects the driver in configuration.
+    /// The value of `datastore_type` that selects the driver in a configuration.
     pub datastore_type: &'static str,
-    /// The processes and machines that share a store.
+    /// Which processes and machines share a store of this driver.
     pub scope: Scope,
-    /// The number of large transactions that are worth sending concurrently.
+    /// The number of large transactions that a program should send concurrently.
     pub writes_in_flight: usize,
-    /// Maximum number of keys that a long reader reads before it yields the store to other processes.
+    /// Maximum number of keys that a long reader reads before it yields the store to waiting processes.
     pub keys_in_a_turn: usize,
 }
 
 impl DriverFacts {
-    /// Creates the facts for a driver with this name and scope, with 8 writes in flight and 16,384 keys in a turn.
+    /// Creates the facts for a driver with this name and scope, with default values: 8 writes in flight, and 16,384
+    /// keys in a turn.
     pub const fn new(name: &'static str, scope: Scope) -> Self {
         Self { name, datastore_type: name, scope, writes_in_flight: 8, keys_in_a_turn: 16_384 }
     }
 
-    /// Sets a `datastore_type` that differs from the driver's name.
+    /// Sets the `datastore_type` that selects the driver, if it differs from the driver's name.
     #[must_use]
     pub const fn with_datastore_type(mut self, datastore_type: &'static str) -> Self {
         self.datastore_type = datastore_type;
         self
     }
 
-    /// Sets the number of large transactions that are worth sending concurrently.
+    /// Sets the number of large transactions that a program should send concurrently.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.writes_in_flight = writes;
         self
     }
 
-    /// Sets the maximum number of keys that a long reader reads before it yields the store.
+    /// Sets the maximum number of keys that a long reader reads before it yields the store to waiting processes.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.keys_in_a_turn = keys;
@@ -103,26 +107,26 @@ impl DriverFacts {
     }
 }
 
-/// The processes and machines that share a store.
+/// Which processes and machines share a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The store belongs to one process and is lost when the process ends.
+    /// Only one process uses the store, which is lost when the process ends.
     Process,
-    /// The processes of one machine share the store. The store is a folder that one process at a time has open. Nodes
-    /// get addresses from the store without being registered.
+    /// The processes of one machine share the store. The store is a folder that only one process at a time can open. A
+    /// node need not be registered to get addresses from the store.
     Machine,
-    /// Many machines share the store. The store is a service. A node must be registered before the node gets addresses.
-    /// A write may be carried out after its sender has died.
+    /// Many machines share the store. The store is a network service. A node must be registered before it can get
+    /// addresses from the store. The service may carry out a write after the process that sent it has died.
     Cluster,
 }
 
-/// An open store, as a driver returns it.
+/// An open store, as returned by [`Driver::open`].
 #[async_trait]
 pub trait Opened: Debug + Send + Sync {
-    /// Returns the store for reads and writes.
+    /// Returns the interface for reads and writes on this store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// The embedded store whose files this process has open; `None` for any other store.
+    /// The embedded store, if this process has opened the files of one; `None` for any other store.
     fn embedded(&self) -> Option<&MvccStore> {
         None
     }
@@ -132,16 +136,16 @@ pub trait Opened: Debug + Send + Sync {
         None
     }
 
-    /// Checks that the store has room for an ordinary commit.
+    /// Checks that the store has enough space for an ordinary commit.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room; any other error of the check.
+    /// `NoSpace` if the space is not enough; otherwise any store error.
     async fn check_room(&self) -> Result<()>;
 
-    /// Waits for calls in flight and closes the store for all of its handles.
+    /// Waits for calls in flight, and then closes the store for all of its handles.
     ///
     /// # Errors
-    /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
+    /// The engine's error. Even if closing fails, every acknowledged commit is durable.
     async fn close(&self) -> Result<()>;
 }
 
@@ -164,68 +168,69 @@ impl Opened for MvccStore {
     }
 }
 
-/// The operations of a store on a cluster that concern the whole cluster.
+/// Operations of a store on a cluster that are about the whole cluster.
 #[async_trait]
 pub trait ClusterStore: Debug + Send + Sync {
-    /// The cluster's id; `None` before the cluster's first answer. `cluster_id` sends no request.
+    /// The cluster's id; `None` until the cluster has answered for the first time. This function sends no request to
+    /// the cluster.
     fn cluster_id(&self) -> Option<u64>;
 
-    /// Asks a cluster member about the member and the cluster, with one small request.
+    /// Asks a cluster member for a description of itself and the cluster, with one small request.
     ///
     /// # Errors
-    /// Any error of a request to the cluster.
+    /// Any error of the request to the cluster.
     async fn about(&self) -> Result<ClusterDescription>;
 }
 
-/// The description of a cluster that one of its members gave.
+/// The description of a cluster, as given by one of its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterDescription {
     /// The cluster's id.
     pub cluster: u64,
-    /// The endpoints of the cluster, including endpoints from SRV records.
+    /// The endpoints of the cluster's members, including endpoints from SRV records.
     pub endpoints: Vec<String>,
-    /// The version of the server software of the member.
+    /// The version of the member's server software.
     pub version: String,
-    /// The newest revision that the member has.
+    /// The newest revision that the member knows.
     pub revision: Revision,
     /// The size of the member's database file, in bytes.
     pub db_bytes: u64,
-    /// The number of bytes in use in the member's database file.
+    /// The number of bytes in the member's database file that are in use.
     pub db_bytes_in_use: u64,
     /// The database size at which the member refuses writes, in bytes; `None` if the member does not report this size.
     pub db_quota_bytes: Option<u64>,
-    /// The problems that the member reports, for example a raised alarm.
+    /// The problems that the member reports, for example a raised space quota alarm.
     pub problems: Vec<String>,
 }
 
-/// The parent folder of the stores whose configuration gives no path.
+/// The parent folder of an embedded store for which the configuration has no path.
 const DEFAULT_FOLDER: &str = "/var/lib/margay";
 
-/// The driver of an engine that keeps a store in a folder. The store's URL is `NAME:///path`, the `datastore_type` is
-/// the engine's name, and the default path is `/var/lib/margay/ipam.NAME`.
+/// The driver of an engine that keeps a store in a folder. The store's URL is `NAME:///path`, where NAME is the
+/// engine's name. The `datastore_type` is the engine's name, and the default path is `/var/lib/margay/ipam.NAME`.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalDriver<E> {
     engine: E,
-    /// All facts except the name, which comes from the engine.
+    /// All facts about the driver, except the name, which is the engine's name.
     facts: DriverFacts,
 }
 
 impl<E> LocalDriver<E> {
-    /// Creates the driver of an engine.
+    /// Creates the driver of the stores of an engine.
     pub const fn new(engine: E) -> Self {
         Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }
 
-    /// Sets the number of large transactions that are worth sending concurrently: the store commits all waiting
-    /// transactions together.
+    /// Sets the number of large transactions that a program should send concurrently. Concurrent transactions are
+    /// useful because the store commits all waiting transactions together.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.facts = self.facts.with_writes_in_flight(writes);
         self
     }
 
-    /// Sets the maximum number of keys that a long reader reads before it yields the store. Use a larger number for an
-    /// engine that is slow to open.
+    /// Sets the maximum number of keys that a long reader reads before it yields the store to waiting processes. Use a
+    /// larger maximum for an engine that is slow to open.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.facts = self.facts.with_keys_in_a_turn(keys);
@@ -278,11 +283,11 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     }
 }
 
-/// The driver of `memory:`, a store that is lost when the store is closed. Use this driver only for tests, the
+/// The driver of `memory:`, a store in memory that is lost when it is closed. This driver is only for tests, the
 /// conformance suite and benchmarks.
 pub static MEMORY: MemoryDriver = MemoryDriver;
 
-/// The type of the driver [`MEMORY`].
+/// The type of [`MEMORY`], the driver of stores in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryDriver;
 

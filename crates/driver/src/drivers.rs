@@ -1,5 +1,5 @@
-//! Keeps the list of drivers that a program is built with, finds the driver for a store's location, and gives advice
-//! that names the kinds of stores that the program supports.
+//! Keeps the list of drivers with which a program is built, and finds the driver of a store. Also writes advice that
+//! names the kinds of stores that the program supports.
 
 use std::fmt;
 use std::fs;
@@ -10,40 +10,40 @@ use crate::contract::{Driver, DriverFacts, Scope};
 use crate::error::{ConfigError, ConfigResult};
 use crate::place::{Access, ClusterAddress, Settings, StorePlace};
 
-/// The name of the driver of the default store, which is used if no store is configured.
+/// The name of the default engine, whose driver is used if no store is configured.
 pub const DEFAULT_ENGINE: &str = "sled";
 
-/// The `datastore_type` of a store on this machine that uses the default engine.
+/// The `datastore_type` of an embedded store with the default engine.
 const LOCAL_DATASTORE_TYPE: &str = "local";
 
-/// The drivers that a program is built with, in the order in which help and errors list the drivers. A `Drivers` is
-/// cheap to clone.
+/// The drivers with which a program is built, in the order in which help and error messages list them. Cloning a
+/// `Drivers` is cheap.
 #[derive(Clone, Debug)]
 pub struct Drivers(Arc<[&'static dyn Driver]>);
 
 impl Drivers {
-    /// Creates a list of drivers with distinct names.
+    /// Creates a list of drivers; their names must be distinct.
     pub fn new(drivers: impl IntoIterator<Item = &'static dyn Driver>) -> Self {
         Self(drivers.into_iter().collect())
     }
 
-    /// Returns a list of these drivers and `driver`.
+    /// Returns this list of drivers with `driver` added.
     #[must_use]
     pub fn with(&self, driver: &'static dyn Driver) -> Self {
         Self::new(self.iter().chain([driver]))
     }
 
-    /// Iterates over the program's drivers.
+    /// Iterates over the drivers in this list.
     pub fn iter(&self) -> impl Iterator<Item = &'static dyn Driver> {
         self.0.iter().copied()
     }
 
-    /// The driver with the name `name`; `None` if the program has no such driver.
+    /// The driver with the name `name`; `None` if the list has no such driver.
     pub fn named(&self, name: &str) -> Option<&'static dyn Driver> {
         self.iter().find(|driver| driver.facts().name == name)
     }
 
-    /// Iterates over the drivers of stores in folders.
+    /// Iterates over the drivers that keep stores in folders.
     pub fn local(&self) -> impl Iterator<Item = &'static dyn Driver> {
         self.iter().filter(|driver| driver.facts().scope == Scope::Machine)
     }
@@ -52,26 +52,26 @@ impl Drivers {
         self.local().find(|driver| driver.facts().name == name)
     }
 
-    /// The driver of a `datastore_type` in configuration; `None` for an unknown type.
+    /// The driver that a `datastore_type` in a configuration selects; `None` if the type is unknown.
     pub fn of_type(&self, datastore_type: &str) -> Option<&'static dyn Driver> {
         if datastore_type == LOCAL_DATASTORE_TYPE {
             return self.default_driver().ok();
         }
-        // Configuration cannot select a store in memory.
+        // A configuration cannot select a store in memory.
         let named = |driver: &&dyn Driver| driver.facts().datastore_type == datastore_type;
         self.iter().filter(|driver| driver.facts().scope != Scope::Process).find(named)
     }
 
-    /// The driver named [`DEFAULT_ENGINE`], or else the first driver of stores in folders.
+    /// The driver named [`DEFAULT_ENGINE`], or else the first driver that keeps stores in folders.
     ///
     /// # Errors
-    /// `UnknownType` if the program has no driver of stores in folders.
+    /// `UnknownType` if the program has no driver that keeps stores in folders.
     pub fn default_driver(&self) -> ConfigResult<&'static dyn Driver> {
         let default = self.named(DEFAULT_ENGINE);
         default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL_DATASTORE_TYPE.to_owned()))
     }
 
-    /// Derives the location of a store from settings for the driver `driver`.
+    /// Derives a store's location from settings for the driver `driver`.
     ///
     /// # Errors
     /// See [`Driver::place_of_settings`].
@@ -79,10 +79,10 @@ impl Drivers {
         Ok(self.at(driver, driver.place_of_settings(settings)?))
     }
 
-    /// Parses a store URL.
+    /// Parses a store URL, and returns the store's location.
     ///
     /// # Errors
-    /// An unknown scheme, or the fault that [`Driver::place_of_url`] finds. No error contains text that may be a
+    /// An unknown URL scheme, or the error of [`Driver::place_of_url`]. The error contains no text that may be a
     /// secret.
     pub fn parse(&self, url: &str) -> ConfigResult<Location> {
         let Some((scheme, rest)) = url.split_once("://") else {
@@ -100,9 +100,10 @@ impl Drivers {
         }
     }
 
-    /// Returns the driver of the store in a folder. The file `store.id` names the store's engine; the result is `None`
-    /// if the program lacks a driver for this engine. Without `store.id`, returns the first driver whose engine's files
-    /// are in the folder.
+    /// Returns the driver of the store in a folder, or `None` if the folder has no store of a known engine. If the
+    /// folder has a file `store.id`, the driver is that of the engine named in this file. The result is `None` if the
+    /// program has no driver for that engine. Without the file `store.id`, the driver is the first one whose engine's
+    /// files are in the folder.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
         match kv_local::engine_in(folder) {
             Some(engine) => self.local_named(&engine),
@@ -110,7 +111,7 @@ impl Drivers {
         }
     }
 
-    /// Returns the drivers whose engines have files in a folder.
+    /// Returns the drivers whose engine's files are in a folder.
     pub fn with_files_in(&self, folder: &Path) -> impl Iterator<Item = &'static dyn Driver> {
         let has_files = |driver: &&dyn Driver| {
             driver.engine().is_some_and(|engine| fs::symlink_metadata(folder.join(engine.entry())).is_ok())
@@ -118,11 +119,12 @@ impl Drivers {
         self.local().filter(has_files)
     }
 
-    /// Returns the location of the store in a folder. The driver of the location is the driver of the existing store in
-    /// the folder, or else the driver that the folder's extension names, or else the default driver.
+    /// Returns the location of the store in a folder. The location's driver is the driver of the store that exists in
+    /// the folder. If no store exists, the driver is the one that the folder's file name extension names, or else the
+    /// default driver.
     ///
     /// # Errors
-    /// `UnknownType` if the program has no driver of stores in folders.
+    /// `UnknownType` if the program has no driver that keeps stores in folders.
     pub fn in_folder(&self, folder: impl Into<PathBuf>) -> ConfigResult<Location> {
         let folder = folder.into();
         let is_extension = |driver: &&dyn Driver| folder.extension().is_some_and(|it| it == driver.facts().name);
@@ -131,21 +133,21 @@ impl Drivers {
         Ok(self.at_folder(driver, folder))
     }
 
-    /// Returns the location of the store in a folder, with the driver named `name`.
+    /// Returns the location of the store in a folder, for the driver with the name `name`.
     ///
     /// # Errors
-    /// `UnknownType` if no driver of stores in folders has this name.
+    /// `UnknownType` if no driver that keeps stores in folders has this name.
     pub fn of_engine(&self, name: &str, folder: impl Into<PathBuf>) -> ConfigResult<Location> {
         let driver = self.local_named(name).ok_or_else(|| ConfigError::UnknownType(name.to_owned()))?;
         Ok(self.at_folder(driver, folder))
     }
 
-    /// Returns the location of the store in a folder, with the driver `driver`.
+    /// Returns the location of the store in a folder, for the driver `driver`.
     pub fn at_folder(&self, driver: &'static dyn Driver, folder: impl Into<PathBuf>) -> Location {
         self.at(driver, StorePlace::Folder(folder.into()))
     }
 
-    /// The location of the store that is used if no store is configured.
+    /// The location of the store that programs use if no store is configured.
     ///
     /// # Errors
     /// See [`default_driver`](Self::default_driver).
@@ -158,24 +160,24 @@ impl Drivers {
         self.at(&crate::MEMORY, StorePlace::Memory)
     }
 
-    /// Lists the `datastore_type`s that configuration can name, for example `sled, redb or etcdv3`.
+    /// Lists the values of `datastore_type` that a configuration can contain, for example `sled, redb or etcdv3`.
     pub fn types(&self) -> String {
         either(self.iter().filter(|driver| driver.facts().scope != Scope::Process).map(|it| it.facts().datastore_type))
     }
 
-    /// Lists the names of the drivers of stores in folders, each between `before` and `after`, for example `sled or
-    /// redb`.
+    /// Lists the names of the drivers that keep stores in folders, each between `before` and `after`, for example `sled
+    /// or redb`.
     pub fn local_names(&self, before: &str, after: &str) -> String {
         either(self.local().map(|driver| format!("{before}{}{after}", driver.facts().name)))
     }
 
-    /// Lists one URL form for each driver, for example `sled:///path, redb:///path or etcd://host:port`.
+    /// Lists the URL form of each driver, for example `sled:///path, redb:///path or etcd://host:port`.
     pub fn urls(&self) -> String {
         let forms = self.iter().filter_map(Driver::url_form);
         either(forms.map(|form| form.split(' ').next().unwrap_or_default().to_owned()))
     }
 
-    /// Lists the URL forms of all drivers, with the remarks about each form.
+    /// Lists the URL form of each driver, with the remarks about the form.
     pub fn url_forms(&self) -> String {
         self.iter().filter_map(Driver::url_form).collect::<Vec<_>>().join(", ")
     }
@@ -185,7 +187,7 @@ impl Drivers {
     }
 }
 
-/// Joins names with commas, and with "or" before the last name.
+/// Joins names with commas, and writes "or" before the last name.
 fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     let mut names: Vec<String> = names.map(Into::into).collect();
     match (names.pop(), names.is_empty()) {
@@ -194,7 +196,8 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     }
 }
 
-/// The place of a store, and the driver that opens it. `Display` prints a store URL that [`Drivers::parse`] can parse.
+/// The location of a store: the place of the store, and the driver that opens the store. `Display` prints the location
+/// as a store URL that [`Drivers::parse`] can parse.
 #[derive(Clone)]
 pub struct Location {
     drivers: Drivers,
@@ -203,8 +206,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Creates the location of a store at the place `place` that `driver` opens, in a program with the drivers
-    /// `drivers`.
+    /// Creates the location of a store from its place, the driver that opens the store, and all drivers of the program.
     pub(crate) fn new(drivers: Drivers, driver: &'static dyn Driver, place: StorePlace) -> Self {
         Self { drivers, driver, place }
     }
@@ -214,22 +216,22 @@ impl Location {
         self.driver
     }
 
-    /// All drivers of the program.
+    /// All drivers with which the program is built.
     pub fn drivers(&self) -> &Drivers {
         &self.drivers
     }
 
-    /// The facts about the driver's stores.
+    /// The facts about the stores of this location's driver.
     pub fn facts(&self) -> DriverFacts {
         self.driver.facts()
     }
 
-    /// The place of the store.
+    /// Where the store at this location is: in memory, in a folder or on a cluster.
     pub fn place(&self) -> &StorePlace {
         &self.place
     }
 
-    /// The folder of a store on this machine; `None` for other stores.
+    /// The store's folder, if the store is in a folder; `None` for a store in memory or on a cluster.
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
             StorePlace::Folder(path) => Some(path),
@@ -237,7 +239,7 @@ impl Location {
         }
     }
 
-    /// The address of a store on a cluster; `None` for other stores.
+    /// The address of the store's cluster; `None` for a store that is not on a cluster.
     pub fn cluster(&self) -> Option<&ClusterAddress> {
         match &self.place {
             StorePlace::Cluster(address) => Some(address),
@@ -245,22 +247,22 @@ impl Location {
         }
     }
 
-    /// Returns true if many machines share the store (see [`Scope::Cluster`]).
+    /// Returns true if many machines share the store at this location (see [`Scope::Cluster`]).
     pub fn is_shared(&self) -> bool {
         self.facts().scope == Scope::Cluster
     }
 
-    /// Returns the location of the folder `path` with the driver of this location.
+    /// Returns the location of a store in the folder `path`, for the same driver.
     #[must_use]
     pub fn moved_to(&self, path: impl Into<PathBuf>) -> Self {
         Self { place: StorePlace::Folder(path.into()), ..self.clone() }
     }
 
-    /// Returns the location with the credentials for its cluster replaced by the result of `change`. A location of
-    /// another kind is returned unchanged.
+    /// Returns this location with new credentials for its cluster: the result of `change`. If the location is not on a
+    /// cluster, the location is returned unchanged.
     ///
     /// # Errors
-    /// The error of `change`.
+    /// Any error that `change` returns.
     pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
         let place = match self.place {
             StorePlace::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
@@ -271,8 +273,8 @@ impl Location {
         Ok(Self { place, ..self })
     }
 
-    /// Returns the store's address with the cluster's endpoints sorted and deduplicated. Files about a store can use
-    /// this address as a key.
+    /// Returns the store's address, with the endpoints of a cluster sorted and without duplicates. The returned address
+    /// can serve as a key in files about the store.
     pub fn in_order(&self) -> String {
         match &self.place {
             StorePlace::Cluster(address) => self.driver.url(&StorePlace::Cluster(address.in_order())),
@@ -280,7 +282,7 @@ impl Location {
         }
     }
 
-    /// Returns true if both locations are the same store. Credentials and the order of endpoints do not count.
+    /// Returns true if both locations lead to the same store. Credentials and the order of endpoints are not compared.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {
@@ -314,7 +316,7 @@ impl fmt::Display for Location {
 }
 
 impl Drivers {
-    /// Returns one or two sentences of advice for a user whose configuration leads to no store.
+    /// Returns advice in one or two sentences, for a user whose configuration selects no store.
     pub fn advice(&self, error: &ConfigError) -> String {
         match error {
             ConfigError::UnknownType(_) => format!("set datastore_type to {}", self.types()),

@@ -1,11 +1,11 @@
-//! Defines the errors for configuration that does not lead to a store.
+//! Defines the errors of configurations that do not lead to a store.
 
 use std::path::PathBuf;
 
-/// The result of reading configuration.
+/// The result of a function that reads a configuration.
 pub type ConfigResult<T> = Result<T, ConfigError>;
 
-/// A store that a file of the CNI configuration folder names.
+/// A store that a file in the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The store's URL, or a description of a store that has no URL.
@@ -14,48 +14,48 @@ pub struct Candidate {
     pub file: PathBuf,
 }
 
-/// The reason why configuration does not lead to a store. A `ConfigError` contains no text that may be a secret.
+/// The reason why a configuration does not lead to a store. A `ConfigError` contains no text that may be a secret.
 ///
-/// [`Display`](std::fmt::Display) describes the fault, with Calico's text if Calico has an equal error.
+/// [`Display`](std::fmt::Display) says what is wrong, with Calico's message if Calico has an equal error.
 /// [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The datastore type is unknown.
+    /// The configured datastore type is unknown.
     #[error("unknown datastore type: {0}")]
     UnknownType(String),
-    /// The store is an etcd cluster, but there are no endpoints.
+    /// The store is an etcd cluster, but no endpoints are configured.
     #[error("no etcd endpoints specified")]
     NoEndpoints,
-    /// Both endpoints and an SRV domain are set.
+    /// Both etcd endpoints and an SRV domain are configured.
     #[error("multiple discovery or bootstrap options specified, use either \"etcdEndpoints\" or \"etcdDiscoverySrv\"")]
     EndpointsAndDiscovery,
-    /// A key file for etcd is set without a certificate file.
+    /// A key file for etcd is configured without a certificate file.
     #[error("a key for etcd is configured without its certificate")]
     KeyWithoutCertificate,
-    /// A certificate file for etcd is set without a key file.
+    /// A certificate file for etcd is configured without a key file.
     #[error("a certificate for etcd is configured without its key")]
     CertificateWithoutKey,
-    /// Certificates or keys for etcd are given both inline and as files.
+    /// Certificates or keys for etcd are configured both inline and as files.
     #[error("could not initialize etcdv3 client: Cannot mix inline certificate-key and certificate / key files")]
     InlineAndFiles,
-    /// Of the certificate and the key for etcd, only one is given inline.
+    /// Only one of the certificate and the key for etcd is configured inline.
     #[error("could not initialize etcdv3 client: Certificate and Key must both be present inline.")]
     HalfInline,
     /// The configuration file cannot be read.
     #[error("cannot read {}: {reason}", .file.display())]
     UnreadableConfigFile {
-        /// The path of the file.
+        /// The path of the configuration file.
         file: PathBuf,
-        /// The error of the operating system.
+        /// The operating system's error on reading the file.
         reason: String,
     },
-    /// The configuration file is not YAML or JSON, or has unexpected content.
+    /// The configuration file is neither YAML nor JSON, or has unexpected content.
     #[error("syntax error in {}: failed to parse config as YAML/JSON: {reason}", .file.display())]
     ConfigFileSyntax {
-        /// The path of the file.
+        /// The path of the configuration file.
         file: PathBuf,
-        /// The fault in the configuration file, with the line number if known.
+        /// What is wrong in the configuration file, with the line number if known.
         reason: String,
     },
     /// The configuration file has an unsupported version.
@@ -64,63 +64,63 @@ pub enum ConfigError {
     /// The configuration file describes an object of a kind other than `CalicoAPIConfig`.
     #[error("invalid config file: expected kind 'CalicoAPIConfig', got '{0}'")]
     ConfigFileKind(String),
-    /// The datastore is the Kubernetes API.
+    /// The configured datastore is the Kubernetes API.
     #[error("datastore type kubernetes is not supported")]
     Kubernetes,
-    /// The environment names an embedded store, but the NetConf names etcd or Kubernetes.
+    /// An environment variable selects an embedded store, but the CNI network configuration selects etcd or Kubernetes.
     #[error("the environment asks for datastore type {environment}, the network configuration for etcd or Kubernetes")]
     Contradiction {
-        /// The datastore type in the environment.
+        /// The datastore type in the environment variable.
         environment: String,
     },
-    /// A path is set for a datastore that is not in a folder on this host.
+    /// A path is configured for a datastore that is not a folder on this host.
     #[error("a datastore path is set, but the datastore is not on this host")]
     PathWithoutEmbedded,
     /// The configured path of a store is not absolute.
     #[error("{setting} is not an absolute path")]
     RelativePath {
-        /// The name of the setting: `datastore_path` or `DATASTORE_PATH`.
+        /// The name of the setting that contains the path: `datastore_path` or `DATASTORE_PATH`.
         setting: &'static str,
     },
-    /// The address of a store contains a user or a password.
+    /// The configured address of a store contains a user name or a password.
     #[error("a store's address has a user or a password in it")]
     SecretInAddress,
-    /// The value that should be a store URL is not a URL.
+    /// The given string should be a store URL, but is not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
-        /// The given value, if it is an absolute path.
+        /// The given string, if it is an absolute path.
         path: Option<String>,
     },
-    /// No driver of the program has this URL scheme.
+    /// No driver of the program has the scheme of the given URL.
     #[error("{0}:// is not a kind of store")]
     UnknownScheme(String),
     /// The URL of an embedded store has no absolute path.
     #[error("the {0}:// URL has no absolute path")]
     UrlPath(String),
-    /// The URL of an embedded store has text after the path.
+    /// The URL of an embedded store contains text after the path.
     #[error("the {0}:// URL has more in it than a path")]
     UrlOptions(String),
     /// The etcd URL contains more than hosts and ports.
     #[error("the etcd URL has more in it than hosts and ports")]
     EtcdUrl,
-    /// The command was given a store in memory, which is lost when the command ends.
+    /// The user has given a command a store in memory, which is lost when the command ends.
     #[error("a store in memory is gone when the command ends")]
     MemoryStore,
-    /// The CNI configuration names several stores.
+    /// The files in the CNI configuration folder name several stores.
     #[error("the CNI configuration names several stores:{}", .0.iter().map(|found| format!("\n  {} (in {})", found.store, found.file.display())).collect::<String>())]
     SeveralStores(Vec<Candidate>),
-    /// No store is named, and some files of the CNI configuration could not be read.
+    /// No file in the CNI configuration folder names a store, and some of the files could not be read.
     #[error("cannot tell which store is meant: {}", .0.join("; "))]
     UnreadableConfiguration(Vec<String>),
-    /// The environment names a store, but its settings are invalid.
+    /// Environment variables select a store, but their values are invalid.
     #[error("in the environment: {0}")]
     InEnvironment(#[source] Box<ConfigError>),
-    /// The only file that could name a store has invalid settings.
+    /// The only configuration file that could name a store has invalid settings.
     #[error("{}: {error}", .file.display())]
     InFile {
-        /// The path of the file.
+        /// The path of the configuration file.
         file: PathBuf,
-        /// The fault of the file's settings.
+        /// What is wrong with the settings in that file.
         #[source]
         error: Box<ConfigError>,
     },

@@ -1,30 +1,30 @@
-//! Defines the place of a store (the memory of a process, a folder, or the address of a cluster with credentials) and
-//! the settings from which a driver derives a place.
+//! Defines the place of a store (the memory of a process, a folder, or the address of a cluster with credentials). Also
+//! defines the settings from which a driver derives the place of a store.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::{ConfigError, ConfigResult};
 
-/// The place of a store: memory, a folder, or a cluster.
+/// Where a store is: in memory, in a folder, or on a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StorePlace {
     /// The store is in the memory of this process.
     Memory,
-    /// The store is a folder on this machine.
+    /// The store is in a folder on this machine.
     Folder(PathBuf),
-    /// The store is a cluster that many machines share.
+    /// The store is on a cluster that many machines share.
     Cluster(ClusterAddress),
 }
 
-/// The address of a cluster: either endpoints or a domain with SRV records, and always exactly one of the two.
+/// The address of a cluster: either a list of endpoints, or a domain whose SRV records name the endpoints.
 ///
-/// Only the field `access` contains secrets, and neither [`url`](Self::url) nor `Debug` shows these secrets. An
-/// endpoint that contains a user or a password is refused.
+/// Only the field `access` contains secrets, which neither [`url`](Self::url) nor `Debug` prints. No endpoint contains
+/// a user name or a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterAddress {
-    /// The endpoints of the cluster's members, as `http://host:port`, `https://host:port` or `unix:///path`.
+    /// The endpoints of the cluster's members, each as `http://host:port`, `https://host:port` or `unix:///path`.
     pub endpoints: Vec<String>,
     /// The domain whose SRV records name the cluster's members; empty if `endpoints` is set.
     pub discovery_srv: String,
@@ -33,11 +33,11 @@ pub struct ClusterAddress {
 }
 
 impl ClusterAddress {
-    /// Parses the address of a cluster in a URL: `NAME://host:port[,host:port]`, `NAME+https://` for TLS, or
+    /// Parses the address of a cluster from a URL: `NAME://host:port[,host:port]`, `NAME+https://` for TLS, or
     /// `NAME+unix:///path` for a unix socket.
     ///
     /// # Errors
-    /// The fault of the URL. No error contains text that may be a secret.
+    /// An error that says what is wrong with the URL. The error contains no text that may be a secret.
     pub fn of_url(driver: &str, scheme: &str, rest: &str) -> ConfigResult<Self> {
         let endpoints = match scheme.strip_prefix(driver) {
             Some("") => members(rest, "http://")?,
@@ -51,7 +51,7 @@ impl ClusterAddress {
     /// Derives the address of a cluster from Calico's settings for etcd.
     ///
     /// # Errors
-    /// The fault of the settings.
+    /// An error that says what is wrong with the settings.
     pub fn of_settings(settings: &Settings) -> ConfigResult<Self> {
         if !settings.path.is_empty() {
             return Err(ConfigError::PathWithoutEmbedded);
@@ -64,13 +64,13 @@ impl ClusterAddress {
         Ok(Self { endpoints, discovery_srv, access: settings.access()? })
     }
 
-    /// Returns true if the address lists only endpoints without TLS. Returns false for an SRV domain.
+    /// Returns true if the address has only endpoints without TLS. Returns false if the address is an SRV domain.
     pub fn all_without_tls(&self) -> bool {
         let without = |endpoint: &String| endpoint.starts_with("http://") || endpoint.starts_with("unix:");
         self.discovery_srv.is_empty() && self.endpoints.iter().all(without)
     }
 
-    /// Returns this address with its endpoints sorted and deduplicated.
+    /// Returns this address with its endpoints sorted and without duplicates.
     #[must_use]
     pub fn in_order(&self) -> Self {
         let mut ordered = self.clone();
@@ -79,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// Returns the URL of the cluster, which begins with the driver's name. For an SRV domain, or for endpoints with
-    /// and without TLS, there is no URL; returns a description instead.
+    /// Returns the URL of the cluster, which begins with the driver's name. There is no URL for an SRV domain, or for a
+    /// mix of endpoints with and without TLS; the result is then a description.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);
@@ -99,7 +99,7 @@ impl ClusterAddress {
     }
 }
 
-/// Parses the list of members in a URL and returns the endpoint of each member.
+/// Parses the list of cluster members in a URL, and returns the endpoint of each member.
 fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let hosts = endpoints(rest)?;
@@ -109,8 +109,8 @@ fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
     Ok(hosts.into_iter().map(|host| format!("{scheme}{host}")).collect())
 }
 
-/// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and changes the schemes of
-/// the endpoints to lower case. The returned list is never empty.
+/// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and changes the URL scheme
+/// of each endpoint to lower case. The returned list is never empty.
 fn endpoints(list: &str) -> ConfigResult<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
@@ -127,19 +127,19 @@ fn with_lower_scheme(endpoint: &str) -> String {
     }
 }
 
-/// The credentials for a cluster. `Debug` shows no secret.
+/// The credentials with which a client connects to a cluster. `Debug` prints no secret of these credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The CA that signed the servers' certificates; the system's CAs if unset.
+    /// The CA that has signed the servers' certificates; if unset, the operating system's CAs are trusted.
     pub authority: Option<Pem>,
-    /// The client certificate and its key, for servers that require one.
+    /// The client's certificate and key, for servers that require a client certificate.
     pub identity: Option<ClientCertificate>,
-    /// The user and password, for servers that require a login.
+    /// The user name and password, for servers that require a login.
     pub login: Option<Login>,
 }
 
 impl Access {
-    /// Adds the credentials of `other` for which these credentials have no value.
+    /// Copies from `other` each credential that is missing in these credentials.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -149,7 +149,7 @@ impl Access {
         }
     }
 
-    /// Returns true if any TLS setting is present.
+    /// Returns true if any credential for TLS is present.
     pub fn names_certificates(&self) -> bool {
         self.authority.is_some() || self.identity.is_some()
     }
@@ -160,21 +160,21 @@ impl Access {
 pub struct ClientCertificate {
     /// The client certificate, and any intermediate certificates.
     pub certificate: Pem,
-    /// The private key of the certificate.
+    /// The private key that belongs to the client certificate.
     pub key: Pem,
 }
 
-/// A certificate or key in PEM form.
+/// A certificate or key in PEM format.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// The path of a PEM file.
+    /// The path of a file in PEM format.
     File(PathBuf),
     /// The PEM text.
     Inline(String),
 }
 
 impl fmt::Debug for Pem {
-    /// Shows the file's path, but never PEM text, which may be a secret.
+    /// Prints the file's path, but never PEM text, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
@@ -183,7 +183,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// A user and password.
+/// A user name and a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     /// The user's name.
@@ -193,35 +193,36 @@ pub struct Login {
 }
 
 impl fmt::Debug for Login {
-    /// Shows the user, but never the password.
+    /// Prints the user name, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// The settings that select a store, from any source: Calico's settings, and the path of a store in a folder. An empty
-/// setting counts as not set. `Debug` shows only the datastore type, since other settings may be secrets.
+/// The settings that select a store, from any source of configuration. The settings include Calico's settings for etcd,
+/// and the path of a store in a folder. An empty value counts as not set. `Debug` prints only the datastore type, since
+/// other settings may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
-    /// The setting `datastore_type`: the kind of store.
+    /// The value of `datastore_type`: the kind of store.
     pub datastore_type: String,
     /// The folder of a store on this machine.
     pub path: String,
     /// Endpoints of etcd, separated by commas.
     pub etcd_endpoints: String,
-    /// A domain whose SRV records name the endpoints of etcd.
+    /// A domain whose SRV records name the etcd endpoints.
     pub etcd_discovery_srv: String,
     /// The paths of the certificate and key files for etcd.
     pub etcd_files: EtcdFiles,
-    /// Certificates and keys as PEM text. Only `calicoctl.cfg` has settings for PEM text.
+    /// Certificates and keys for etcd as PEM text. Only Calico's file `calicoctl.cfg` has settings for PEM text.
     pub etcd_inline: EtcdFiles,
     /// The name of the etcd user.
     pub etcd_username: String,
     /// The password of the etcd user.
     pub etcd_password: String,
-    /// Whether any setting indicates Kubernetes.
+    /// Whether any setting shows that the datastore is the Kubernetes API.
     pub orchestrator: Orchestrator,
-    /// The name of the setting that gave `path`, for errors.
+    /// The name of the setting from which `path` was read, for error messages.
     pub path_setting: &'static str,
 }
 
@@ -231,14 +232,14 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// Certificates and a key, as paths or as PEM text.
+/// A CA, a client certificate and its private key, as paths or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
     /// The private key of the client certificate.
     pub key: String,
     /// The client certificate.
     pub certificate: String,
-    /// The CA that signed the servers' certificates, as a path or as PEM text.
+    /// The CA that has signed the servers' certificates, as a path or as PEM text.
     pub authority: String,
 }
 
@@ -248,14 +249,15 @@ impl fmt::Debug for EtcdFiles {
     }
 }
 
-/// Whether any setting indicates Kubernetes, for example a kubeconfig or the address of an API server. If a setting
-/// indicates Kubernetes, missing endpoints are an error and must not select a store on this machine.
+/// Whether any setting shows that the datastore is the Kubernetes API, for example a kubeconfig or the address of an
+/// API server. If the datastore is the Kubernetes API, missing etcd endpoints are an error, and the default store on
+/// this machine must not be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
-    /// No setting indicates Kubernetes.
+    /// No setting is about Kubernetes.
     #[default]
     Absent,
-    /// A setting indicates Kubernetes.
+    /// At least one setting is about Kubernetes.
     Kubernetes,
 }
 
@@ -266,7 +268,7 @@ impl EtcdFiles {
 }
 
 impl Settings {
-    /// Returns true if an endpoint, an SRV domain, a certificate, a key or a Kubernetes setting is set.
+    /// Returns true if an etcd endpoint, an SRV domain, a certificate, a key or a Kubernetes setting is set.
     pub fn has_cluster_setting(&self) -> bool {
         let etcd = [&self.etcd_endpoints, &self.etcd_discovery_srv].into_iter().any(|setting| !setting.is_empty());
         self.orchestrator == Orchestrator::Kubernetes
@@ -275,11 +277,11 @@ impl Settings {
             || !self.etcd_inline.is_empty()
     }
 
-    /// Returns the credentials for a cluster. Like Calico, ignores a user without a password and a password without a
-    /// user.
+    /// Returns the credentials for a cluster, taken from these settings. As in Calico, a user name without a password
+    /// is ignored, and so is a password without a user name.
     ///
     /// # Errors
-    /// A certificate without its key, a key without its certificate, or PEM text beside files.
+    /// A certificate without its key, a key without its certificate, or PEM text in addition to files.
     pub fn access(&self) -> ConfigResult<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {
@@ -309,10 +311,10 @@ impl Settings {
     }
 }
 
-/// Parses the path in a store URL. The path in the URL is used literally, without percent-decoding.
+/// Parses the path of a folder in a store URL. The path is used as it is, without percent-decoding.
 ///
 /// # Errors
-/// A path that is not absolute, text after the path, or a user or password.
+/// The path is not absolute, or the URL contains text after the path, a user name or a password.
 pub(crate) fn absolute_path(scheme: &str, rest: &str) -> ConfigResult<PathBuf> {
     if rest.contains('@') && !rest.starts_with('/') {
         return Err(ConfigError::SecretInAddress);

@@ -1,12 +1,14 @@
-//! Records, for each boot, in which blocks of a shared store this node holds addresses. With this record, a scan for
-//! leftover addresses reads only the recorded blocks and the node's own blocks instead of all blocks of the cluster.
+//! Records, for the time since boot, in which blocks of a shared store this node holds addresses. Thanks to this
+//! record, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all blocks of
+//! the cluster.
 //!
-//! The record of each store and node has its own folder. Before an ADD takes an address from a block of another node,
-//! the ADD creates a note: an empty file named after the block and the current minute. One note file per block and
-//! minute needs no locking between processes, and a crash leaves at most one note too many. A scan writes the blocks in
-//! which the scan found addresses of the node to `held.json`, and removes the notes that are older than any call can
-//! last. The file `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong
-//! owner or mode. If `held.json` is missing, the next scan of all blocks restores the record.
+//! Each store and node has a separate folder for its record. Before an ADD takes an address from another node's block,
+//! the ADD writes a note. A note is an empty file named after the block and the current minute. Processes need no lock
+//! to write notes, because there is one file for each block and minute. A crash leaves at most one unneeded note. A
+//! scan writes the blocks in which it found addresses of the node to `held.json`. The scan then removes the notes that
+//! are older than the longest possible CNI call. The file `held.json` counts as missing if the file is damaged, was
+//! written in another boot, or has the wrong owner or mode. If `held.json` is missing, the next scan reads all blocks
+//! and restores the record.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -22,17 +24,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age of a note file before a scan removes the file. Every call commits or fails long before its note reaches
-/// this age.
+/// Minimum age at which a scan removes a note file. An ADD always commits or fails long before its note reaches this
+/// age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
-/// Maximum size of `held.json`, in bytes. A record of the blocks of one node is far smaller.
+/// Maximum size of `held.json`, in bytes. The record for the blocks of one node is far smaller than this limit.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 const FILE_NAME: &str = "held.json";
 
 static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
 
-/// A folder that records the blocks of one store in which one node holds addresses.
+/// The record of the blocks of one store in which one node holds addresses, in a folder of its own.
 #[derive(Clone, Debug)]
 pub struct HeldBlocks {
     folder: PathBuf,
@@ -40,14 +42,14 @@ pub struct HeldBlocks {
     node: String,
 }
 
-/// The content of `held.json`: the results of all scans since the machine has booted.
+/// The content of `held.json`: the results of all scans since the machine was booted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRecord {
     /// The blocks in which a scan found an address of the node, as CIDRs (`10.0.0.0/26`).
     pub blocks: BTreeSet<String>,
     /// The revision of the last scan that read all blocks of the store; `None` before the first such scan.
     pub passed: Option<i64>,
-    /// When the next scan of all blocks is due, in seconds since boot.
+    /// When the next scan that reads all blocks is due, in seconds since boot.
     pub due: u64,
 }
 
@@ -61,17 +63,18 @@ struct StoredScanRecord {
     held: ScanRecord,
 }
 
-/// The notes that CNI calls have written about blocks of other nodes.
+/// The notes that ADDs have written about blocks of other nodes.
 #[derive(Clone, Debug, Default)]
 pub struct BlockNotes {
-    /// The blocks that the notes name, as CIDRs.
+    /// The blocks that are named by the notes, as CIDRs.
     pub blocks: BTreeSet<String>,
-    /// The note files that are too old to belong to a running call.
+    /// The note files that are too old to belong to an ADD that is still running.
     old: Vec<PathBuf>,
 }
 
 impl HeldBlocks {
-    /// Returns the record of a store and node in a base folder such as `/run/margay`. Creates no file or folder.
+    /// Returns the record of a store and a node below a base folder such as `/run/margay`. Creates neither files nor
+    /// folders.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -81,10 +84,10 @@ impl HeldBlocks {
         Self { folder, store: store.to_owned(), node: node.to_owned() }
     }
 
-    /// Notes that the node is about to take an address from a block, given as a CIDR.
+    /// Writes a note that the node is about to take an address from the given block (a CIDR).
     ///
     /// # Errors
-    /// Any error of the file system.
+    /// Any error of writing the note.
     pub fn note(&self, block: &str) -> io::Result<()> {
         let minute = uptime().unwrap_or_default().as_secs() / 60;
         let path = self.folder.join(format!("{}~{minute}", block.replace('/', "-")));
@@ -98,8 +101,9 @@ impl HeldBlocks {
         }
     }
 
-    /// Lists the notes of this store and node. The caller must list the notes before [`load`](Self::load) and before
-    /// reading the store, so that no block is missed.
+    /// Lists the notes about blocks of this store and node. The caller must list the notes before it calls
+    /// [`load`](Self::load) and before it reads the store. If the caller lists the notes later, a scan could miss a
+    /// block.
     pub fn notes(&self) -> BlockNotes {
         let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();
@@ -120,8 +124,8 @@ impl HeldBlocks {
         notes
     }
 
-    /// Loads the record of the last scan in this boot. Returns `None` if no such record exists, or if the file might
-    /// have been written by another user.
+    /// Loads the record that the last scan in this boot has saved. Returns `None` if there is no such record, or if
+    /// another user could have written the file.
     pub fn load(&self, boot_id: &str) -> Option<ScanRecord> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE_NAME)).ok()?;
@@ -143,10 +147,10 @@ impl HeldBlocks {
         is_ours.then_some(stored.held)
     }
 
-    /// Saves the result of a scan, then removes the notes that were already outdated when `notes` was listed.
+    /// Saves the result of a scan, and then removes the note files that were already too old when `notes` was listed.
     ///
     /// # Errors
-    /// Any error of the file system. After an error all notes are kept.
+    /// Any error of writing the record. After an error, no notes are removed.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };
@@ -169,7 +173,7 @@ impl HeldBlocks {
     }
 
     fn make_folder(&self) -> io::Result<()> {
-        // The parent folder must be readable for other users, because other users have their own folders there.
+        // Other users must be able to read the parent folder, because their own folders are inside it.
         if let Some(above) = self.folder.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(above)?;
         }
@@ -205,7 +209,7 @@ mod tests {
         let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
 
-        // One note becomes outdated, and the folder gets a file that is not a note.
+        // Make one note file too old, and add a file that is not a note.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
         let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);

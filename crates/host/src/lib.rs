@@ -1,8 +1,9 @@
-//! Finds out facts about this machine: its boot, its name, the addresses in its network namespaces, and the addresses
-//! that devices on its wires use.
+//! Collects facts about this machine: its boot id, its node name, the addresses in its network namespaces, and the
+//! addresses that other devices on a link use.
 //!
-//! The crate depends neither on the store nor on CNI. The function [`scan`] is evidence for a caller that releases
-//! addresses. A scan either covers every network namespace or returns [`IncompleteScan`].
+//! The crate does not depend on Margay's stores or on CNI. Callers use the result of [`scan`] as evidence that an
+//! address can be released. Therefore a scan either covers every network namespace of the machine, or returns
+//! [`IncompleteScan`].
 
 mod held_blocks;
 mod machine;

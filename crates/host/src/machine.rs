@@ -1,4 +1,4 @@
-//! Reads the machine's boot id, the clocks that no program can set, and the node's name.
+//! Reads the machine's boot id, the node's name, and clocks that are independent of the system time.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use nix::sys::socket::SockaddrStorage;
 use nix::time::{ClockId, clock_gettime};
 
-/// Calico's file with the node's name, which Margay also uses by default.
+/// Calico's file that contains the node's name, which Margay also reads by default.
 pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
 
-/// Number of characters of a boot id that are stored with an address.
+/// Number of characters of the boot id that are stored with each address.
 const SHORT_BOOT_CHARS: usize = 8;
-/// Maximum size of a file with a node's name, in bytes.
+/// Maximum size in bytes of a file that contains a node's name.
 const MAX_NAME_FILE_BYTES: u64 = 4096;
 
 /// The IP address in a socket address; `None` for address families other than IPv4 and IPv6.
@@ -28,8 +28,8 @@ pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
-/// The first 8 characters of a boot id, the part stored with an address; `None` for a shorter text. The docs of the
-/// attribute `margay.io/boot` in `ipam-core` say why 8 characters are enough.
+/// The first 8 characters of a boot id, which are stored with each address; `None` if the id is shorter. The
+/// documentation of the attribute `margay.io/boot` in `ipam-core` says why 8 characters are enough.
 pub fn short_boot(id: &str) -> Option<String> {
     let short: String = id.trim().chars().take(SHORT_BOOT_CHARS).collect();
     (short.chars().count() == SHORT_BOOT_CHARS).then_some(short)
@@ -40,36 +40,38 @@ pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The time since boot, including the time in which the machine was suspended.
+/// The time since boot, including any time in which the machine was suspended.
 pub fn uptime() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
 }
 
-/// The time since boot, without the time in which the machine was suspended. Setting the system clock does not change
+/// The time since boot, without any time in which the machine was suspended. Setting the system clock does not change
 /// the time since boot.
 pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
 
-/// The places where a node's name can be configured, as in Calico. An empty name counts as absent.
+/// The sources from which a node's name can come, as in Calico. An empty name counts as not configured.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
-    /// The explicitly configured node name.
+    /// The node name that is explicitly configured.
     pub given: &'a str,
     /// The path of a file that contains the node name.
     pub file: &'a Path,
-    /// The node name from the field that old configurations use.
+    /// The node name from a field that old configurations use.
     pub former: &'a str,
     /// The machine's host name.
     pub hostname: &'a str,
 }
 
 impl NodeNames<'_> {
-    /// Returns the first node name that is not empty: the configured name, the file's content, the former name, then
-    /// the host name in lower case. Returns an empty string if all four names are empty.
+    /// Returns the first node name that is not empty. The order is: the configured name, the name in the file, the name
+    /// from the old field, and the host name in lower case. Returns an empty string if none of the sources has a node
+    /// name.
     ///
-    /// White space around a node name is removed, because a file that a person wrote ends with a newline and no node
-    /// name contains white space. Zero bytes are removed as well, because a power cut can leave zero bytes in a file.
+    /// White space around a node name is removed: a file that was written by hand ends with a newline, and no node name
+    /// contains white space. Zero bytes around a node name are also removed, because a power cut can leave zero bytes
+    /// in a file.
     pub fn choose(&self) -> String {
         let sources: [&dyn Fn() -> String; 4] = [
             &|| self.given.to_owned(),
@@ -83,19 +85,21 @@ impl NodeNames<'_> {
     }
 }
 
-/// The name of this machine's node: `given` if not empty, or else a name that [`NodeNames::choose`] finds.
+/// The name of the node on this machine, which is `given` if it is not empty, or else the name that
+/// [`NodeNames::choose`] returns.
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
-/// Reads a file that may contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty. Reading
-/// stops at this length, since the configuration can name a file without an end, such as a device.
+/// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty. The
+/// function stops reading at the maximum length, because the configuration could name a file without an end, such as a
+/// device.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE_BYTES);
     let text = String::from_utf8_lossy(&bytes);
-    // Some editors write a byte order mark at the start of a file.
+    // Some editors write a byte order mark at the start of a text file.
     Ok(if fits { text.trim_start_matches('\u{feff}').to_owned() } else { String::new() })
 }
 

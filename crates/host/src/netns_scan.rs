@@ -1,28 +1,29 @@
 //! Finds all network namespaces of this machine and the addresses of the interfaces in them.
 //!
-//! A network namespace exists while it contains a thread, or while an open file or a mount refers to it. The scan
+//! A network namespace exists while a thread is in it, or while an open file or a mount refers to it. The scan
 //! therefore visits all threads and open files of all processes, and the mounts of every mount namespace. A helper
-//! thread enters each network namespace, asks the kernel for the addresses in the namespace, and ends after the scan.
-//! If a security module forbids access to a process, the scan reads the world-readable lists in the process's `/proc`
-//! folder instead.
+//! thread enters each network namespace, asks the kernel for the addresses in that namespace, and ends after the scan.
+//! If a security module denies access to a process, the scan reads the world-readable address lists in the process's
+//! `/proc` folder instead.
 //!
-//! The result of a scan is evidence against the holder of an address in a store, so the result must be complete. A
-//! network namespace that disappears during the scan does no harm, because the addresses in the namespace are gone too.
-//! If a network namespace exists but cannot be entered, the whole scan fails with [`IncompleteScan`].
+//! The result of a scan must be complete: if an address is in no namespace, Margay may release the address. It does no
+//! harm if a network namespace disappears during the scan, because its addresses disappear with it. If a network
+//! namespace exists but cannot be entered, the whole scan fails with [`IncompleteScan`].
 //!
-//! In a container with its own process id namespace (LXC, kind, WSL) the scan covers only the namespaces that were made
-//! inside the container. The field [`NetnsScan::within`] tells whether a scan ran in such a container.
+//! In a container with its own process id (PID) namespace (LXC, kind, WSL), the scan covers only the namespaces that
+//! were created inside that container. The field [`NetnsScan::within`] tells whether the scan ran in a container with
+//! its own process id namespace.
 //!
 //! # The name of a network namespace
 //!
-//! The name recorded with an address is `DEVICE:INODE` of the namespace's file, for example `4:4026532201`. If the
-//! recording process runs in a process id namespace of its own, a slash and the inode of that namespace follow:
-//! `4:4026532201/4026532300`. Only a process that sees all processes of that process id namespace can decide whether
-//! the network namespace still exists.
+//! The name of a network namespace, as recorded with an address, is the `DEVICE:INODE` of the namespace's file, for
+//! example `4:4026532201`. If the recording process is not in the machine's initial process id namespace, a slash and
+//! the inode of its process id namespace follow, as in `4:4026532201/4026532300`. Only a process that sees all
+//! processes of that process id namespace can decide whether the network namespace still exists.
 //!
-//! The kernel reuses the inode of a network namespace that no longer exists. A recorded name that now refers to another
-//! namespace looks alive, so an address is kept too long but never freed too early. After a reboot, recorded names of
-//! network namespaces are meaningless.
+//! The kernel may reuse the inode of a network namespace that no longer exists. If the inode is reused, the recorded
+//! name of the old namespace looks alive: the address is kept too long, but it is never released too early. After a
+//! reboot, names of network namespaces that were recorded before are meaningless.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -44,26 +45,27 @@ use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use crate::machine::ip_of;
 
-/// The inode of a kernel's initial user namespace. Only in the initial user namespace do capabilities apply to the
-/// whole machine.
+/// The inode of the machine's initial user namespace, which is the same in every kernel. Capabilities apply to the
+/// whole machine only in the initial user namespace.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
-/// The capabilities that a scan needs: CAP_SYS_ADMIN to enter namespaces, and CAP_SYS_PTRACE to see the namespaces of
-/// other users' processes.
+/// The capabilities that a scan of all namespaces needs: CAP_SYS_ADMIN for entering namespaces, and CAP_SYS_PTRACE for
+/// seeing the namespaces of other users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
-/// Minimum number of times that a scan visits all processes. A child of a process that was already visited has a higher
-/// process id than its parent, and `/proc` is listed in ascending order. A namespace can therefore pass from process to
-/// process unseen only when the process ids wrap around. A second round finds namespaces that were missed because of a
-/// wrap-around, and further rounds follow while new namespaces turn up.
+/// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
+/// higher process id than its parent, and `/proc` is listed in ascending order. A round of a scan therefore also visits
+/// children that start meanwhile. A namespace that is handed from process to process can only escape a round if process
+/// ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further rounds follow
+/// while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
-/// How long a scan waits for a round without new namespaces. On a machine that starts many containers, most rounds find
-/// new namespaces.
+/// How long a scan keeps starting rounds while rounds still find new namespaces. On a machine that starts many
+/// containers, almost every round finds new namespaces.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum number of reasons that the error message of an incomplete scan lists.
+/// Maximum number of reasons in the error message of an incomplete scan.
 const MAX_REASONS: usize = 3;
 
-/// The reasons why a scan could not cover all network namespaces. From an incomplete scan, nothing can be concluded
-/// about any address.
+/// The reasons why a scan could not cover all network namespaces. After an incomplete scan, no address may be
+/// considered unused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncompleteScan {
     reasons: Vec<String>,
@@ -93,24 +95,24 @@ impl std::error::Error for IncompleteScan {}
 pub struct NetnsScan {
     /// The addresses of all interfaces in all network namespaces.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names of all network namespaces, as [`network_namespace`] returns them but without the slash and the inode
-    /// that follows. `None` if a network namespace has no name for this process, because a security module shields all
-    /// processes in the namespace.
+    /// The names of all network namespaces, as returned by [`network_namespace`], but without the slash and the inode
+    /// after it. `None` if this process cannot find out the name of a network namespace, because a security module
+    /// denies access to all processes in that namespace.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace of the scan; `None` for the machine's initial one. The scan visited no process outside
-    /// of this process id namespace.
+    /// The process id namespace in which the scan ran; `None` for the machine's initial process id namespace. The scan
+    /// visited only processes in this process id namespace.
     pub within: Option<String>,
 }
 
-/// Scans every network namespace. A scan blocks the thread: usually for some milliseconds, and for at most about three
-/// seconds while new namespaces keep turning up.
+/// Scans every network namespace of the machine. The calling thread is blocked, usually for some milliseconds, and for
+/// at most about three seconds while new namespaces are found.
 ///
 /// # Errors
-/// [`IncompleteScan`] if any namespace could not be visited.
+/// [`IncompleteScan`] if any network namespace could not be visited.
 pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     let within = check_visibility()?;
-    // The scan needs its own thread, because a thread that has changed its network namespace never returns to the
-    // original namespace.
+    // The scan needs a thread of its own, which ends afterwards, because the thread does not return to its original
+    // network namespace.
     let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = NetnsSearch::default();
         let begun = Instant::now();
@@ -130,12 +132,12 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     scanning.join().unwrap_or_else(|_| Err(IncompleteScan::new("the thread that looks has failed")))
 }
 
-/// Checks that this process sees everything in its process id namespace. Returns the inode of the process id namespace,
-/// or `None` for the machine's initial one.
+/// Checks that this process has access to all processes in its process id namespace. Returns the inode of this
+/// process's process id namespace, or `None` for the machine's initial process id namespace.
 ///
-/// A container with its own process id namespace may also have its own user namespace. All namespaces made inside such
-/// a container belong to the container's user namespace. Entering any other namespace fails, and the search reports the
-/// failure.
+/// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
+/// inside a container with its own user namespace belong to that user namespace. Entering a namespace from outside of
+/// the container fails, and the scan reports the failure.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -166,26 +168,27 @@ fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     Err(IncompleteScan::new(format!("{} missing; run it as root", missing.join(" and "))))
 }
 
-/// The namespaces, names and addresses that a scan has found so far.
+/// The namespaces, names and addresses that a scan has found so far, and its failures.
 #[derive(Debug, Default)]
 struct NetnsSearch {
-    /// Inodes of the entered network namespaces. All namespaces are on one file system of the kernel, so the inode
-    /// alone identifies a namespace.
+    /// Inodes of the network namespaces that were entered. The inode alone identifies a namespace, because all
+    /// namespaces are files on one file system of the kernel.
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
-    /// Inodes of address lists (see [`listing_inode`]) of the entered namespaces, and of the namespaces whose threads
-    /// could not be accessed. Each namespace has its own address list, so comparing `entered` and `shielded` shows
-    /// whether a shielded thread's namespace was entered by another path.
+    /// Inodes of address lists (see [`listing_inode`]). The set `entered` is for namespaces that were entered, and the
+    /// set `shielded` for namespaces of threads to which access was denied. Each network namespace has its own address
+    /// list. An inode in both `entered` and `shielded` therefore means that the shielded thread's namespace was entered
+    /// by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
-    /// Failed visits of network namespaces, each with the namespace's inode if known, because another path may still
-    /// lead to the namespace.
+    /// Network namespaces that could not be visited, each with its inode if known, because another path may still lead
+    /// to that namespace.
     obstacles: Vec<(Option<u64>, String)>,
 }
 
 impl NetnsSearch {
-    /// Visits the network namespaces of every process once.
+    /// Visits the network namespaces of every process, in one round.
     fn scan_processes(&mut self) -> Result<(), IncompleteScan> {
         self.obstacles.clear();
         self.shielded.clear();
@@ -202,7 +205,7 @@ impl NetnsSearch {
     }
 
     /// Visits the network namespaces of a process: the namespaces of its threads, of its open files, and of the mounts
-    /// that the process sees.
+    /// that its threads see.
     fn visit_process(&mut self, process: &Path, mount_namespaces: &mut BTreeSet<PathBuf>) {
         for thread in self.list_paths(&process.join("task")) {
             self.visit_thread(&thread);
@@ -212,14 +215,14 @@ impl NetnsSearch {
                         mount_namespaces.insert(namespace);
                     }
                 }
-                // The thread's list of mounts may still be readable.
+                // The thread's list of mounts may be readable although the link to its mount namespace is not.
                 Err(_) => {
                     self.visit_mounts(&thread);
                 }
             }
         }
-        // A process whose open files cannot be listed does not make the scan incomplete, because network namespaces
-        // that only an open file keeps alive are rare.
+        // If the open files of a process cannot be listed, the scan still counts as complete. It is rare that only an
+        // open file keeps a network namespace alive.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -237,7 +240,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Reads the address lists of a thread whose network namespace cannot be entered.
+    /// Reads the address lists in `/proc` of a thread whose network namespace cannot be entered.
     fn visit_shielded_thread(&mut self, thread: &Path) {
         let listed = addresses_of(thread).and_then(|addresses| Ok((addresses, listing_inode(thread)?)));
         match listed {
@@ -249,7 +252,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Lists a folder of a process in `/proc`; a failure is recorded as an obstacle.
+    /// Lists a folder in a process's `/proc` folder. If the folder cannot be listed, the scan is incomplete.
     fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
@@ -258,22 +261,22 @@ impl NetnsSearch {
         })
     }
 
-    /// Visits the network namespaces that are mounted in a thread's mount namespace. Returns false if the thread's
-    /// mounts could not be read.
+    /// Visits the network namespaces that are mounted in the mount namespace of a thread. Returns false if the list of
+    /// the thread's mounts could not be read.
     fn visit_mounts(&mut self, thread: &Path) -> bool {
         let list = thread.join("mountinfo");
         match fs::read(&list) {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
-                    // The mounted network namespace exists even if another mount hides the mount point and no path
-                    // leads to the namespace.
+                    // A mounted network namespace still exists if another mount covers its mount point, so that no path
+                    // leads to it.
                     self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
                     self.visit_namespace(mounted.inode, &thread.join("root").join(below_root));
                 }
                 true
             }
-            // The kernel returns `InvalidInput` (`EINVAL`) for a zombie process.
+            // The kernel returns `EINVAL` (`InvalidInput`) if the process is a zombie.
             Err(error) if error.kind() == ErrorKind::InvalidInput => false,
             Err(error) => {
                 self.add_obstacle(None, &list, &error);
@@ -282,7 +285,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Enters a network namespace unless it was entered before, and records its addresses.
+    /// Enters a network namespace and records its addresses, unless the scan has entered that namespace before.
     fn visit_namespace(&mut self, inode: u64, path: &Path) {
         if self.seen.contains(&inode) {
             return;
@@ -298,7 +301,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Records a failed visit of a network namespace, unless the visited process has ended meanwhile.
+    /// Records that a network namespace could not be visited, unless the visited process has ended meanwhile.
     fn add_obstacle(&mut self, inode: Option<u64>, path: &Path, error: &io::Error) {
         let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH);
         if !gone {
@@ -319,7 +322,7 @@ impl NetnsSearch {
     }
 }
 
-/// The inode of the network namespace that a link in `/proc` refers to; `None` for a link to something else.
+/// The inode of the network namespace to which a link in `/proc` leads; `None` if the link leads to anything else.
 fn network_link(link: &Path) -> io::Result<Option<u64>> {
     Ok(net_inode(fs::read_link(link)?.as_os_str().as_bytes()))
 }
@@ -331,12 +334,13 @@ struct EnteredNetns {
     addresses: BTreeSet<IpAddr>,
 }
 
-/// Moves this thread into the network namespace at a path, and reads the addresses in the namespace.
+/// Moves this thread into the network namespace at a path, and returns the addresses in that namespace.
 fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
-        // Another file has replaced the namespace's file, or was mounted over the namespace's file.
+        // Since the path was found, the namespace's file was replaced by another file, or another mount covers the
+        // file.
         return Err(io::Error::other("another file is in the way"));
     }
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
@@ -345,20 +349,22 @@ fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     Ok(EnteredNetns { name: namespace_name(about.dev(), inode), listing, addresses: addresses.collect() })
 }
 
-/// Opens a namespace file without blocking, because the path may meanwhile lead to a pipe that has no writer.
+/// Opens a network namespace's file without blocking, because the path may meanwhile lead to a pipe without a writer.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits()).open(path)
 }
 
-/// The inode of a kernel's initial process id namespace, the only one in which all processes are visible.
+/// The inode of the machine's initial process id namespace, the only one in which all processes of the machine are
+/// visible.
 const FIRST_PID_NAMESPACE: u64 = 4_026_531_836;
 
 fn namespace_name(device: u64, inode: u64) -> String {
     format!("{device}:{inode}")
 }
 
-/// The name of the network namespace at a path, as this process records the name; `None` if the path does not lead to a
-/// network namespace. The path is not opened, since the path can lead to any file, for example a pipe.
+/// The name of the network namespace at a path, in the form that is recorded with an address; `None` if the path does
+/// not lead to a network namespace. The file at the path is not opened, because the path may lead to any file, for
+/// example a pipe.
 pub fn network_namespace(path: &Path) -> Option<String> {
     let kind = statfs(path).ok()?.filesystem_type();
     let about = fs::metadata(path).ok().filter(|_| kind == NSFS_MAGIC)?;
@@ -374,18 +380,18 @@ fn pid_namespace() -> Option<u64> {
     link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// The set of processes that this process can see.
+/// Which processes of the machine this process can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProcessView {
-    /// This process sees every process of the machine.
+    /// This process can see every process of the machine.
     Machine,
-    /// This process sees only the processes of its process id namespace, whose inode is given and which is not the
-    /// machine's initial one.
+    /// This process can see only the processes of its process id namespace, which is not the machine's initial one. The
+    /// field is the inode of the process id namespace.
     Container(String),
 }
 
-/// Returns which processes this process can see; `None` if the `/proc` of the process's own process id namespace is not
-/// mounted.
+/// Returns which processes this process can see; `None` if `/proc` is not mounted for the process's own process id
+/// namespace.
 fn process_view() -> Option<ProcessView> {
     Some(match pid_namespace()? {
         FIRST_PID_NAMESPACE => ProcessView::Machine,
@@ -393,25 +399,27 @@ fn process_view() -> Option<ProcessView> {
     })
 }
 
-/// A mount of a network namespace.
+/// A mount of a network namespace, from a `mountinfo` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NetnsMount {
-    /// The device number of the kernel's file system for namespaces.
+    /// The device number of the kernel's file system of namespaces.
     device: u64,
     inode: u64,
-    /// The mount point, relative to the root of the process whose `mountinfo` lists the mount.
+    /// The path of the mount point, relative to the root of the process whose `mountinfo` lists the mount.
     at: PathBuf,
 }
 
-/// Parses the inode in the kernel's text for a network namespace, `net:[4026531840]`; `None` for other texts.
+/// Parses the inode in the kernel's notation for a network namespace, `net:[4026531840]`; `None` if the string has
+/// another form.
 fn net_inode(text: &[u8]) -> Option<u64> {
     let number = text.strip_prefix(b"net:[")?.strip_suffix(b"]")?;
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 
-/// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field of a line is the device
-/// as `major:minor`. The fourth field is the root of the mount, which is the name of a mounted namespace. The fifth
-/// field is the mount point. The type of the mounted file system follows the field `-`.
+/// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field of a `mountinfo` line
+/// is the device number as `major:minor`. The fourth field is the root of the mount; for a mounted namespace, it is the
+/// name of the namespace. The fifth field of a `mountinfo` line is the mount point. The type of the mounted file system
+/// follows the field `-`.
 fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }
@@ -449,28 +457,28 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Reads the addresses in a thread's network namespace from the thread's folder in `/proc`.
+/// Reads the addresses in a thread's network namespace from the files in the thread's `/proc` folder.
 fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let read = |name: &str| fs::read_to_string(thread.join("net").join(name));
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // A missing `if_inet6` means that the kernel has no IPv6. If the thread had ended, reading the IPv4 list would
-        // have failed already.
+        // If `if_inet6` does not exist, the kernel has no IPv6. If the thread had ended, reading the list of IPv4
+        // addresses would have failed before.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     Ok(addresses)
 }
 
-/// The inode of a thread's `net/dev`. The inode of `net/dev` identifies an existing network namespace and can be read
-/// without privileges.
+/// The inode of `net/dev` in a thread's `/proc` folder. The inode of `net/dev` identifies the thread's network
+/// namespace while the namespace exists, and can be read without privileges.
 fn listing_inode(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
-/// Parses the local addresses in `fib_trie`. Each local address takes two lines: a line that ends with the address,
-/// then a line `/32 host LOCAL`.
+/// Parses the machine's own addresses in the file `fib_trie`. In `fib_trie`, each own address has two lines: a line
+/// that ends with the address, and then a line `/32 host LOCAL`.
 fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     let mut last = None;
     text.lines().filter_map(move |line| {
@@ -482,7 +490,7 @@ fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-/// Parses the addresses in `if_inet6`: each line starts with an address of 32 hexadecimal digits.
+/// Parses the addresses in the file `if_inet6`: each line starts with an address of 32 hexadecimal digits.
 fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
     text.lines().filter_map(|line| {
         let digits = line.split_whitespace().next().filter(|digits| digits.len() == 32)?;
@@ -495,7 +503,8 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// A shielded thread hides the names of namespaces only if the thread's namespace was not entered by another path.
+    /// Tests when a thread to which access is denied hides a namespace's name: only if no other path has led into the
+    /// namespace.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {
         let own = Path::new("/proc/thread-self");

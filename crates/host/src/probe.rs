@@ -1,9 +1,9 @@
-//! Checks whether a device on an interface's wire already uses an address.
+//! Checks whether a device on the link of an interface already uses an address.
 //!
-//! An IPv4 address is checked with the ARP probe of RFC 5227: a request for the address with the sender address
-//! 0.0.0.0, which changes no ARP table. An IPv6 address is checked with the neighbour solicitation of RFC 4862, from
-//! the unspecified address to the solicited-node multicast group of the checked address. Each probe is sent twice, at
-//! the beginning and after half of the timeout, since one packet may be lost.
+//! An IPv4 address is checked with the ARP probe of RFC 5227, a request with the sender address 0.0.0.0. This ARP probe
+//! does not change the ARP tables of other devices. An IPv6 address is checked with a neighbour solicitation (RFC
+//! 4862). The solicitation is sent from the unspecified address to the solicited-node multicast group of the checked
+//! address. Each probe is sent twice, at the beginning and after half of the timeout, since one packet may be lost.
 
 use std::fmt;
 use std::fs;
@@ -26,19 +26,20 @@ const IPV6: u16 = 0x86dd;
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// The NDP option "target link-layer address" of an advertisement.
+/// The NDP option "target link-layer address" of a neighbour advertisement.
 const TARGET_MAC: u8 = 2;
-/// How long after its deadline a probe continues to read packets that have already arrived.
+/// How long after its deadline a probe still reads packets that have arrived before.
 const READ_GRACE: Duration = Duration::from_millis(10);
 
-/// The outcome of a probe of one address.
+/// The result of probing one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// No device answered the probe before the deadline.
+    /// No device has answered the probe before the deadline.
     Silent,
-    /// A device uses the probed address. The field is the device's MAC address, if the answer contains one.
+    /// A device on the link uses the probed address. The field is the MAC address of that device, if its answer
+    /// contains one.
     Answered(Option<Mac>),
-    /// The probe was not possible, for the reason in the text.
+    /// The address could not be probed; the string is the reason.
     Unable(String),
 }
 
@@ -53,10 +54,11 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Probes addresses on the wire of an interface of this network namespace, all in parallel. The results have the same
-/// order as the probed addresses. An address of the interface itself counts as answered by the interface.
+/// Probes several addresses in parallel, on the link of an interface in this network namespace. The results are in the
+/// same order as the addresses. If the interface itself has a probed address, the result is an answer with the
+/// interface's own MAC address.
 ///
-/// The function blocks for `timeout`, or until all addresses are answered.
+/// The function blocks until `timeout` has passed, or until all addresses are answered.
 pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
     let link = match Link::find(interface) {
         Ok(link) => link,
@@ -66,13 +68,13 @@ pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Pr
     let begun = Instant::now();
     for half in 1..=2 {
         probes.iter_mut().for_each(Probe::send);
-        // While one probe listens, answers to the other probes queue in the other probes' sockets.
+        // While this loop reads the answers to one probe, answers to the other probes wait in their sockets.
         probes.iter_mut().for_each(|probe| probe.listen(begun + timeout * half / 2));
     }
     probes.into_iter().map(|probe| probe.outcome).collect()
 }
 
-/// An Ethernet interface whose link is up.
+/// An Ethernet interface that is up.
 struct Link {
     name: String,
     address: LinkAddr,
@@ -104,15 +106,15 @@ impl Link {
         }
     }
 
-    /// Opens a socket that sends whole Ethernet frames and receives the frames of one protocol, or no frames if
-    /// `protocol` is 0.
+    /// Opens a socket that sends whole Ethernet frames, and receives the frames of one protocol (none if `protocol` is
+    /// 0).
     fn frames(&self, protocol: u16) -> io::Result<Socket> {
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(protocol.to_be()))))?;
         bind(socket.as_raw_fd(), &self.address)?;
         Ok(socket)
     }
 
-    /// Opens a socket that receives the interface's ICMPv6 messages.
+    /// Opens a socket that receives the ICMPv6 messages of the interface.
     fn messages(&self) -> io::Result<Socket> {
         let off = fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name));
         if off.is_ok_and(|off| off.trim() == "1") {
@@ -124,14 +126,14 @@ impl Link {
     }
 }
 
-/// The probe of one address.
+/// The probe of one IP address.
 struct Probe {
     address: IpAddr,
     own: Mac,
-    /// The Ethernet frame of the probe.
+    /// The Ethernet frame that the probe sends.
     frame: Vec<u8>,
-    /// The socket that sends the frame, and a second socket for the answers unless the first socket receives the
-    /// answers. `None` when the probe has failed or needs no sockets.
+    /// The socket that sends the frame; for IPv6, there is a second socket that receives the answers. `None` if the
+    /// probe has failed, or if it needs no packets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }
@@ -173,7 +175,7 @@ impl Probe {
         }
     }
 
-    /// Reads packets until a device answers for the address or `until` has passed.
+    /// Reads packets until a device has answered for the probed address, or until `until` has passed.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
         while self.outcome == ProbeResult::Silent {
@@ -211,8 +213,8 @@ fn ethernet(to: [u8; 6], from: Mac, protocol: u16) -> Vec<u8> {
 /// Builds a broadcast ARP request for an address, with the sender address 0.0.0.0.
 fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet([0xff; 6], own, ARP);
-    // The ARP header: hardware type Ethernet, protocol IPv4, the lengths of a MAC and an IPv4 address, operation
-    // "request".
+    // The ARP header contains the hardware type Ethernet, the protocol IPv4, the lengths of a MAC and an IPv4 address,
+    // and the operation "request".
     frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
     frame.extend(own.0);
     frame.extend([0; 4 + 6]);
@@ -220,14 +222,15 @@ fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// The sender's MAC address in an ARP request or reply whose sender uses the probed address.
+/// The sender's MAC address in an ARP packet, if the packet shows that the sender uses the probed address.
 fn arp_sender(frame: &[u8], address: Ipv4Addr) -> Option<Mac> {
     let is_ours = frame.get(12..20)? == [8, 6, 0, 1, 8, 0, 6, 4] && frame.get(28..32)? == address.octets();
     let mac = frame.get(22..28).filter(|_| is_ours)?;
     mac.try_into().ok().map(Mac)
 }
 
-/// Builds a neighbour solicitation for an address, from the unspecified address to the address's multicast group.
+/// Builds a neighbour solicitation for an address, sent from the unspecified address to the solicited-node multicast
+/// group of that address.
 fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     let target = address.octets();
     let [.., a, b, c] = target;
@@ -236,8 +239,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     let sum = checksum(&[&group[..], &[0, 24, 0, ICMPV6], &message].concat()).to_be_bytes();
     message.splice(2..4, sum);
     let mut frame = ethernet([0x33, 0x33, 0xff, a, b, c], own, IPV6);
-    // The IPv6 header: version 6, 24 bytes of ICMPv6, and hop limit 255, which proves that no router has forwarded the
-    // packet.
+    // The IPv6 header contains the version 6, the length of 24 bytes, the protocol ICMPv6, and the hop limit 255. The
+    // hop limit 255 proves that no router has forwarded the packet.
     frame.extend([0x60, 0, 0, 0, 0, 24, ICMPV6, 255]);
     frame.extend([0; 16]);
     frame.extend(group);
@@ -245,8 +248,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the address. The inner value is the MAC
-/// address, if the message has one.
+/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. The value inside `Some` is
+/// the sender's MAC address, if the advertisement contains one.
 fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;
@@ -256,16 +259,16 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
         if *kind == TARGET_MAC {
             return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
         }
-        // The lengths of NDP options count units of 8 bytes. An option length of 0 is invalid and ends the list of
-        // options.
+        // The length of an NDP option is in units of 8 bytes. An NDP option length of 0 is invalid, so parsing of the
+        // options ends there.
         let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
         options = length.and_then(|length| options.get(length..)).unwrap_or_default();
     }
     Some(None)
 }
 
-/// The checksum of RFC 1071 over an even number of bytes. The unspecified source address of the pseudo-header is all
-/// zeros and does not change the checksum.
+/// The internet checksum (RFC 1071) over an even number of bytes. The source address of the pseudo-header is the
+/// unspecified address, which consists of zeros and does not change the checksum.
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
     let mut sum: u32 = words.sum();
@@ -301,7 +304,7 @@ mod tests {
         let frame = solicitation(OWN, "fd00::1:2:3".parse().unwrap());
         assert_eq!(&frame[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
         assert_eq!(frame.len(), 14 + 40 + 24);
-        // The checksum over a message that includes a correct checksum is 0.
+        // The checksum over a message that already includes its correct checksum is 0.
         assert_eq!(checksum(&[&frame[38..54], &[0, 24, 0, ICMPV6], &frame[54..]].concat()), 0);
     }
 

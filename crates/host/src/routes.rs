@@ -1,4 +1,4 @@
-//! Reads the routes of this machine.
+//! Reads the IP routes of this machine.
 
 use std::fs;
 use std::io;
@@ -6,16 +6,16 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// A route of this network namespace.
+/// A route in this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The destination network of the route.
     pub net: IpNet,
-    /// The name of the interface that the route leads to.
+    /// The name of the interface by which packets leave.
     pub device: String,
-    /// True if the next hop is a gateway.
+    /// True if the route leads to a gateway.
     pub has_gateway: bool,
-    /// True if the route drops packets, as the route to a block that the node itself owns does.
+    /// True if the route drops packets, for example the route that a node has for its own block.
     pub drops: bool,
 }
 
@@ -24,23 +24,23 @@ const RTF_GATEWAY: u32 = 0x2;
 /// The kernel's route flag `RTF_REJECT`.
 const RTF_REJECT: u32 = 0x200;
 
-/// Minimum prefix length of a route that is not a default route. A route of length /1 counts as a default route,
-/// because VPNs replace the default route by two /1 routes.
+/// Minimum prefix length of a route that does not count as a default route. Routes of length /1 count as default
+/// routes, because VPNs replace the default route by two /1 routes.
 const MIN_PREFIX_LENGTH: u8 = 2;
 
-/// Returns the destinations of the routes in all tables of this network namespace, without default routes. The
-/// addresses of the namespace's interfaces are among the destinations. The function also works when IPv6 is disabled.
+/// Returns the destinations of all routes of this network namespace, in all routing tables, without default routes. The
+/// result includes the addresses of the namespace's own interfaces. It is no error if IPv6 is disabled.
 ///
 /// # Errors
-/// Any error of reading `/proc`.
+/// Any error of reading the routes in `/proc`.
 pub fn routes() -> io::Result<Vec<IpNet>> {
     let mut nets = parse_trie_routes(&fs::read_to_string("/proc/self/net/fib_trie")?);
     nets.extend(v6_routes()?.into_iter().map(|route| route.net));
     Ok(nets)
 }
 
-/// Parses `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, followed by a line
-/// `/LENGTH SCOPE KIND` for each route of the address.
+/// Parses `/proc/net/fib_trie`, which contains the IPv4 routes of all tables: a line `|-- ADDRESS`, followed by a line
+/// `/LENGTH SCOPE KIND` for each route to that address.
 fn parse_trie_routes(text: &str) -> Vec<IpNet> {
     let (mut nets, mut address) = (Vec::new(), None);
     for line in text.lines().map(str::trim_start) {
@@ -64,10 +64,10 @@ fn v6_routes() -> io::Result<Vec<Route>> {
 }
 
 /// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, each with its interface. Default routes
-/// are omitted.
+/// are left out.
 ///
 /// # Errors
-/// Any error of reading `/proc`.
+/// Any error of reading the routes in `/proc`.
 pub fn all_routes() -> io::Result<Vec<Route>> {
     let v4 = fs::read_to_string("/proc/self/net/route")?;
     let mut routes: Vec<Route> = v4.lines().filter_map(parse_v4_route).collect();
@@ -81,8 +81,8 @@ fn route(net: IpNet, device: &str, flags: &str) -> Option<Route> {
     Some(Route { net, device, has_gateway: flags & RTF_GATEWAY != 0, drops: flags & RTF_REJECT != 0 })
 }
 
-/// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, and in the eighth column the mask. The
-/// numbers in `/proc/net/route` are hexadecimal, in the machine's byte order.
+/// Parses a line of `/proc/net/route`: the columns are interface, destination, gateway and flags, and the eighth column
+/// is the mask. The numbers in `/proc/net/route` are hexadecimal, in the machine's byte order.
 fn parse_v4_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let device = columns.next()?;
@@ -95,8 +95,8 @@ fn parse_v4_route(line: &str) -> Option<Route> {
     route(net.into(), device, flags)
 }
 
-/// Parses a line of `/proc/net/ipv6_route`: destination and prefix length in hexadecimal, and in the ninth and tenth
-/// column flags and interface. Returns `None` for multicast routes.
+/// Parses a line of `/proc/net/ipv6_route`: it begins with destination and prefix length in hexadecimal, and the ninth
+/// and tenth columns are the flags and the interface. Returns `None` if the route is a multicast route.
 fn parse_v6_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let address = Ipv6Addr::from(u128::from_str_radix(columns.next()?, 16).ok()?);

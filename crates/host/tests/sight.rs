@@ -1,5 +1,5 @@
-//! Tests scans of real network namespaces that are kept alive in different ways. The tests need the command `ip` and
-//! must run as root outside of any container.
+//! Tests scans of real network namespaces that processes, open files or mounts keep alive. The tests need the command
+//! `ip` and must run as root outside of any container.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -14,14 +14,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Number of attempts, 50 ms apart, before a test stops waiting and fails.
+/// Number of times, 50 ms apart, that a test checks a condition before it fails.
 const PATIENCE: u32 = 200;
 
-/// A child process that is killed on drop, with every process that the child has started.
+/// A child process that is killed when this value is dropped, together with all processes that the child has started.
 struct Ended(Child);
 
 impl Ended {
-    /// Starts a command in its own process group, without the test's standard streams.
+    /// Starts a command in a process group of its own, without the test's standard streams.
     fn start(program: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).process_group(0);
@@ -38,7 +38,7 @@ impl Drop for Ended {
     }
 }
 
-/// A named network namespace that is deleted on drop.
+/// A named network namespace that is deleted when this value is dropped.
 struct Named(String);
 
 impl Drop for Named {
@@ -61,7 +61,7 @@ fn seen() -> BTreeSet<IpAddr> {
     scan().addresses
 }
 
-/// Waits until scans contain an address (if `expected`), or until scans no longer contain the address.
+/// Waits until a scan finds an address (if `expected`), or until a scan no longer finds the address.
 fn becomes(address: &str, expected: bool) {
     let address: IpAddr = address.parse().unwrap();
     for _ in 0..PATIENCE {
@@ -73,7 +73,8 @@ fn becomes(address: &str, expected: bool) {
     panic!("{address}: expected to be {}", if expected { "seen" } else { "gone" });
 }
 
-/// Starts a shell in a new network namespace. The shell adds `address` to the loopback interface and then runs `then`.
+/// Starts a shell in a new network namespace. The shell adds `address` to the loopback interface, and then runs the
+/// commands in `then`.
 fn shell(address: &str, then: &str) -> Ended {
     let script = format!("ip link set lo up && ip address add {address} dev lo && {then}");
     Ended::start("unshare", &["--net", "sh", "-c", &script])
@@ -106,7 +107,7 @@ fn scan_sees_namespace_held_by_mount_until_removed() {
     becomes("198.18.77.2", false);
 }
 
-/// Container runtimes may hide their mounts from the rest of the machine.
+/// Tests a mount that is invisible in the machine's mount namespace, as made by some container runtimes.
 #[test]
 fn scan_sees_mount_in_another_mount_namespace() {
     let folder = tempfile::tempdir().unwrap();
@@ -130,8 +131,8 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // The outer shell executes `sleep` after the inner process has ended. After the inner process has ended, only the
-    // open file keeps the network namespace alive.
+    // The outer shell runs `sleep` after the process in the network namespace has ended. After that process has ended,
+    // only the shell's open file keeps the network namespace alive.
     let is_left = (0..PATIENCE).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
@@ -142,8 +143,8 @@ fn scan_sees_namespace_held_by_open_file() {
     becomes("198.18.77.4", false);
 }
 
-/// Another mount covers the mount point of a network namespace: no path leads to the namespace, but the namespace still
-/// exists.
+/// Tests a network namespace whose mount point is covered by another mount: no path leads to the namespace, but the
+/// namespace still exists.
 #[test]
 fn scan_sees_hidden_mount() {
     let folder = tempfile::tempdir().unwrap();
@@ -163,8 +164,8 @@ fn scan_sees_hidden_mount() {
     }
 }
 
-/// Containers that pass their interface to a virtual machine or to user space have no addresses in their network
-/// namespace.
+/// Tests containers that have passed their interface to a virtual machine or to user space, so their network namespace
+/// has no addresses.
 #[test]
 fn scan_sees_namespace_without_addresses_until_it_ends() {
     let process = Ended::start("unshare", &["--net", "sleep", "600"]);
@@ -182,7 +183,7 @@ fn scan_sees_namespace_without_addresses_until_it_ends() {
     assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
 }
 
-/// A scan in a container covers all network namespaces made in the container and no namespace outside of the container.
+/// Tests that a scan in a container covers all network namespaces that were created in the container, and no others.
 #[test]
 fn scan_in_container_sees_only_what_is_in_it() {
     let test = std::env::current_exe().unwrap();
@@ -200,7 +201,7 @@ fn scan_in_container_sees_only_what_is_in_it() {
     inside(&["unshare", "--pid", "--fork", "--mount-proc", "--net"]);
     // The second container has its own user namespace, like an unprivileged container.
     let own = "unshare --user --map-root-user --mount --pid --fork --mount-proc --net sh -c";
-    // The container must not see the machine's namespace mounts.
+    // The container must not see the mounts of the machine's network namespaces.
     let script = "mount -t tmpfs none /run && exec \"$@\"";
     inside(&own.split(' ').chain([script, "sh"]).collect::<Vec<_>>());
 }
@@ -208,7 +209,8 @@ fn scan_in_container_sees_only_what_is_in_it() {
 #[test]
 fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
-        // The test `scan_in_container_sees_only_what_is_in_it` runs this test in a container.
+        // Without the variable `INSIDE` this test runs on the host; `scan_in_container_sees_only_what_is_in_it` runs it
+        // again in containers.
         assert_eq!(scan().within, None);
         return;
     }
@@ -219,8 +221,8 @@ fn scan_part_that_runs_in_container() {
     let own = host::network_namespace(Path::new("/proc/self/ns/net")).unwrap();
     let (name, recorded) = own.split_once('/').unwrap();
     assert_eq!(recorded, within);
-    // The scan finds the container's own network namespace, and may also find network namespaces that mounts keep
-    // alive.
+    // The scan must find the container's own network namespace. The scan may also find network namespaces that are kept
+    // alive by mounts.
     assert!(sight.namespaces.unwrap().contains(name), "{own}");
 }
 
@@ -241,7 +243,7 @@ fn scan_says_so_when_not_privileged() {
     assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
     let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
     assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
-    // This command runs in the machine's process id namespace, but in another user namespace.
+    // The command below runs in the machine's process id namespace, but in a new user namespace.
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user"])
         .arg(&status)
@@ -250,7 +252,7 @@ fn scan_says_so_when_not_privileged() {
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains("has other users than the machine"), "{said}");
-    // In this command, `/proc` does not show the command's own processes.
+    // The command below runs with an empty `/proc`, which does not show the processes of its process id namespace.
     let done = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
         .arg(&status)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use driver::{ConfigResult, Drivers, Location};
 
-/// The drivers of Margay's stores, in the order in which help and errors list the drivers.
+/// The drivers of all kinds of stores that Margay supports, in the order in which help and error messages list them.
 pub fn drivers() -> Drivers {
     Drivers::new([
         &backend_sled::DRIVER as _,
@@ -14,7 +14,7 @@ pub fn drivers() -> Drivers {
     ])
 }
 
-/// Parses a store URL with Margay's [drivers](drivers()).
+/// Parses a store URL with the list of Margay's [drivers](drivers()).
 ///
 /// # Errors
 /// See [`Drivers::parse`].
@@ -22,7 +22,7 @@ pub fn at(url: &str) -> ConfigResult<Location> {
     drivers().parse(url)
 }
 
-/// Returns the location of the store of an engine in a folder.
+/// Returns the location of the store in a folder, for the driver of the engine `engine`.
 ///
 /// # Errors
 /// See [`Drivers::of_engine`].

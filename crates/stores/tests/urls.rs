@@ -1,4 +1,4 @@
-//! Tests parsing store URLs and recognizing the store in a folder.
+//! Tests how store URLs are parsed, and how the engine of a store in a folder is recognized.
 
 use std::fs;
 

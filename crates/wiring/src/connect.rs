@@ -1,4 +1,4 @@
-//! Connects a container to the network, and adds the host's routes to the container.
+//! Connects a container to its host with a pair of interfaces, and adds the host's routes to the container.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -17,36 +17,38 @@ use crate::netlink::{NetlinkRequest, NetlinkSocket};
 use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, OldInterface, Plan};
 use crate::sysctl;
 
-/// The link-local address that the kernel derives (EUI-64) from the MAC address that every host end gets.
+/// The link-local address of every host end: the kernel derives it (EUI-64) from the MAC address that all host ends
+/// have.
 const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
-/// How long to wait until the host's end has the requested MAC address, as in Calico's plugin.
+/// How long to wait until the host's end of the pair has the requested MAC address, as in Calico's plugin.
 const MAC_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the kernel to give the host's end a link-local address. Calico's plugin waits 500 ms, which is too
-/// short for a machine under load.
+/// How long to wait until the kernel has assigned a link-local address to the host's end of the pair. Calico's plugin
+/// waits 500 ms, which is too short for a machine under load.
 const LINK_LOCAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the host's end stays down so that the kernel assigns a new link-local address.
+/// How long the host's end of the pair stays down, so that the kernel assigns a new link-local address to it.
 const DOWN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The result of [`connect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectResult {
-    /// The MAC address of the container's end, in lower case with colons. If the plan has a longer MAC address than the
-    /// kernel uses, this field has the whole address of the plan.
+    /// The MAC address of the pair's end in the container, in lower case with colons. If the plan has a MAC address of
+    /// more than six bytes, this field contains the plan's whole address, although the kernel uses only six bytes.
     pub mac: String,
 }
 
-/// Connects a container to the network.
+/// Connects a container to its host with a new pair of interfaces.
 ///
-/// First removes an existing interface with the name of the host's end, if [`Plan::old_interface`] permits the removal.
-/// If a later step fails, this function removes the pair that it has created, with the pair's addresses and routes. The
-/// function removes no other interfaces.
+/// First removes an existing host interface that has the name of the pair's host end, if [`Plan::old_interface`]
+/// permits the removal. If a later step fails, this function removes the new pair of interfaces with its addresses and
+/// routes. The function removes no interfaces except the old host interface and the new pair.
 ///
 /// # Errors
 ///
-/// [`Error::Failed`] for the first step that failed, in the words of Calico's plugin; [`Error::Taken`];
-/// [`Error::TimedOut`] after the deadline. After the deadline, a thread removes the pair as soon as the kernel permits
-/// the removal. If the process ends before the removal, the pair remains.
+/// [`Error::Failed`] for the first step that failed, with the message of Calico's plugin. [`Error::Taken`] if another
+/// container has the host interface. [`Error::TimedOut`] after the deadline. After the deadline, a background thread
+/// removes the new pair of interfaces when the kernel permits the removal. If the process ends before that thread has
+/// removed the pair, the pair remains.
 pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<ConnectResult, Error> {
     for name in [&plan.host_interface, &plan.interface] {
         check_name(name).map_err(|errno| Error::failed("", errno))?;
@@ -68,7 +70,8 @@ fn late(interface: &str) -> Error {
     Error::TimedOut(format!("timed out setting up device {interface:?} in netns"))
 }
 
-/// A new pair of interfaces. Dropping this value removes the pair, unless [`keep`](Self::keep) was called.
+/// A newly created pair of interfaces. Dropping this value removes the interfaces, unless [`keep`](Self::keep) was
+/// called.
 struct InterfacePair {
     container: NetlinkSocket,
     end: Link,
@@ -95,8 +98,8 @@ impl Drop for InterfacePair {
 /// The host's end of a new pair of interfaces.
 struct HostEnd {
     index: u32,
-    /// The link-local address by which the container reaches the host's end. `None` if the kernel has chosen the MAC
-    /// address of the host's end, so that the link-local address is unknown.
+    /// The link-local address at which the container reaches the host. `None` if the kernel has chosen the MAC address
+    /// of the host's end, because the link-local address is then unknown.
     link_local: Option<Ipv6Addr>,
 }
 
@@ -108,9 +111,9 @@ struct ConnectTask {
 }
 
 impl ConnectTask {
-    /// Carries out all steps of [`connect`], on a thread that starts in the host's namespace. The steps have the same
-    /// order as in Calico's plugin: an interface's settings before the interface is set up, and the container's routes
-    /// before the container's addresses.
+    /// Carries out all steps of [`connect`], on a thread that is in the host's network namespace at the start. The
+    /// steps have the same order as in Calico's plugin: an interface is configured before it is set up, and the
+    /// container's routes are added before its addresses.
     fn run(&self) -> Result<(ConnectResult, InterfacePair), Error> {
         let (plan, host) = (&self.plan, NetlinkSocket::route()?);
         self.remove_old(&host)?;
@@ -155,8 +158,8 @@ impl ConnectTask {
         }
     }
 
-    /// Returns whether an interface of the host is the end of a pair whose other end is in another container. The
-    /// thread may be in the container's namespace when the function returns.
+    /// Returns whether an interface of the host belongs to a pair whose other end is in another container. When this
+    /// function returns, the thread may be in the container's network namespace instead of the host's.
     fn belongs_to_another(&self, old: &Link) -> Result<bool, Error> {
         if !old.is_of_a_pair() || !old.other_is_elsewhere {
             return Ok(false);
@@ -168,7 +171,7 @@ impl ConnectTask {
         }
     }
 
-    /// Creates the pair of interfaces. The thread must be in the container's namespace.
+    /// Creates the plan's pair of interfaces. The calling thread must be in the container's network namespace.
     fn make_pair(&self, host: &NetlinkSocket) -> Result<InterfacePair, Error> {
         let container = NetlinkSocket::route()?;
         let request = |device| messages::pair(&self.plan, device, &self.host, &self.container);
@@ -183,8 +186,9 @@ impl ConnectTask {
                 Err(errno) => return Err(refused(errno)),
             }
         }
-        // The message has two requests: to create the pair, and to look up the index of the container's end. If the
-        // name was taken, the second answer is about an older interface, but then the first answer is an error.
+        // The netlink message contains two requests: to create the pair, and to look up the index of the container's
+        // end. If the interface name was taken, the second answer describes the older interface, but then the first
+        // answer is an error.
         let mut answers = container
             .exchange(&[request(Device::Veth), messages::look_up(&self.plan.interface)])
             .map_err(refused)?
@@ -194,22 +198,22 @@ impl ConnectTask {
         self.pair_of(container, found)
     }
 
-    /// Returns the created pair, given the result of the lookup of the container's end.
+    /// Returns the new pair of interfaces, given the result of looking up the container's end.
     fn pair_of(&self, container: NetlinkSocket, found: Result<Link, Errno>) -> Result<InterfacePair, Error> {
         let name = &self.plan.interface;
         match found {
             Ok(end) => Ok(InterfacePair { container, end, kept: false }),
             Err(errno) => {
-                // The name was free before, so the interface that now has this name is the container's end of the new
-                // pair.
+                // The interface name was free before, so the interface that now has the name is the container's end of
+                // the new pair.
                 let _ = container.one(messages::remove_named(name));
                 Err(not_found(name, errno))
             }
         }
     }
 
-    /// Finds the host's end and makes sure that it has [`HOST_MAC`]. The pair was created with this MAC address, but
-    /// other software on the host may change the address.
+    /// Finds the host's end of the pair, and makes sure that it has the MAC address [`HOST_MAC`]. The pair was created
+    /// with this MAC address, but other software on the host may have changed the address since.
     fn host_end(&self, host: &NetlinkSocket) -> Result<HostEnd, Error> {
         let name = &self.plan.host_interface;
         let find = || look_up(host, name).map_err(|errno| not_found(name, errno));
@@ -230,7 +234,8 @@ impl ConnectTask {
         Ok(HostEnd { index: link.index, link_local: Some(HOST_LINK_LOCAL) })
     }
 
-    /// Applies the settings of the host's end and sets it up. The thread must be in the host's namespace.
+    /// Applies the settings of the host's end of the pair, and sets that interface up. The calling thread must be in
+    /// the host's network namespace.
     fn set_up_host(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let failed = |reason| Error::failed(&format!("error configuring sysctls for interface: {name}, error"), reason);
@@ -254,7 +259,8 @@ impl ConnectTask {
         host.all(&[set_up(end.index, name)]).map(drop)
     }
 
-    /// Sets the container's end up and adds its routes and addresses. The thread must be in the container's namespace.
+    /// Sets the container's end of the pair up, and adds the container's routes and addresses. The calling thread must
+    /// be in the container's network namespace.
     fn set_up_container(&self, host: &NetlinkSocket, host_end: &HostEnd, pair: &InterfacePair) -> Result<(), Error> {
         let (plan, index) = (&self.plan, pair.end.index);
         let mut requests = vec![set_up(index, &plan.interface)];
@@ -269,7 +275,8 @@ impl ConnectTask {
             let failure = "failed to add route inside the container".to_owned();
             requests.push(messages::route(IpAddr::from(IPV4_NEXT_HOP).into(), index).with_failure(failure));
         }
-        // If the host's end has another MAC address than [`HOST_MAC`], the container finds the next hop only by ARP.
+        // If the MAC address of the host's end is not [`HOST_MAC`], add no neighbour entry: the container then finds
+        // the next hop by ARP.
         if plan.has_ipv4() && plan.next_hop == NextHop::Known && host_end.link_local.is_some() {
             let failure = format!("failed to tell the container how to reach {IPV4_NEXT_HOP}");
             requests.push(messages::neighbour(index, IPV4_NEXT_HOP, &HOST_MAC).with_failure(failure));
@@ -309,7 +316,7 @@ impl ConnectTask {
         Ok(())
     }
 
-    /// Waits for the IPv6 address by which the container reaches the host's end.
+    /// Waits until the host's end has the IPv6 link-local address at which the container reaches the host.
     fn link_local(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<Ipv6Addr, Error> {
         let mut pauses =
             Backoff::new(Duration::from_millis(1), Duration::from_millis(50), LINK_LOCAL_TIMEOUT, self.deadline);
@@ -332,7 +339,7 @@ impl ConnectTask {
         }
     }
 
-    /// Makes the kernel assign a new link-local address to the host's end.
+    /// Sets the host's end down and up, so that the kernel assigns a new link-local address to it.
     fn renew_link_local(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let down = messages::down(end.index).with_failure(format!("failed to set {name:?} down"));
@@ -347,7 +354,7 @@ fn set_up(index: u32, name: &str) -> NetlinkRequest {
     messages::up(index).with_failure(format!("failed to set {name:?} up"))
 }
 
-/// Lists the link-local addresses of an interface.
+/// Lists the IPv6 link-local addresses of an interface.
 pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result<Vec<Ipv6Addr>, Errno> {
     let mut found = Vec::new();
     for payload in socket.list(&messages::addresses(index, AddressFamily::Inet6))? {
@@ -362,15 +369,15 @@ pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result
     Ok(found)
 }
 
-/// Adds a route to the host's end of a pair for each address and prefix.
+/// Adds a host route to the container for each of the container's addresses and prefixes.
 ///
-/// Felix adds the same routes and may be faster, so an existing identical route is no error. After an existing route,
-/// this function continues with the other addresses, unlike Calico's plugin. This function also adds routes that
-/// Calico's plugin would leave to Felix.
+/// Felix adds the same routes and may be faster, so it is no error if an identical route exists. If the route to one
+/// address exists, this function continues with the other addresses, unlike Calico's plugin. This function also adds
+/// the routes that Calico's plugin leaves to Felix.
 ///
 /// # Errors
 ///
-/// The kernel refuses the route, or there is already a different route to the same destination.
+/// The kernel refuses a route, or there is already a different route to the same destination.
 fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNet]) -> Result<(), Error> {
     let requests: Vec<NetlinkRequest> = reached.iter().map(|network| messages::route(*network, index)).collect();
     let failed =
@@ -389,8 +396,8 @@ fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNe
     Ok(())
 }
 
-/// Checks that the existing route to a destination is identical to the route that could not be added. If the routes
-/// differ, the error names the conflicting route.
+/// Checks that the existing route to a destination is identical to the route that was to be added. If the two routes
+/// differ, the error names the existing route.
 fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in
@@ -414,13 +421,13 @@ fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNe
     ))
 }
 
-/// Returns whether a route of the host has the scope of this crate's routes. Every IPv6 route counts, because the
-/// kernel has no link scope for IPv6.
+/// Returns whether a host route has the same scope as the routes that this crate adds. The result is true for every
+/// IPv6 route, because the kernel has no link scope for IPv6.
 pub(crate) fn scope_is_link(route: &Route) -> bool {
     route.scope == RT_SCOPE_LINK || route.destination.addr().is_ipv6()
 }
 
-/// Lists the routes of an address family in the main routing table.
+/// Lists the routes of one address family in the main routing table.
 pub(crate) fn main_table(socket: &NetlinkSocket, family: AddressFamily) -> Result<Vec<Route>, Errno> {
     let mut routes = Vec::new();
     for payload in socket.list(&messages::routes(family))? {
@@ -448,8 +455,8 @@ fn scope_text(scope: u8) -> String {
     }
 }
 
-/// Pauses between repeated checks. The first pause is short, so that the usual case loses little time, and each later
-/// pause doubles, up to `longest`.
+/// Increasing pauses between repeated checks of a condition. The first pause is short, so that little time is lost if
+/// the condition holds soon. Each later pause is twice as long as the pause before, up to `longest`.
 struct Backoff {
     next: Duration,
     longest: Duration,
@@ -457,14 +464,14 @@ struct Backoff {
 }
 
 impl Backoff {
-    /// Creates pauses that end after `patience`, or at the deadline if it is earlier.
+    /// Creates a series of pauses that ends after `patience`, or at the deadline if the deadline is earlier.
     pub(crate) fn new(first: Duration, longest: Duration, patience: Duration, deadline: Instant) -> Self {
         let now = Instant::now();
         let until = now.checked_add(patience).map_or(deadline, |end| end.min(deadline));
         Self { next: first, longest, until }
     }
 
-    /// Sleeps for one pause. Returns `false` if the time was already over.
+    /// Sleeps for the next pause between two checks. Returns `false` if no pause is left, because the time is over.
     pub(crate) fn pause(&mut self) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         sleep(self.next.min(left));

@@ -1,9 +1,9 @@
-//! Disconnects a container from the network.
+//! Disconnects a container from its network by removing the container's interface.
 //!
-//! The kernel removes a pair of interfaces immediately, with the pair's addresses and routes. After the removal, the
-//! kernel holds the removing thread for 15 ms or more, until no processor can still see the pair (`rcu_barrier` in
-//! `netdev_run_todo`). A process ends only when all its threads have left the kernel. Therefore a second process
-//! removes the pair, and the caller does not wait for the end of that process.
+//! The kernel immediately removes both interfaces of a pair, with their addresses and routes. After the removal, the
+//! kernel blocks the removing thread for 15 ms or more, until no processor can still see the interfaces (`rcu_barrier`
+//! in `netdev_run_todo`). A process cannot exit while one of its threads is blocked in the kernel. Therefore a second
+//! process removes the interfaces, and the caller does not wait for the exit of that process.
 
 use std::io;
 use std::path::Path;
@@ -17,27 +17,30 @@ use crate::messages;
 use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
-/// The pause before the second check whether the interface is gone. Later pauses double, up to [`MAX_POLL_INTERVAL`].
-/// The kernel answers a check only while no process changes interfaces.
+/// The pause before the second check whether the interface still exists. Each later pause between two checks is twice
+/// as long as the pause before, up to [`MAX_POLL_INTERVAL`]. The kernel does not answer a check while another process
+/// changes interfaces.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 
-/// Starts a process that calls [`remove_interface`] with this name and exits with the returned status. The process must
-/// run in the network namespace of the thread that calls this function, and must not inherit the caller's open files.
+/// Starts a process that calls [`remove_interface`] with the given interface name and exits with the returned status.
+/// The new process must run in the network namespace of the thread that calls this function, and must not inherit the
+/// caller's open files.
 pub type StartRemover = fn(interface: &str) -> io::Result<Child>;
 
-/// Removes an interface of any kind from a container, with the interface's other end and the host's routes to the
-/// container. A missing interface, an empty path and a path that does not exist are no errors.
+/// Removes an interface of any kind from a container, together with the interface's peer and the host's routes to the
+/// container. It is no error if the interface does not exist, or if the namespace path is empty or does not exist.
 ///
-/// After a successful return, the interface and its other end are gone from both namespaces. The process that `start`
-/// has started may still be in the kernel. If that process cannot be started, the calling process removes the interface
-/// itself.
+/// After a successful return, the interface and its peer are gone from both network namespaces. The process that
+/// `start` has started may still be blocked in the kernel. If `start` cannot start a process, the calling process
+/// removes the interface itself.
 ///
 /// # Errors
 ///
-/// The path leads to a file that is no network namespace, the kernel refuses the removal, or the deadline passes.
+/// The path leads to a file that is not a network namespace, the kernel refuses to remove the interface, or the
+/// deadline passes.
 pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: StartRemover) -> Result<(), Error> {
-    // A name that the kernel refuses cannot be the name of an existing interface.
+    // If the kernel rejects a name as invalid, no interface with that name can exist.
     if namespace.as_os_str().is_empty() || check_name(interface).is_err() {
         return Ok(());
     }
@@ -54,12 +57,12 @@ pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: S
     })
 }
 
-/// Removes an interface from the network namespace of this process.
+/// Removes an interface from this process's network namespace.
 ///
 /// # Returns
 ///
-/// The exit status of the process that [`StartRemover`] starts: 0 if the interface is gone, else the kernel's error
-/// number.
+/// The exit status of the process that [`StartRemover`] starts: 0 if the interface does not exist any more, else the
+/// kernel's error number.
 pub fn remove_interface(name: &str) -> u8 {
     match remove_here(name) {
         Ok(()) => 0,
@@ -67,12 +70,13 @@ pub fn remove_interface(name: &str) -> u8 {
     }
 }
 
-/// Starts a process that removes an interface from the namespace of this thread, and waits until the interface is gone.
+/// Starts a process that removes an interface from this thread's network namespace, and waits until the interface does
+/// not exist any more.
 fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
     let refused = |errno| Error::failed("failed to clean up workload's pod interface inside netns", errno);
     let socket = NetlinkSocket::route()?;
     let is_gone = || socket.one(messages::look_up(name)) == Err(Errno::NO_DEVICE);
-    // A repeated DEL finds no interface and must not start a process.
+    // A repeated DEL finds no interface, and therefore must not start a process.
     if is_gone() {
         return Ok(());
     }
@@ -86,7 +90,7 @@ fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
         match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
             Ok(None) => pause = pause.saturating_mul(2).min(MAX_POLL_INTERVAL),
             Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
-            // The removing process was killed, or an interface of this name exists again.
+            // The process that should remove the interface was killed, or a new interface of the same name exists.
             Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
         }
     }

@@ -1,21 +1,21 @@
-//! Defines this crate's errors, which have the same texts as the errors of Calico's plugin.
+//! Defines this crate's errors. Their messages are equal to the messages of Calico's plugin.
 
 use std::fmt;
 use std::io;
 
 use nix::libc;
 
-/// Why the network of a container could not be set up, inspected or taken down.
+/// Why a container's network could not be set up, inspected or removed.
 ///
-/// The error has the text that Calico's plugin uses for the same failure, without a prefix, so that a CNI plugin can
-/// print the text unchanged.
+/// The error's message is the message that Calico's plugin prints for the same failure, without a prefix. A CNI plugin
+/// can therefore print the message unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The kernel refused a step, or a precondition of a step does not hold.
+    /// The kernel refused a step of the call, or a precondition of a step does not hold.
     Failed(String),
-    /// The call did not finish before its deadline.
+    /// The call to this crate did not finish before its deadline.
     TimedOut(String),
-    /// The host's interface of this name belongs to another container: see [`OldInterface`](crate::OldInterface).
+    /// The host interface with the wanted name belongs to another container: see [`OldInterface`](crate::OldInterface).
     Taken(String),
 }
 
@@ -29,13 +29,14 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// Creates the error of a failed step. If `what` is empty, the text is the reason alone.
+    /// Creates the error of a failed step: `what` says what failed, and `reason` says why. If `what` is empty, the
+    /// message consists of the reason alone.
     pub(crate) fn failed(what: &str, reason: impl fmt::Display) -> Self {
         Self::Failed(if what.is_empty() { reason.to_string() } else { format!("{what}: {reason}") })
     }
 }
 
-/// An error number of the kernel.
+/// An error number (errno) of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -50,7 +51,7 @@ impl Errno {
     pub(crate) const BUSY: Self = Self(libc::EAGAIN);
     pub(crate) const WRONG: Self = Self(libc::EINVAL);
     pub(crate) const TOO_LONG: Self = Self(libc::ERANGE);
-    /// The number for an answer of the kernel that cannot be parsed.
+    /// The error number for an unparsable answer of the kernel.
     pub(crate) const GARBLED: Self = Self(libc::EBADMSG);
 }
 
@@ -67,8 +68,8 @@ impl From<nix::errno::Errno> for Errno {
 }
 
 impl fmt::Display for Errno {
-    /// Writes Go's text for the error number, because Calico's plugin is written in Go. The error texts of C libraries
-    /// differ from Go's and from each other.
+    /// Writes the message that Go has for this error number, because Calico's plugin is written in Go. The error
+    /// messages of C libraries differ from Go's messages and from each other.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             libc::EPERM => "operation not permitted",

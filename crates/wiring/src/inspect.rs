@@ -1,4 +1,4 @@
-//! Compares a container's network with its plan.
+//! Compares a container's actual network with its plan.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::netlink::NetlinkSocket;
 use crate::plan::{IPV4_NEXT_HOP, Plan};
 use crate::sysctl;
 
-/// Compares the network of a container with the container's plan, without changing the network. Returns a sentence for
-/// each difference. If there are no differences, the network is as [`connect`](crate::connect) has set it up.
+/// Compares the network of a container with the container's plan, and changes nothing. Returns one sentence for each
+/// difference from the plan. If no sentence is returned, the network is as [`connect`](crate::connect) has set it up.
 ///
 /// # Errors
 ///
-/// The namespace cannot be entered, the kernel does not answer, or the deadline passes.
+/// The network namespace cannot be entered, the kernel does not answer, or the deadline passes.
 pub fn inspect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<Vec<String>, Error> {
     let container = NetNamespace::open(namespace)?;
     let plan = plan.clone();
@@ -57,7 +57,8 @@ impl Inspection {
         Ok(self.differences)
     }
 
-    /// Compares the host's end of the pair with the plan. The thread must be in the host's namespace.
+    /// Compares the host's end of the interface pair with the plan. The calling thread must be in the host's network
+    /// namespace.
     fn host_end(&mut self, host: &NetlinkSocket) -> Result<Option<Link>, Error> {
         let name = self.plan.host_interface.clone();
         let Some(link) = find(host, &name)? else {
@@ -96,7 +97,8 @@ impl Inspection {
             return Ok(None);
         };
         self.link("in the container", &link);
-        // The comparison uses the first six bytes of a longer MAC address, because the kernel keeps only these bytes.
+        // Of a longer MAC address in the plan, only the first six bytes are compared, because the kernel keeps only
+        // these bytes.
         if let Some(wanted) = &self.plan.mac
             && wanted.get(..link.mac.len()) != Some(link.mac.as_slice())
         {
@@ -112,7 +114,7 @@ impl Inspection {
         Ok(Some(link))
     }
 
-    /// Checks the properties that both ends of the pair must have.
+    /// Checks the properties that both ends of the interface pair must have.
     fn link(&mut self, place: &str, link: &Link) {
         let name = &link.name;
         if !link.is_of_a_pair() {
@@ -153,7 +155,8 @@ impl Inspection {
         host: &NetlinkSocket,
         host_end: Option<&Link>,
     ) -> Result<(), Error> {
-        // The IPv4 next hop has a route of its own. The IPv6 next hop is any link-local address of the host's end.
+        // For IPv4, the next hop has a route of its own. For IPv6, the next hop may be any link-local address of the
+        // host's end.
         let mut wanted: Vec<(IpNet, Option<Vec<IpAddr>>)> = Vec::new();
         if self.plan.has_ipv4() {
             wanted.push((IpAddr::from(IPV4_NEXT_HOP).into(), None));
@@ -188,7 +191,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// Compares a kernel setting in this thread's network namespace with the wanted value.
+    /// Compares a kernel setting (sysctl) in this thread's network namespace with the wanted value.
     fn setting(&mut self, place: &str, key: &str, wanted: &str) {
         let is = sysctl::read(key).unwrap_or_else(|| "unknown".to_owned());
         if is != wanted {
@@ -208,7 +211,7 @@ impl Inspection {
     }
 }
 
-/// Returns the interface with this name, or `None` if no interface has this name.
+/// Returns the interface with this name, or `None` if there is no such interface.
 fn find(socket: &NetlinkSocket, name: &str) -> Result<Option<Link>, Error> {
     match look_up(socket, name) {
         Ok(link) => Ok(Some(link)),

@@ -1,16 +1,17 @@
-//! Sets up the network of one container by netlink, like Calico's main CNI plugin: interfaces, addresses, routes and
-//! kernel settings. The crate is independent of stores, CNI and runtimes.
+//! Sets up the network of one container over netlink, like Calico's main CNI plugin: interfaces, addresses, routes and
+//! kernel settings. The crate knows nothing about stores, CNI or container runtimes.
 //!
-//! A container gets a pair of interfaces. One end of the pair is in the container's network namespace and has the
-//! container's addresses. The other end of the pair stays on the host, with a host route for each address. The
-//! container sends all packets to a next hop whose address no machine has, and the host's end answers for that address.
+//! Each container is connected by a pair of interfaces. One end of the pair is in the container's network namespace and
+//! has the container's addresses. The other end of the pair stays on the host, with a host route for each address. The
+//! container sends all packets to a next hop whose address no machine has. The host's end of the pair answers ARP and
+//! NDP requests for that address.
 //!
-//! The module [`masquerade`] translates the source addresses of packets that containers send to destinations outside
-//! all pools.
+//! The module [`masquerade`] adds the rules that translate the source addresses of packets from containers to
+//! destinations outside all pools.
 //!
-//! The crate is synchronous. The crate uses one netlink socket for each of the two namespaces, puts several requests
-//! into one message where possible, and runs no other program. Only [`disconnect`] needs a second process, for which
-//! the caller starts the caller's own program again.
+//! All functions of the crate are synchronous. A call uses one netlink socket for each of the two network namespaces
+//! (host and container), puts several requests into one message where possible, and runs no other program. Only
+//! [`disconnect`] needs a second process, for which the caller starts its own program again.
 
 mod connect;
 mod disconnect;

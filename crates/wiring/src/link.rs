@@ -1,4 +1,4 @@
-//! Looks up, lists and removes network interfaces, checks interface names, and formats MAC addresses.
+//! Looks up, lists and removes network interfaces. Also checks interface names, and formats MAC addresses.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::netlink::NetlinkSocket;
 /// Maximum length of an interface name in bytes (`IFNAMSIZ` without the terminating zero).
 const MAX_NAME_BYTES: usize = 15;
 
-/// Rejects an interface name that the kernel would reject or replace. For an empty name or a name with `%`, the kernel
-/// chooses another name.
+/// Returns an error for an interface name that the kernel would reject or replace. The kernel replaces an empty name,
+/// or a name with `%`, by a name of its own choice.
 pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
     let strange = |letter: char| matches!(letter, '/' | ':' | '%') || letter.is_whitespace() || letter.is_control();
     if name.len() > MAX_NAME_BYTES {
@@ -25,14 +25,14 @@ pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
     }
 }
 
-/// Looks up the interface with this name in the namespace of a socket.
+/// Looks up the interface with this name in the network namespace of a socket.
 pub(crate) fn look_up(socket: &NetlinkSocket, name: &str) -> Result<Link, Errno> {
     messages::read_link(&socket.one(messages::look_up(name))?)
 }
 
-/// Returns the error for an interface that must exist but was not found.
+/// Returns the error for an interface that should exist but was not found.
 pub(crate) fn not_found(name: &str, errno: Errno) -> Error {
-    // Calico's library uses this text.
+    // The netlink library of Calico's plugin has the same message.
     let reason = if errno == Errno::NO_DEVICE { "Link not found".to_owned() } else { errno.to_string() };
     Error::failed(&format!("failed to lookup {name:?}"), reason)
 }
@@ -42,17 +42,17 @@ pub(crate) fn mac_text(mac: &[u8]) -> String {
     let mut text = String::with_capacity(mac.len() * 3);
     for byte in mac {
         let colon = if text.is_empty() { "" } else { ":" };
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{colon}{byte:02x}");
     }
     text
 }
 
-/// Returns whether a network namespace has an interface of this name.
+/// Returns whether a network namespace contains an interface with this name.
 ///
 /// # Errors
 ///
-/// The namespace cannot be entered, the kernel does not answer the lookup, or the deadline passes.
+/// The network namespace cannot be entered, the kernel does not answer the lookup, or the deadline passes.
 pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<bool, Error> {
     let container = NetNamespace::open(namespace)?;
     let name = name.to_owned();
@@ -71,17 +71,17 @@ pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<
 /// The host's end of a pair of interfaces (veth or netkit).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInterface {
-    /// The name of the interface.
+    /// The name of the host's interface.
     pub name: String,
-    /// The kernel's number of the interface. A later interface of the same name has another number.
+    /// The kernel's index of the interface. A later interface with the same name has another index.
     pub index: u32,
 }
 
-/// Removes both ends of a pair of interfaces, given the host's end. A missing interface is no error.
+/// Removes both ends of an interface pair, given the host's end. It is no error if the interface does not exist.
 ///
 /// # Errors
 ///
-/// The kernel refuses the removal.
+/// The kernel refuses to remove the interface.
 pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
     match NetlinkSocket::route()?.one(messages::remove(interface.index)) {
         Ok(_) | Err(Errno::NO_DEVICE) => Ok(()),
@@ -89,11 +89,11 @@ pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
     }
 }
 
-/// Lists the interfaces of the host that are ends of veth or netkit pairs.
+/// Lists the host's interfaces that belong to veth or netkit pairs.
 ///
 /// # Errors
 ///
-/// The kernel refuses to list the interfaces.
+/// The kernel refuses to list the host's interfaces.
 pub fn host_interfaces() -> Result<Vec<HostInterface>, Error> {
     let host = NetlinkSocket::route()?;
     let failed = |errno: Errno| Error::failed("failed to list the interfaces of the host", errno);

@@ -1,22 +1,23 @@
-//! Masquerades packets from pools: an nftables rule set translates the source addresses of packets that the containers
-//! of a store send to destinations outside all pools.
+//! Masquerades packets from containers. An nftables rule set translates the source addresses of packets that a store's
+//! containers send to destinations outside all pools.
 //!
-//! Packets to any pool keep their source address, so that containers see each other's addresses. All other packets from
-//! a masqueraded pool get the address of the interface by which they leave the host. Packets to the host itself do not
-//! pass the rules.
+//! Packets to an address in any pool keep their source address, so that containers see each other's addresses. All
+//! other packets from a masqueraded pool get the source address of the interface by which they leave the host. The
+//! masquerading rules do not process packets to the host itself.
 //!
-//! The rules of a store are in the tables `ip margay-NAME` and `ip6 margay-NAME`. Only this store uses the two tables,
-//! and this module reads and changes no other table. The kernel translates a packet's address if the rules of any table
-//! require the translation, so the rules work beside those of Docker, firewalld or iptables. A program that removes all
-//! nftables rules (`nft flush ruleset`) also removes the rules of this module, and the next [`ensure`] restores them.
+//! The rules of a store are in the nftables tables `ip margay-NAME` and `ip6 margay-NAME`. No other store uses a
+//! store's two tables, and this module neither reads nor changes any other table. The kernel translates a packet's
+//! address if the rules of any table require the translation. The masquerading rules therefore work beside the rules of
+//! Docker, firewalld or iptables. A program that removes all nftables rules (`nft flush ruleset`) also removes this
+//! module's rules. The next call of [`ensure`] restores the removed rules.
 //!
-//! Each table has one chain of the type `nat`, which processes packets that are about to leave the host. The first
-//! rules of the chain exempt packets by destination. The other rules of the chain masquerade packets by source. Each
-//! rule has a comment, which nft shows, and the comments of a chain identify its rule set.
+//! Each table has one chain of the type `nat`, which processes the packets that are about to leave the host. The first
+//! rules of each chain exempt packets by their destination. The other rules of each chain masquerade packets by their
+//! source. Each rule has a comment, which `nft` shows. This module recognizes its rule set by the comments in a chain.
 //!
-//! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as the crates
-//! for interfaces and routes. Other crates for nftables are unsuitable: nftables runs the program nft, nftnl needs a C
-//! library, rustables is under the GPL, and nf_tables has had one release.
+//! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as this
+//! crate's other netlink crates. Other crates for nftables are unsuitable: `nftables` runs the program nft, `nftnl`
+//! needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
 
 use std::collections::BTreeSet;
 
@@ -36,30 +37,31 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 use crate::error::{Errno, Error};
 use crate::netlink::{NetlinkRequest, NetlinkSocket};
 
-/// Maximum length of a table name that the kernel accepts, in bytes.
+/// Maximum length in bytes of a table name in nftables.
 const MAX_TABLE_NAME_BYTES: usize = 255;
 
-/// Returns the name of a store's tables, and replaces characters that nft cannot read by `_`.
+/// Returns the name of a store's tables. Characters that nft cannot read are replaced by `_`.
 fn table(store: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' };
     let name = store.chars().map(plain);
     "margay-".chars().chain(name).take(MAX_TABLE_NAME_BYTES).collect()
 }
 
-/// Makes the rule set of a store on this host match the store's pools, in one transaction. Packets from the pools in
-/// `masqueraded` leave with the host's address; `pools` are all pools of the store. If an address family has no
-/// masqueraded pool, the table of that family is removed.
+/// Makes a store's rule set on this host match the store's pools, in one transaction. Packets from the pools in
+/// `masqueraded` leave the host with the host's address; `pools` are all pools of the store. If no pool of an address
+/// family is masqueraded, that family's table is removed.
 ///
-/// Programs that use the same name for `store` share one rule set. A call that finds the wanted rules costs two read
-/// requests. The comments identify the rules, so the function keeps a rule that was edited by hand if the comment is
-/// unchanged. Any number of callers may run concurrently; the rules then match the pools of the last caller.
+/// Programs that pass the same name as `store` share one rule set. If the wanted rules already exist, the call only
+/// sends two read requests to the kernel. The rules are compared by their comments. A rule that was edited by hand is
+/// therefore kept if its comment is unchanged. Concurrent calls are allowed, and the rules match the pools of the last
+/// call.
 ///
-/// The caller needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If the capability or the kernel feature
-/// is missing, the call fails only if there is a pool to masquerade.
+/// The process needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If the capability or the kernel feature
+/// is missing, the call fails only if at least one pool is to be masqueraded.
 ///
 /// # Errors
 ///
-/// The kernel refused the rules; the error's text has advice. After an error, the rules are unchanged.
+/// The kernel refused the rules; the error's message says what to do. After an error, the rules are unchanged.
 pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let table = table(store);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -86,8 +88,8 @@ pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(),
     apply(&socket, &changes)
 }
 
-/// Calls [`ensure`] if this host already has a rule set of the store, and otherwise changes nothing. Use this function
-/// in programs that change pools and cannot determine whether containers run on this host.
+/// Calls [`ensure`] if this host already has a rule set of this store, and otherwise changes nothing. Use this function
+/// in programs that change pools, but cannot determine whether containers of the store run on this host.
 ///
 /// # Errors
 ///
@@ -96,7 +98,7 @@ pub fn refresh(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<()
     if has_tables(&table(store))? { ensure(store, masqueraded, pools) } else { Ok(()) }
 }
 
-/// Returns whether this host has an nftables table of this name. Returns `false` on a kernel without nf_tables.
+/// Returns whether this host has an nftables table of this name. Returns `false` if the kernel has no nf_tables.
 fn has_tables(table: &str) -> Result<bool, Error> {
     let failed = |errno| failed("failed to read the tables of nftables", errno);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -122,8 +124,8 @@ fn apply(socket: &NetlinkSocket, changes: &[NetlinkRequest]) -> Result<(), Error
     apply_batch(socket, changes).map_err(|(what, errno)| failed(&what, errno))
 }
 
-/// Returns the wanted rules of an address family. The order of the rules depends only on the networks. If no pool of
-/// the family is masqueraded, returns no rules.
+/// Returns the rules that an address family should have. The order of the returned rules depends only on the networks.
+/// If no pool of the family is masqueraded, the result is empty.
 fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<ChainRule> {
     let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
         networks.filter(|network| IpFamily::of(network) == family).map(IpNet::trunc).collect()
@@ -136,7 +138,7 @@ fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec
     to.into_iter().map(ChainRule::Keep).chain(from.into_iter().map(ChainRule::Masquerade)).collect()
 }
 
-/// Returns whether the error means that the kernel lacks nf_tables or the address family.
+/// Returns whether an error means that the kernel lacks nf_tables or the address family.
 fn is_unknown(errno: Errno) -> bool {
     [Errno::WRONG, Errno::NOT_SUPPORTED, Errno::NO_PROTOCOL, Errno::NO_FAMILY].contains(&errno)
 }
@@ -144,7 +146,7 @@ fn is_unknown(errno: Errno) -> bool {
 fn failed(what: &str, errno: Errno) -> Error {
     let advice = match errno {
         Errno::NOT_PERMITTED => "; it takes root, or CAP_NET_ADMIN in the host's network namespace",
-        // For a missing module of nf_tables, the kernel reports "not found".
+        // The kernel reports "not found" if a module of nf_tables is missing.
         errno if is_unknown(errno) || errno == Errno::NOT_FOUND => {
             "; the kernel needs nf_tables with NAT (modules nf_tables, nft_chain_nat and nft_masq), or no pool may have \
              natOutgoing"
@@ -155,19 +157,19 @@ fn failed(what: &str, errno: Errno) -> Error {
 }
 
 const CHAIN: &str = "outgoing";
-/// The priority of source address translation (`NF_IP_PRI_NAT_SRC`, in nft `srcnat`).
+/// The chain priority for source address translation (`NF_IP_PRI_NAT_SRC`, in nft `srcnat`).
 const PRIORITY: u32 = 100;
 
-/// The flags attribute of the expression `masq`, and its flag for a random port. Without this flag, two connections
-/// that start at the same time may get the same port, and the second connection then fails.
+/// The attribute number for the flags of the expression `masq`, and the flag for a random port. Without a random port,
+/// two connections that start at the same time may get the same port, and the second connection then fails.
 const MASQ_FLAGS: u16 = 1;
 const RANDOM_FULLY: u32 = 1 << 4;
-/// The base for offsets of a payload expression into the network header (`NFT_PAYLOAD_NETWORK_HEADER`).
+/// The constant that makes a payload expression's offset relative to the network header (`NFT_PAYLOAD_NETWORK_HEADER`).
 const NETWORK_HEADER: u32 = 1;
-/// The attributes that this module reads from the kernel's replies.
+/// The numbers of the attributes that this module reads from the kernel's replies.
 const TABLE_NAME: u16 = 1;
 const RULE_USERDATA: u16 = 7;
-/// The type number that nft gives to a comment in the user data of a rule.
+/// The type number with which nft marks a comment in the user data of a rule.
 const COMMENT: u8 = 0;
 
 /// An address family. Each address family has a separate table, because a kernel without IPv6 has no IPv6 tables.
@@ -199,7 +201,7 @@ impl IpFamily {
         }
     }
 
-    /// Returns the offsets of the source and the destination address in a packet's header, in bytes.
+    /// Returns the byte offsets of the source and the destination address in a packet's IP header.
     fn offsets(self) -> (u32, u32) {
         match self {
             Self::Ipv4 => (12, 16),
@@ -208,7 +210,7 @@ impl IpFamily {
     }
 }
 
-/// A rule in the chain of a store's table.
+/// A rule in the nftables chain of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainRule {
     /// Packets to this network keep their source address.
@@ -218,7 +220,8 @@ enum ChainRule {
 }
 
 impl ChainRule {
-    /// Returns the comment that nft shows with the rule. The comment identifies the rule.
+    /// Returns the comment that nft prints beside the rule. The comment identifies the rule when rule sets are
+    /// compared.
     fn comment(self) -> String {
         match self {
             Self::Keep(network) => format!("margay: keep what goes to {network}"),
@@ -226,12 +229,11 @@ impl ChainRule {
         }
     }
 
-    /// Returns the rule's comment as the user data that the kernel stores with the rule.
+    /// Returns the rule's comment, encoded as the user data that the kernel stores with the rule.
     fn user_data(self) -> Vec<u8> {
         let mut text = self.comment().into_bytes();
         text.push(0);
-        // The conversion never fails, because a comment with a network and a few words is shorter than nft's limit of
-        // 128 bytes.
+        // The conversion cannot fail: a comment of a network and a few words is shorter than nft's limit of 128 bytes.
         let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
         [vec![COMMENT, length], text].concat()
     }
@@ -272,20 +274,20 @@ impl ChainRule {
     }
 }
 
-/// Returns the expressions that end the chain for a packet.
+/// Returns the nftables expressions that end the chain for a packet.
 fn leave_chain() -> Expressions {
     let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
     Expressions::Immediate(vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)])
 }
 
-/// Returns the expressions that replace a packet's source address by the address of the interface by which the packet
-/// leaves.
+/// Returns the nftables expressions that replace a packet's source address by the address of the interface by which the
+/// packet leaves.
 fn translate_source() -> Expressions {
     let flags = DefaultNla::new(MASQ_FLAGS, RANDOM_FULLY.to_be_bytes().to_vec());
     Expressions::Other { expression_type: "masq".to_owned(), attributes: vec![flags] }
 }
 
-/// Returns the requests after which a table has exactly these rules, whatever the table had before.
+/// Returns the requests that replace all rules of an nftables table by the given rules.
 fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<NetlinkRequest> {
     let spelled = family.spelled(table);
     let chain = ChainMessage {
@@ -314,7 +316,7 @@ fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<Netl
     requests
 }
 
-/// Returns the requests that remove a table. The first request creates the table, because the removal of a missing
+/// Returns the requests that remove an nftables table. The first request creates the table, because removing a missing
 /// table fails.
 fn remove_table(family: IpFamily, table: &str) -> Vec<NetlinkRequest> {
     let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named(table) });
@@ -328,7 +330,7 @@ fn make_table(family: IpFamily, table: &str) -> NetlinkRequest {
     table_request(family, NLM_F_CREATE, message).with_failure(failure)
 }
 
-/// Carries out all requests in one transaction, or none of them.
+/// Sends requests to nftables as one transaction: either all requests are carried out, or no request.
 fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<(), (String, Errno)> {
     let control = |message| {
         let subsystem = NetfilterSubsystem::NfTables;
@@ -338,14 +340,14 @@ fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<()
     socket.batch(&begin, requests, &control(ControlMessage::BatchEnd.into()))
 }
 
-/// Returns the user data of all rules in a table's chain, in the order of the rules.
+/// Returns the user data of each rule in a table's chain, in the order of the rules.
 fn read_rules(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<Vec<Vec<u8>>, Errno> {
     let message = NfTablesMessage::GetRule(RuleMessage { attributes: of_chain(table) });
     let listed = socket.list(&table_request(family, 0, message))?;
     listed.iter().map(|payload| Ok(attribute(payload, RULE_USERDATA)?.unwrap_or_default())).collect()
 }
 
-/// Returns whether a table of this name exists in an address family.
+/// Returns whether an address family has an nftables table with this name.
 fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bool, Errno> {
     let message = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
     let ours = [table.as_bytes(), b"\0"].concat();

@@ -1,7 +1,7 @@
-//! Encodes requests for interfaces, addresses and routes, and decodes the kernel's replies.
+//! Encodes netlink requests for interfaces, addresses and routes, and decodes the kernel's replies.
 //!
 //! This module reads only the few attributes that the crate needs, directly from the bytes of a reply. The full parser
-//! of `netlink-packet-route` supports every kind of interface and traffic control, and would make a plugin's executable
+//! of `netlink-packet-route` supports every kind of interface and traffic control, and would make a plugin's binary
 //! nearly 400 KB larger.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,13 +30,14 @@ use crate::namespace::NetNamespace;
 use crate::netlink::NetlinkRequest;
 use crate::plan::{Device, Plan};
 
-/// The MAC address of every host end. All host ends may have the same MAC address, because no two host ends are on the
-/// same link.
+/// The MAC address of the host's end of every interface pair. All host ends may have the same MAC address, because no
+/// two of them are on the same link.
 pub(crate) const HOST_MAC: [u8; 6] = [0xee; 6];
 
-/// Returns the request that creates the pair of a plan. The request for a veth pair must be sent in the container's
-/// namespace. The request for a netkit pair must be sent on the host, because the first end of a netkit pair must be
-/// the host's end. The request names the namespace of the pair's other end.
+/// Returns the request that creates the interface pair of a plan. The request for a veth pair must be sent in the
+/// container's network namespace. The request for a netkit pair must be sent in the host's network namespace, because
+/// the first end of a netkit pair must be the host's end. The request names the network namespace of the pair's other
+/// end.
 pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: &NetNamespace) -> NetlinkRequest {
     let queues = plan.queues.max(1);
     let mut both = vec![LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
@@ -135,7 +136,7 @@ fn interface(index: u32) -> LinkMessage {
     message
 }
 
-/// Returns the request that adds an address to an interface, as /32 or /128.
+/// Returns the request that adds an address with prefix length 32 or 128 to an interface.
 pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family(address);
@@ -145,8 +146,8 @@ pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     NetlinkRequest::change(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Returns the request that lists the addresses of an interface in an address family. A kernel before 4.20 lists the
-/// addresses of all interfaces.
+/// Returns the request that lists an interface's addresses of one address family. A kernel before 4.20 lists the
+/// addresses of all interfaces in reply.
 pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family;
@@ -154,18 +155,18 @@ pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     NetlinkRequest::tell(RTM_GETADDR, &message)
 }
 
-/// Returns the request that adds a route to the main table that leads directly to an interface.
+/// Returns the request that adds a route to the main table; packets to the destination leave directly by an interface.
 pub(crate) fn route(destination: IpNet, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Link, None)
 }
 
-/// Returns the request that adds a route to the main table that leads through a next hop.
+/// Returns the request that adds a route to the main table; packets to the destination leave through a next hop.
 pub(crate) fn route_via(destination: IpNet, next_hop: IpAddr, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Universe, Some(next_hop))
 }
 
-/// Returns the request that adds a route to the main table that rejects packets to a network, unless a more specific
-/// route accepts the packets.
+/// Returns the request that adds a route to the main table; packets to the network are rejected unless a more specific
+/// route matches.
 pub(crate) fn unreachable(destination: IpNet) -> NetlinkRequest {
     let message = route_message(destination, RouteScope::Universe, RouteType::Unreachable);
     NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &message)
@@ -190,7 +191,7 @@ fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option
     NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Returns the request that adds a permanent neighbour entry: the MAC address of an IPv4 address.
+/// Returns the request that adds a permanent neighbour entry, which maps an IPv4 address to a MAC address.
 pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkRequest {
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Inet;
@@ -204,8 +205,8 @@ pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkReq
     NetlinkRequest::change(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
 }
 
-/// Returns the request that lists the routes of an address family in the main table. A kernel before 4.20 lists the
-/// routes of all tables.
+/// Returns the request that lists the main table's routes of one address family. A kernel before 4.20 lists the routes
+/// of all tables in reply.
 pub(crate) fn routes(family: AddressFamily) -> NetlinkRequest {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
@@ -230,17 +231,17 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     pub(crate) mac: Vec<u8>,
     pub(crate) mtu: u32,
-    /// The kernel's name for the kind of interface, for example `veth`; empty for hardware.
+    /// The kernel's name for the interface's kind, for example `veth`; empty for a hardware interface.
     pub(crate) kind: String,
-    /// The index of the linked interface in the linked interface's namespace. For an end of a pair, the linked
-    /// interface is the other end.
+    /// The index of the linked interface, in the linked interface's own network namespace. For an interface of a pair,
+    /// the linked interface is the other end of the pair.
     pub(crate) other: Option<u32>,
     /// Whether the linked interface is in another network namespace.
     pub(crate) other_is_elsewhere: bool,
 }
 
 impl Link {
-    /// Returns whether this interface is one end of a veth or netkit pair.
+    /// Returns whether this interface belongs to a veth or netkit pair.
     pub(crate) fn is_of_a_pair(&self) -> bool {
         matches!(self.kind.as_str(), "veth" | "netkit")
     }
@@ -290,7 +291,8 @@ pub(crate) fn read_address(payload: &[u8]) -> Result<InterfaceAddress, Errno> {
             _ => {}
         }
     }
-    // For IPv4 the attribute `IFA_LOCAL` has the interface's own address. For IPv6 there is only `IFA_ADDRESS`.
+    // For IPv4, the attribute `IFA_LOCAL` contains the interface's own address. For IPv6, the interface's own address
+    // is in `IFA_ADDRESS`, and there is no `IFA_LOCAL`.
     let address = local.or(address).ok_or(Errno::GARBLED)?;
     let prefix = payload.get(1).copied().ok_or(Errno::GARBLED)?;
     Ok(InterfaceAddress { index: number(payload.get(4..))?, address, prefix })
@@ -314,23 +316,23 @@ pub(crate) fn read_route(payload: &[u8]) -> Result<Route, Errno> {
     Ok(Route { table, destination, scope, next_hop, index })
 }
 
-/// Iterates over the attributes after a header, as pairs of an attribute's type and value.
+/// Iterates over the attributes that follow a header, as pairs of attribute type and value.
 pub(crate) fn attributes(payload: &[u8], header: usize) -> impl Iterator<Item = (u16, &[u8])> {
     let behind = payload.get(header..).unwrap_or_default();
     NlasIterator::new(behind).map_while(Result::ok).filter_map(|attribute| {
-        // The value must be a slice of the payload, because the payload outlives the attribute.
+        // Return the value as a slice of the payload, because the payload lives longer than the attribute.
         let (kind, length) = (attribute.kind(), attribute.value_length());
         let value = attribute.into_inner().get(4..)?.get(..length)?;
         Some((kind, value))
     })
 }
 
-/// Reads a `u32` in native byte order at the beginning of the bytes.
+/// Reads a `u32` in native byte order from the first bytes of a slice.
 fn number(bytes: Option<&[u8]>) -> Result<u32, Errno> {
     bytes.and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes).ok_or(Errno::GARBLED)
 }
 
-/// Decodes a text, without a zero byte at its end.
+/// Decodes a string, and drops the zero byte at its end.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.strip_suffix(&[0]).unwrap_or(bytes)).into_owned()
 }

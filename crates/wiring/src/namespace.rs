@@ -1,4 +1,4 @@
-//! Opens and enters network namespaces, and runs work on threads that may change their namespace.
+//! Opens and enters network namespaces, and runs functions on threads that may change their namespace.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -17,19 +17,19 @@ use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 
 use crate::error::{Errno, Error};
 
-/// The path of the network namespace of the thread that opens the path.
+/// The path under `/proc` that leads each thread to the thread's own network namespace.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// An open network namespace.
+/// An open file of a network namespace.
 pub(crate) struct NetNamespace {
     file: File,
     path: PathBuf,
 }
 
 pub(crate) enum NamespaceError {
-    /// There is no file at the namespace's path.
+    /// There is no file at the network namespace's path.
     Gone(Error),
-    /// The path leads to a file that is no namespace, or the file cannot be opened.
+    /// The file at the path is not a network namespace, or cannot be opened.
     Other(Error),
 }
 
@@ -41,8 +41,8 @@ impl From<NamespaceError> for Error {
 }
 
 impl NetNamespace {
-    /// Opens a network namespace. The type of the file system is checked first, because the path may lead to any file,
-    /// for example to a pipe, and opening such a file could do harm.
+    /// Opens the network namespace at a path. Before opening the path, the function checks the type of the file system.
+    /// The path may lead to any file, for example to a pipe, and opening that file could have side effects.
     pub(crate) fn open(path: &Path) -> Result<Self, NamespaceError> {
         match statfs(path).map(|about| about.filesystem_type()) {
             Ok(NSFS_MAGIC | PROC_SUPER_MAGIC) => {}
@@ -70,43 +70,44 @@ impl NetNamespace {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Opens the network namespace of this thread.
+    /// Opens the network namespace of the calling thread.
     pub(crate) fn own() -> Result<Self, Error> {
         Ok(Self::open(Path::new(OsStr::new(OWN_NAMESPACE)))?)
     }
 
-    /// Moves the calling thread into the network namespace.
+    /// Moves the calling thread into this network namespace.
     pub(crate) fn enter(&self) -> Result<(), Error> {
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| {
             Error::failed(&format!("error switching to ns {}", self.path.display()), Errno::from(errno))
         })
     }
 
-    /// Returns the open file whose descriptor requests use to name the namespace.
+    /// Returns the namespace's open file; netlink requests name a namespace by a file descriptor.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// The channel to which a thread sends its result. Sending succeeds only if [`run_in_thread`] receives the result.
+/// The channel over which a thread sends its result to [`run_in_thread`]. Sending fails if [`run_in_thread`] no longer
+/// waits for the result.
 pub(crate) type ResultSender<T> = SyncSender<Result<T, Error>>;
 
-/// Runs `work` on a new thread, and returns the first result that the thread sends.
+/// Runs `work` on a new thread, and returns the first result that the thread sends over the channel.
 ///
-/// Each call uses a new thread, because a thread that has entered another namespace must not be reused. The thread may
-/// continue after its first result and after the deadline, because a thread that waits in the kernel cannot be stopped.
-/// A result that is sent after the deadline is dropped.
+/// Each call starts a new thread, because a thread that has entered another namespace must not be reused. The thread
+/// may still run after its first result and after the deadline, because a thread that is blocked in the kernel cannot
+/// be stopped. A result that the thread sends after the deadline is dropped.
 ///
 /// # Errors
 ///
-/// The error that the thread sends; the error of `late` if the thread sends no result before the deadline; an error for
-/// a panic of the thread.
+/// The error that the thread sends; the error `late` if the thread sends no result before the deadline; or an error if
+/// the thread panics.
 pub(crate) fn run_in_thread<T: Send + 'static>(
     deadline: Instant,
     late: impl FnOnce() -> Error,
     work: impl FnOnce(&ResultSender<T>) + Send + 'static,
 ) -> Result<T, Error> {
-    // The channel has no buffer, so a sent result is either received or returned to the sender.
+    // The channel has no buffer: a sent result is either received, or returned to the sending thread.
     let (sender, receiver) = sync_channel(0);
     let thread = thread::Builder::new().name("wiring".to_owned()).spawn(move || work(&sender));
     let thread = thread.map_err(|error| Error::failed("failed to start a thread", Errno::from(&error)))?;

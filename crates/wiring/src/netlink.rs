@@ -1,9 +1,9 @@
-//! Sends requests to the kernel over netlink sockets, with as few system calls as possible.
+//! Sends netlink requests to the kernel, with as few system calls as possible.
 //!
-//! A message may have several requests. The kernel processes the requests of a message in order before `send` returns.
-//! The kernel reports each failed request and continues with the next request. Therefore only the last request of a
-//! message needs an acknowledgement: once the acknowledgement has arrived, every request without an error has
-//! succeeded.
+//! A netlink message may contain several requests. The kernel processes the requests of a message in order, before the
+//! system call `send` returns. The kernel reports each failed request, and continues with the next request. Therefore
+//! only the last request of a message needs an acknowledgement. Once the acknowledgement has arrived, every request
+//! without a reported error has succeeded.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,15 +16,16 @@ use nix::sys::socket::sockopt::SndBufForce;
 
 use crate::error::{Errno, Error};
 
-/// The numbers of message types that every netlink protocol has (`linux/netlink.h`).
+/// The message types that exist in every netlink protocol (`linux/netlink.h`).
 const ERROR_MESSAGE: u16 = 2;
 const DONE_MESSAGE: u16 = 3;
 
-/// Maximum size of one message from the kernel, in bytes. A long listing has several messages.
+/// Maximum size in bytes of one message from the kernel. The kernel splits a long listing into several messages.
 const MAX_PART_BYTES: usize = 32 * 1024;
-/// Maximum number of attempts to get a consistent listing. A change during a listing makes the listing inconsistent.
+/// Maximum number of attempts to read a consistent listing. A listing is inconsistent if the listed objects change
+/// while the kernel sends the listing.
 const MAX_LISTING_ATTEMPTS: usize = 5;
-/// Size of the longest message that fits into the default send buffer of a socket, in bytes.
+/// Size in bytes of the longest message that fits into a socket's default send buffer.
 const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 
 /// A netlink request to the kernel.
@@ -32,29 +33,30 @@ const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 pub(crate) struct NetlinkRequest {
     kind: u16,
     flags: u16,
-    /// `NLM_F_ACK` if the kernel answers the request only with an acknowledgement, otherwise 0.
+    /// `NLM_F_ACK` if the kernel's only answer to the request is an acknowledgement, otherwise 0.
     confirm: u16,
     body: Vec<u8>,
-    /// The text that precedes the kernel's reason in the error if the kernel refuses the request; may be empty.
+    /// The start of the error message if the kernel refuses the request; the kernel's reason follows. If this start is
+    /// empty, the error message is the kernel's reason alone.
     failure: String,
 }
 
 impl NetlinkRequest {
-    /// Creates a request of a type (`RTM_..`) for a change, with flags (`NLM_F_..`) in addition to the flags of every
-    /// request.
+    /// Creates a request for a change, of a message type (`RTM_..`). The flags (`NLM_F_..`) are added to the flags that
+    /// every request has.
     pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
         Self { kind, flags, confirm: NLM_F_ACK, body: bytes, failure: String::new() }
     }
 
-    /// Creates a request of a type (`RTM_..`) for information.
+    /// Creates a request for information, of a message type (`RTM_..`).
     pub(crate) fn tell(kind: u16, body: &impl Emitable) -> Self {
         Self { confirm: 0, ..Self::change(kind, 0, body) }
     }
 
-    /// Sets the text that precedes the kernel's reason if the kernel refuses the request. By default, the error has
-    /// only the reason.
+    /// Sets the start of the error message if the kernel refuses the request; the kernel's reason follows. By default,
+    /// the error message consists of the kernel's reason alone.
     pub(crate) fn with_failure(mut self, failure: String) -> Self {
         self.failure = failure;
         self
@@ -71,17 +73,17 @@ impl NetlinkRequest {
         message.resize(from + header.buffer_len(), 0);
         header.emit(&mut message[from..]);
         message.extend_from_slice(&self.body);
-        // Each request in a message must begin at a multiple of four bytes.
+        // Each request in a netlink message must begin at a multiple of four bytes.
         message.resize(message.len().next_multiple_of(4), 0);
         Ok(())
     }
 }
 
-/// The kernel's answer to one request: the reply (may be empty), or the reason for refusing the request.
+/// The kernel's answer to one request: the reply, which may be empty, or the error number of the refusal.
 pub(crate) type Reply = Result<Vec<u8>, Errno>;
 
-/// A netlink socket to the kernel. The socket belongs to the network namespace in which it was opened, whichever thread
-/// uses the socket.
+/// A netlink socket for requests to the kernel. The socket belongs to the network namespace in which it was opened,
+/// whichever thread uses the socket.
 pub(crate) struct NetlinkSocket {
     socket: netlink_sys::Socket,
     sequence: Cell<u32>,
@@ -89,23 +91,23 @@ pub(crate) struct NetlinkSocket {
 }
 
 impl NetlinkSocket {
-    /// Opens a socket to the network namespace of this thread, for a protocol (`NETLINK_..`).
+    /// Opens a socket of a netlink protocol (`NETLINK_..`) in the network namespace of the calling thread.
     pub(crate) fn open(protocol: isize) -> Result<Self, Errno> {
         let socket = netlink_sys::Socket::new(protocol).map_err(|error| Errno::from(&error))?;
         Ok(Self { socket, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(MAX_PART_BYTES)) })
     }
 
-    /// Opens a netlink socket for interfaces, addresses and routes, in the network namespace of this thread.
+    /// Opens a netlink socket for interfaces, addresses and routes, in the network namespace of the calling thread.
     pub(crate) fn route() -> Result<Self, Error> {
         let opened = Self::open(netlink_sys::protocols::NETLINK_ROUTE);
         let socket = opened.map_err(|errno| Error::failed("failed to open a netlink socket", errno))?;
-        // With the option for strict checking, the kernel filters listings. A kernel before 4.20 lists all entries, and
-        // the callers filter the listing.
+        // With the socket option for strict checking, the kernel filters listings as the request says. A kernel before
+        // 4.20 lists all entries, so the callers filter the listing once more.
         let _ = socket.socket.set_netlink_get_strict_chk(true);
         Ok(socket)
     }
 
-    /// Sends requests in one message, and returns the answer to each request.
+    /// Sends several requests in one netlink message, and returns the kernel's answer to each request.
     pub(crate) fn exchange(&self, requests: &[NetlinkRequest]) -> Result<Vec<Reply>, Errno> {
         let Some(last) = requests.len().checked_sub(1) else { return Ok(Vec::new()) };
         let first = self.sequence.get().wrapping_add(1);
@@ -134,19 +136,19 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// Sends requests like [`exchange`](Self::exchange), but fails unless all requests succeed. The first refused
-    /// request determines the error.
+    /// Sends several requests like [`exchange`](Self::exchange), but returns an error unless every request succeeds.
+    /// The returned error is the error of the first refused request.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
         answers.map(|(answer, request)| answer.map_err(|errno| Error::failed(&request.failure, errno))).collect()
     }
 
-    /// Carries out all requests or none of them, as an nfnetlink batch between the two messages `begin` and `end`. The
-    /// error has the failure text of the first refused request, and the kernel's reason.
+    /// Carries out either all requests or none of them, as an nfnetlink batch between the two messages `begin` and
+    /// `end`. The error consists of the failure text of the first refused request, and the kernel's reason.
     ///
-    /// If the kernel accepts no batch at all, it answers the message `begin`. If the kernel accepts the batch, it
-    /// answers the last request.
+    /// If the kernel accepts no batches at all, it answers the message `begin`. If the kernel accepts the batch, it
+    /// acknowledges the last request.
     pub(crate) fn batch(
         &self,
         begin: &NetlinkRequest,
@@ -162,8 +164,8 @@ impl NetlinkSocket {
             let sequence = u32::try_from(at).map_err(|_| talk(Errno::TOO_LONG))?.wrapping_add(first);
             request.write(&mut message, confirm, sequence).map_err(talk)?;
         }
-        // The kernel accepts a batch only in a single message. If the send buffer cannot be enlarged, sending the batch
-        // fails.
+        // The kernel accepts a batch only as a single message, so enlarge the send buffer if needed. If the send buffer
+        // cannot be enlarged, sending the batch fails.
         if message.len() > DEFAULT_SEND_BUFFER_BYTES {
             let _ = setsockopt(&self.socket, SndBufForce, &(4 * message.len()));
         }
@@ -192,7 +194,8 @@ impl NetlinkSocket {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }
 
-    /// Returns all entries of the listing that the kernel sends for a request. Repeats an inconsistent listing.
+    /// Returns all entries that the kernel lists in reply to a request. Repeats the request if the listing was
+    /// inconsistent.
     pub(crate) fn list(&self, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>, Errno> {
         for _ in 1..MAX_LISTING_ATTEMPTS {
             if let Some(listed) = self.list_once(request)? {
@@ -202,7 +205,8 @@ impl NetlinkSocket {
         self.list_once(request)?.ok_or(Errno::BUSY)
     }
 
-    /// Requests a listing once. Returns `None` if a change during the listing made the listing inconsistent.
+    /// Requests a listing from the kernel once. Returns `None` if the listing is inconsistent, because the listed
+    /// objects changed meanwhile.
     fn list_once(&self, request: &NetlinkRequest) -> Result<Option<Vec<Vec<u8>>>, Errno> {
         let sequence = self.sequence.get().wrapping_add(1);
         let mut message = Vec::new();
@@ -229,17 +233,18 @@ impl NetlinkSocket {
         Ok(whole.then_some(listed))
     }
 
-    /// Sends a message that uses `count` sequence numbers.
+    /// Sends a netlink message, whose requests use `count` sequence numbers.
     fn send(&self, message: &[u8], first: u32, count: usize) -> Result<(), Errno> {
         let used = u32::try_from(count).map_err(|_| Errno::TOO_LONG)?;
         self.sequence.set(first.wrapping_add(used).wrapping_sub(1));
         self.socket.send(message, 0).map(drop).map_err(|error| Errno::from(&error))
     }
 
-    /// Receives one message from the kernel, and calls `show` for each part of the message.
+    /// Receives one message from the kernel, and calls `show` for each of its parts.
     ///
-    /// The kernel's answer is ready when `send` returns; for a listing, the kernel produces the rest as it is read.
-    /// Therefore this function never waits: an answer that is not available now will never arrive.
+    /// The kernel's answer is already in the socket when `send` returns; of a listing, the kernel produces the rest
+    /// while it is read. Therefore this function never waits: an answer that is not in the socket now will never
+    /// arrive.
     fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.clear();
@@ -257,7 +262,7 @@ impl NetlinkSocket {
     }
 }
 
-/// Returns the reason for a refusal from the kernel's last message about a request, or `None` on success.
+/// Returns the error number in the kernel's last message about a request, or `None` if the request succeeded.
 fn refusal(payload: &[u8]) -> Result<Option<Errno>, Errno> {
     let code = payload.first_chunk().copied().map(i32::from_ne_bytes).ok_or(Errno::GARBLED)?;
     Ok((code != 0).then_some(Errno(code.wrapping_neg())))

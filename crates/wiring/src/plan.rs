@@ -1,39 +1,39 @@
-//! Defines the plan of one container's network.
+//! Defines the plan of one container's network: interfaces, addresses, routes and settings.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// The next hop of a container's IPv4 routes. No machine has this address, because the host's end answers for every
-/// address.
+/// The next hop of a container's IPv4 routes. No machine has this next-hop address; the host's end of the interface
+/// pair answers ARP requests for every address.
 pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-/// The plan of one container's network.
+/// The plan of one container's network: interfaces, addresses, routes and settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The name of the pair's end that stays on the host, for example `calic1`.
+    /// The name of the interface that stays on the host, for example `calic1`.
     pub host_interface: String,
-    /// The treatment of an existing host interface with the name `host_interface`.
+    /// What to do with an existing host interface that has the name `host_interface`.
     pub old_interface: OldInterface,
-    /// The name of the pair's end in the container, from `CNI_IFNAME`.
+    /// The name of the interface in the container, from `CNI_IFNAME`.
     pub interface: String,
-    /// The MTU of both ends of the pair in bytes; 0 for the kernel's default.
+    /// The MTU in bytes of both ends of the interface pair; 0 for the kernel's default.
     pub mtu: u32,
-    /// Number of send queues and of receive queues of each end of the pair; 0 means 1.
+    /// Number of send queues, and also of receive queues, of each end of the interface pair; 0 means 1.
     pub queues: u32,
     /// The kind of the pair of interfaces.
     pub device: Device,
-    /// The MAC address of the container's end; `None` for the kernel's choice. The kernel uses the first six bytes of a
-    /// longer address.
+    /// The MAC address of the interface in the container; `None` if the kernel is to choose one. Of a MAC address
+    /// longer than six bytes, the kernel uses the first six bytes.
     pub mac: Option<Vec<u8>>,
-    /// The addresses of the container, as /32 and /128, in the order in which they are added.
+    /// The addresses of the container, each as /32 or /128, in the order in which they are added.
     pub addresses: Vec<IpAddr>,
-    /// Networks that belong to the container as a whole. The host routes these networks to the container. In the
-    /// container, the unused addresses of these networks are unreachable, so that packets to unused addresses do not
-    /// loop between the container and the host.
+    /// Networks (prefixes) that are assigned to the container as a whole. The host routes the container's prefixes to
+    /// the container. In the container, packets to unused addresses of its prefixes are rejected, so that such packets
+    /// do not loop between the container and the host.
     pub prefixes: Vec<IpNet>,
-    /// Destinations that the container reaches through the host. A destination is ignored unless the container has an
-    /// address of the same family.
+    /// Destinations to which the container gets a route through the host. Destinations of an address family in which
+    /// the container has no address are ignored.
     pub routes: Vec<IpNet>,
     /// Whether the container forwards packets between its interfaces.
     pub forwarding: Forwarding,
@@ -41,43 +41,43 @@ pub struct Plan {
     pub next_hop: NextHop,
 }
 
-/// The treatment of a host interface that already has the wanted name.
+/// What to do with an existing host interface that has the wanted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldInterface {
-    /// The existing interface is always removed, because its name belongs to this workload only.
+    /// The existing interface is always removed, because only this container can have an interface of that name.
     Removed,
-    /// The existing interface is removed, unless its other end is in the network namespace of another container. If
-    /// another container has the other end, the call fails with [`Error::Taken`](crate::Error::Taken).
+    /// The existing interface is removed, unless its peer is in the network namespace of another container. If the peer
+    /// of the existing interface is in another container, the call fails with [`Error::Taken`](crate::Error::Taken).
     KeptIfInUse,
 }
 
 /// How a container finds the next hop of its IPv4 routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
-    /// The container finds the next hop by ARP, as with Calico, and the host's proxy ARP answers. Proxy ARP requires
-    /// that the host has a route to the next hop by another interface, for example a default route.
+    /// As with Calico, the container finds the next hop by ARP, and the host's proxy ARP answers. For proxy ARP, the
+    /// host needs a route to the next hop by another interface, for example a default route.
     Asked,
-    /// The container has a permanent neighbour entry with the MAC address of the host's end. A neighbour entry also
-    /// works on a host without a default route.
+    /// The container gets a permanent neighbour entry that maps the next hop to the MAC address of the host's end. A
+    /// permanent neighbour entry also works if the host has no default route.
     Known,
 }
 
-/// The kind of a pair of interfaces.
+/// The kind of an interface pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// A veth pair, which every kernel has.
+    /// A veth pair, which every kernel supports.
     Veth,
     /// A netkit pair (Linux 6.7 and later), or a veth pair if the kernel does not support netkit.
     Netkit,
 }
 
-/// Whether a container forwards packets. The setting applies to the address families in which the container has an
-/// address.
+/// Whether a container forwards packets between its interfaces. The setting applies to each address family in which the
+/// container has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
-    /// The container forwards packets.
+    /// The container forwards packets between its interfaces.
     On,
-    /// The container does not forward packets, even if its namespace forwarded packets before.
+    /// The container does not forward packets, even if forwarding was on in its network namespace before.
     Off,
 }
 
@@ -92,7 +92,7 @@ impl Forwarding {
 }
 
 impl Plan {
-    /// Returns the networks that the host routes to the container: each address and each prefix.
+    /// Returns the destinations that the host routes to the container: each address and each prefix of the container.
     pub(crate) fn reached(&self) -> Vec<IpNet> {
         let addresses = self.addresses.iter().copied().map(IpNet::from);
         addresses.chain(self.prefixes.iter().copied()).collect()
@@ -106,13 +106,15 @@ impl Plan {
         self.addresses.iter().any(IpAddr::is_ipv6)
     }
 
-    /// Returns the IPv4 routes of the container through the host, if the container has an IPv4 address.
+    /// Returns the destinations of the container's IPv4 routes through the host. A container without an IPv4 address
+    /// has no IPv4 routes.
     pub(crate) fn ipv4_routes(&self) -> impl Iterator<Item = IpNet> {
         let used = self.has_ipv4();
         self.routes.iter().filter(move |route| used && route.addr().is_ipv4()).map(IpNet::trunc)
     }
 
-    /// Returns the IPv6 routes of the container through the host, if the container has an IPv6 address.
+    /// Returns the destinations of the container's IPv6 routes through the host. A container without an IPv6 address
+    /// has no IPv6 routes.
     pub(crate) fn ipv6_routes(&self) -> impl Iterator<Item = IpNet> {
         let used = self.has_ipv6();
         self.routes.iter().filter(move |route| used && route.addr().is_ipv6()).map(IpNet::trunc)

@@ -1,6 +1,6 @@
-//! Reads and writes the kernel's settings under `/proc/sys/net`, and makes the host forward packets.
+//! Reads and writes kernel settings (sysctls) under `/proc/sys/net`, and makes the host forward packets.
 //!
-//! Under `/proc/sys/net`, the kernel shows the settings of the current thread's network namespace.
+//! A thread that reads `/proc/sys/net` sees the settings of the thread's own network namespace.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -10,11 +10,11 @@ use crate::error::{Errno, Error};
 
 const FOLDER: &str = "/proc/sys/net";
 
-/// Writes a kernel setting, for example `ipv4/ip_forward`. The setting must exist.
+/// Writes a kernel setting (sysctl), for example `ipv4/ip_forward`. The kernel must already have this setting.
 ///
 /// # Errors
 ///
-/// The text of the failure, for example `open /proc/sys/net/ipv4/ip_forward: permission denied`.
+/// The error message, for example `open /proc/sys/net/ipv4/ip_forward: permission denied`.
 pub(crate) fn write(key: &str, value: &str) -> Result<(), String> {
     let path = format!("{FOLDER}/{key}");
     let failed = |what, error| format!("{what} {path}: {}", Errno::from(&error));
@@ -22,30 +22,30 @@ pub(crate) fn write(key: &str, value: &str) -> Result<(), String> {
     file.write_all(value.as_bytes()).map_err(|error| failed("write", error))
 }
 
-/// Writes a kernel setting like [`write()`], but the error begins with the name of the setting: `failed to set
+/// Writes a kernel setting like [`write()`], but the error message begins with the setting's name: `failed to set
 /// net.ipv4.conf.calic1.proxy_arp=1: ..`.
 pub(crate) fn set(key: &str, value: &str) -> Result<(), String> {
     write(key, value).map_err(|reason| format!("failed to set net.{}={value}: {reason}", key.replace('/', ".")))
 }
 
-/// Returns the value of a kernel setting, or `None` if the setting cannot be read.
+/// Returns the value of a kernel setting (sysctl), or `None` if the setting cannot be read.
 pub(crate) fn read(key: &str) -> Option<String> {
     Some(fs::read_to_string(format!("{FOLDER}/{key}")).ok()?.trim().to_owned())
 }
 
-/// Makes the host forward packets for the families of these addresses: sets `net.ipv4.ip_forward` and
-/// `net.ipv6.conf.all.forwarding` to 1 unless they already are 1.
+/// Makes the host forward packets of the address families that occur in the given addresses. Sets `net.ipv4.ip_forward`
+/// and `net.ipv6.conf.all.forwarding` to 1 unless they already are 1.
 ///
-/// Containers of this host reach each other over IPv4 even without `net.ipv4.ip_forward`. For IPv4, the kernel checks
-/// the forwarding setting of the interface by which a packet arrives, and `connect` enables forwarding for the host's
-/// ends. An answer from outside the host arrives by an interface whose forwarding is not enabled by `connect`. For
-/// IPv6, the kernel checks only the setting of the whole host, so containers need `net.ipv6.conf.all.forwarding` even
-/// to reach each other. With `net.ipv6.conf.all.forwarding`, the host no longer accepts a default route from router
-/// advertisements, unless the interface has `accept_ra=2`.
+/// IPv4 between containers of this host works even without `net.ipv4.ip_forward`. For IPv4, the kernel checks the
+/// forwarding setting of the interface by which a packet arrives. `connect` turns forwarding on for each container's
+/// host interface. A packet from outside arrives by an interface of the host, for which `connect` does not turn
+/// forwarding on. For IPv6, the kernel checks only the setting of the whole host, so even IPv6 between containers needs
+/// `net.ipv6.conf.all.forwarding`. With `net.ipv6.conf.all.forwarding`, the host no longer accepts a default route from
+/// router advertisements, except on interfaces with `accept_ra=2`.
 ///
 /// # Errors
 ///
-/// A setting cannot be written, for example `failed to set net.ipv4.ip_forward=1: ..`.
+/// A kernel setting cannot be written, for example `failed to set net.ipv4.ip_forward=1: ..`.
 pub fn ensure_forwarding(addresses: &[IpAddr]) -> Result<(), Error> {
     let families = [
         (addresses.iter().any(IpAddr::is_ipv4), "ipv4/ip_forward"),

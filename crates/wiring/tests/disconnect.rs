@@ -1,4 +1,4 @@
-//! Tests the removal of a container's interface by a second process, and each failure of that process.
+//! Tests that a second process removes a container's interface, and each way in which that process can fail.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
 }
 
-/// Creates a container with the interface `eth0`, whose other end `up0` is on the host.
+/// Creates a container with the interface `eth0`, whose peer `up0` is on the host.
 fn container() -> Netns {
     let container = Netns::new();
     shell(&format!("ip link add up0 type veth peer name eth0 netns {}", container.0.id()));
@@ -93,7 +93,7 @@ fn removal_succeeds_when_repeated() {
     container.inside(|| {
         assert_eq!(remove_interface("eth0"), 0);
         assert_eq!(remove_interface("eth0"), 0);
-        // The kernel refuses to remove the loopback interface.
+        // The kernel refuses to remove a loopback interface.
         assert_ne!(remove_interface("lo"), 0);
     });
     shell("! ip link show up0 2>/dev/null");

@@ -1,8 +1,8 @@
-//! Tests masquerading with packets: containers of two pools on a host, and another machine ("the world") without routes
-//! to the pools.
+//! Tests masquerading with real packets between containers of two pools on a host, and another machine ("the world")
+//! without routes to the pools.
 //!
-//! Each test has its own host: a thread in a new network namespace. The containers and the world are network
-//! namespaces, too, and a sleeping process keeps each of these namespaces.
+//! Each test runs on its own host: a thread in a new network namespace. The containers and the world are network
+//! namespaces, too. A sleeping process keeps each network namespace of the test alive.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -23,7 +23,7 @@ use nix::sched::{CloneFlags, setns};
 use support::{Netns, on_a_host, shell};
 use wiring::{Device, Forwarding, NextHop, OldInterface, Plan, connect, ensure_forwarding, masquerade};
 
-/// The addresses of one address family: a host and the world on one link, a pool with two containers, and a pool with
+/// Test addresses of one address family: a host and the world on one link, a pool with two containers, and a pool with
 /// one container.
 struct Family {
     host: &'static str,
@@ -47,13 +47,13 @@ const IPV6: Family = Family {
     pools: ["fd80::/64", "fd81:0:0:0:8000::/65"],
     pods: ["fd80::1", "fd80::ffff:2", "fd81::8000:0:0:1"],
 };
-/// The name of an environment variable that is set for the process without privileges.
+/// The environment variable that is set for the process without privileges.
 const POWERLESS: &str = "MARGAY_TEST_POWERLESS";
 /// The name of the store whose rules are tested.
 const STORE: &str = "lab";
-/// Number of threads that call the masquerade functions concurrently.
+/// Number of threads that call the masquerade functions at the same time.
 const CALLERS: usize = 16;
-/// Time limit for the arrival of a packet.
+/// How long to wait for a packet to arrive.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -88,7 +88,7 @@ struct Place {
 }
 
 impl Place {
-    /// Sets up the world and the containers on the host of this thread.
+    /// Creates the world and the containers, which are connected to this thread's host.
     fn new(family: &'static Family) -> Self {
         let Family { host, world: there, length, .. } = family;
         let world = Netns::new();
@@ -127,7 +127,7 @@ impl Place {
     }
 }
 
-/// The result of sending a packet from one namespace to another and waiting for the answer.
+/// The result of sending a packet from one network namespace to another, and waiting for the answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Talk {
     /// The source address that the receiver of the packet saw.
@@ -137,14 +137,14 @@ struct Talk {
 
 fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let target = ip(target);
-    // The kernel chooses the port. A port that an earlier test has used may briefly be held by a process that another
-    // test has just forked.
+    // Bind to port 0, so that the kernel chooses a port. A fixed port could still be in use, because a process that
+    // another test has just forked may have inherited its socket.
     let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
     let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    // If an answer has no route, `send_to` fails, so every answer that was sent will arrive.
+    // `send_to` fails if there is no route for the answer, so every answer that was sent will arrive.
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(b"there", (target, port)).unwrap();
     let mut buffer = [0; 16];
@@ -184,7 +184,7 @@ fn pools_see_each_other_unmasked(family: &'static Family) {
             assert_eq!(talk, Talk { from: ip(family.pods[from]), answered: true }, "{from} {to} {masqueraded:?}");
         }
     }
-    // A network that is not listed in `pools` counts as the world.
+    // A network that is not in `pools` is a destination outside all pools.
     masquerade::ensure(STORE, &pools[..1], &[]).unwrap();
     assert_ne!(talk(&place.pods[0], &place.pods[2], family.pods[2]).from, ip(family.pods[0]));
 }
@@ -193,7 +193,7 @@ fn rules_stay_when_set_again() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
     let (before, generation) = (listed(), generation());
-    // Two tables, two chains, 4 + 3 rules of IPv4, and 1 + 1 of IPv6.
+    // The listing has two tables, two chains, 4 + 3 rules for IPv4, and 1 + 1 rules for IPv6.
     assert_eq!(before.len(), 2 + 2 + 7 + 2);
     let backwards: Vec<IpNet> = pools.iter().rev().copied().collect();
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
@@ -217,7 +217,7 @@ fn rules_follow_pools() {
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
     masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
-    // Removing all rules has the same effect as another program that empties the chain.
+    // Another program may have removed all rules; `ensure` must then restore them.
     let before = listed().len();
     masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
@@ -240,7 +240,7 @@ fn rules_stay_whole_when_many_set_at_once() {
     for _ in 0..20 {
         all(&|_| masquerade::ensure(STORE, &pools, &pools).unwrap());
         assert_eq!(listed().len(), 2 + 2 + 4 + 2);
-        // If callers pass different pools, the rules match the pools of one caller.
+        // If concurrent callers pass different pools, the rules match the pools of exactly one caller.
         all(&|caller| masquerade::ensure(STORE, &pools[caller % 2..], &pools[caller % 2..]).unwrap());
         assert!([2 + 2 + 4 + 2, 2 + 2 + 2 + 2].contains(&listed().len()), "{}", listed().len());
         all(&|_| masquerade::ensure(STORE, &[], &[]).unwrap());
@@ -255,7 +255,7 @@ fn rules_are_none_when_nothing_to_masquerade() {
     assert_eq!(listed().len(), 0);
 }
 
-/// Checks that the rules of iptables remain, because iptables also uses nftables, in separate tables.
+/// Checks that the rules of iptables remain. iptables may also use nftables, in separate tables.
 fn rules_leave_other_tables() {
     shell("iptables-nft -t nat -A POSTROUTING -s 10.99.0.0/16 -j MASQUERADE");
     let before = listed();
@@ -269,7 +269,7 @@ fn rules_leave_other_tables() {
 
 fn rules_are_apart_for_each_store() {
     let (first, second) = (nets(&["10.65.0.0/16"]), nets(&["10.66.0.0/24"]));
-    // The store's name has a character that nft cannot read in the name of a table.
+    // The name of this store contains a character that nft cannot read in a table name.
     let other = r"var-lib-other\x2dlab.sled";
     masquerade::ensure(STORE, &first, &first).unwrap();
     let before = listed();
@@ -277,14 +277,14 @@ fn rules_are_apart_for_each_store() {
     assert_eq!(listed().len(), 2 * (1 + 1 + 2));
     let named = b"margay-var-lib-other_x2dlab.sled\0";
     assert!(listed().iter().any(|found| found.windows(named.len()).any(|part| part == named)));
-    // The pool of the other store is no longer masqueraded.
+    // The pool of the second store is not masqueraded any more.
     masquerade::refresh(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
     masquerade::ensure(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
 }
 
-/// Runs this test program again in a process without `CAP_NET_ADMIN`.
+/// Runs this test binary again, in a process without `CAP_NET_ADMIN`.
 fn rules_error_says_so_without_privilege() {
     let mut process = Command::new("setpriv");
     process.args(["--inh-caps", "-net_admin", "--bounding-set", "-net_admin"]);
@@ -295,8 +295,8 @@ fn rules_error_says_so_without_privilege() {
     assert_eq!(done.status.code(), Some(1));
 }
 
-/// The part of the test that runs in the process without privileges. A call fails only if there is a pool to
-/// masquerade.
+/// The part of the test that runs in the process without `CAP_NET_ADMIN`. A call fails only if at least one pool is to
+/// be masqueraded.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
     masquerade::ensure(STORE, &[], &pools).unwrap();
@@ -309,19 +309,20 @@ fn try_without_power() -> ExitCode {
     }
 }
 
-/// Lists all tables, chains and rules of this thread's network namespace in the kernel's form.
+/// Lists all nftables tables, chains and rules of this thread's network namespace, in the kernel's encoding.
 fn listed() -> Vec<Vec<u8>> {
-    // The message types are NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN and NFT_MSG_GETRULE.
+    // The numbers are the message types NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN and NFT_MSG_GETRULE.
     [1, 4, 7].into_iter().flat_map(|kind| ask(kind, NLM_F_DUMP)).collect()
 }
 
-/// Returns the kernel's generation of the nftables rules, which differs after every change of the rules.
+/// Returns the kernel's generation number of the nftables rules, which changes with every change of the rules.
 fn generation() -> Vec<u8> {
-    // The message type is NFT_MSG_GETGEN. The answer ends with the name of the process.
+    // The number 16 is the message type NFT_MSG_GETGEN. The kernel's answer to NFT_MSG_GETGEN also contains the name of
+    // the calling process.
     ask(16, 0).pop().unwrap()
 }
 
-/// Sends a request to nftables, and returns the messages of the answer.
+/// Sends a request to nftables, and returns all messages of the answer.
 fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
     let socket = Socket::new(NETLINK_NETFILTER).unwrap();
     let mut request = Vec::new();
@@ -341,7 +342,7 @@ fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
             if kind == 3 {
                 return messages;
             }
-            // Keeps only the family of the nftables header, because the rest of the header depends on the generation.
+            // Of the nftables header keep only the family, because the rest changes with each generation of the rules.
             messages.push([&rest[16..17], &rest[20..length]].concat());
             rest = &rest[length.next_multiple_of(4).min(rest.len())..];
         }

@@ -1,4 +1,4 @@
-//! Reads the source files of a crate, and finds the items of other files that each file names.
+//! Reads the source files of a crate, and finds which items of other files each file names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -9,28 +9,28 @@ use proc_macro2::TokenStream;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 
-/// A path of names: the path of a module from the crate's root, or the path of an item as a file writes it.
+/// A path of Rust names: the path of a module from the crate's root, or the path of an item as a source file writes it.
 type Names = Vec<String>;
 
-/// The source files of a crate.
+/// All source files of a crate, without tests.
 pub(crate) struct Crate {
     files: Vec<File>,
-    /// The index in `files` of each module's file.
+    /// For each module, the index of its file in `files`.
     modules: BTreeMap<Names, usize>,
 }
 
-/// A source file, which is one module.
+/// A source file, which contains one module.
 struct File {
     module: Names,
     name: String,
-    /// The paths that the file names, from the crate's root.
+    /// The paths of the items that the file names, from the crate's root.
     uses: Vec<Names>,
-    /// The paths of the file's re-exports, by the re-exported name.
+    /// The paths of the items that the file re-exports, by the re-exported name.
     exports: BTreeMap<String, Names>,
 }
 
 impl Crate {
-    /// Reads the source files in a folder and its subfolders, except tests.
+    /// Reads all source files in a folder and its subfolders, except tests.
     pub(crate) fn read(folder: &Path) -> Result<Self, String> {
         let mut files = Vec::new();
         read_below(folder, &mut Vec::new(), &mut files)?;
@@ -38,12 +38,12 @@ impl Crate {
         Ok(Self { files, modules })
     }
 
-    /// Returns the names of the files.
+    /// Returns the names of the crate's source files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|file| file.name.as_str())
     }
 
-    /// Returns the indexes of the other files that each file needs.
+    /// Returns for each file the indexes of the other files that it needs.
     pub(crate) fn needs(&self) -> Vec<BTreeSet<usize>> {
         let needs = |(at, file): (usize, &File)| {
             file.uses.iter().filter_map(|names| self.file_of(names)).filter(|other| *other != at).collect()
@@ -51,10 +51,10 @@ impl Crate {
         self.files.iter().enumerate().map(needs).collect()
     }
 
-    /// Returns the index of the file that defines an item.
+    /// Returns the index of the file that defines the item at a path.
     fn file_of(&self, names: &Names) -> Option<usize> {
         let mut names = names.clone();
-        // One re-export may lead to another re-export.
+        // A re-export may lead to another re-export, so repeat the lookup.
         for _ in 0..16 {
             let length = (0..=names.len()).rev().find(|length| self.modules.contains_key(&names[..*length]))?;
             let at = self.modules[&names[..length]];
@@ -97,16 +97,17 @@ fn read_below(folder: &Path, module: &mut Names, files: &mut Vec<File>) -> Resul
     Ok(())
 }
 
-/// Collects the paths that a file names.
+/// Collects the paths of items that a source file names.
 struct Reader {
     file: File,
-    /// The module whose items are being read: either the file's own module or a module inside the file.
+    /// The module whose items are being read: the file's own module, or a module that is nested in the file.
     place: Names,
 }
 
 impl Reader {
-    /// Turns a path as the file writes it into a path from the crate's root. A path of another crate becomes a path of
-    /// this module. A path of this module is harmless because a file does not need itself.
+    /// Converts a path as the file writes it to a path from the crate's root. A path of an item in another crate is
+    /// converted to a path in this module. The converted path is wrong but harmless, because a file never counts as
+    /// needing itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
         while let Some((first, after)) = rest.split_first() {
@@ -158,7 +159,7 @@ impl Reader {
         }
     }
 
-    /// Collects the paths in the tokens of a macro call.
+    /// Collects the paths of items in the tokens of a macro call.
     fn tokens(&mut self, tokens: &TokenStream) {
         let text = tokens.to_string().replace(" :: ", "::");
         let is_of_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';

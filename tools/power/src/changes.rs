@@ -1,5 +1,5 @@
-//! Keeps the durable and the visible state of file contents and folder entries, with the unsynced changes in between. A
-//! seed chooses the changes that survive a power cut.
+//! Keeps the durable and the visible state of files and folders on the test disk, and the unsynced changes between
+//! these states. A random seed decides which unsynced changes survive a power cut.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,20 +7,20 @@ use std::ops::Range;
 
 use fastrand::Rng;
 
-/// The size in bytes of a sector, the largest unit that is written atomically.
+/// The size in bytes of a disk sector, the largest unit that is written atomically.
 const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
 enum ContentChange {
     Length(usize),
-    /// A write that does not change the file's length.
+    /// A write inside the file, which does not change the file's length.
     Write {
         at: usize,
         bytes: Vec<u8>,
     },
 }
 
-/// The durable and the visible content of a file.
+/// The durable and the visible content of a file, and its unsynced changes.
 #[derive(Debug, Default)]
 pub(crate) struct File {
     durable: Vec<u8>,
@@ -29,17 +29,17 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Creates a file whose content is durable.
+    /// Creates a file whose whole content is durable.
     pub(crate) fn durable(content: Vec<u8>) -> Self {
         Self { durable: content.clone(), seen: content, changes: Vec::new() }
     }
 
-    /// Returns the content that programs see.
+    /// Returns the visible content, which programs read.
     pub(crate) fn content(&self) -> &[u8] {
         &self.seen
     }
 
-    /// True if the file has a change that is not durable yet.
+    /// Returns true if the file has a change that is not durable yet.
     pub(crate) fn is_unsynced(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -68,7 +68,7 @@ impl File {
         }
     }
 
-    /// Draws the content of the file after a power cut.
+    /// Draws at random which content the file has after a power cut.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Vec<u8> {
         let lengths = self.changes.iter().filter(|change| matches!(change, ContentChange::Length(_))).count();
         let mut lengths = luck.of_length(lengths);
@@ -105,7 +105,7 @@ impl File {
     }
 }
 
-/// Splits a write of `length` bytes at sector boundaries.
+/// Splits a write of `length` bytes at the boundaries of sectors.
 fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = at + length;
     let mut from = at;
@@ -116,7 +116,7 @@ fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The entries of a folder: the names of files and folders, with their node numbers.
+/// The entries of a folder: the names of its files and folders, each with a node number.
 pub(crate) type Names = BTreeMap<OsString, u64>;
 
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl NameChange {
     }
 }
 
-/// The durable and the visible entries of a folder.
+/// The durable and the visible entries of a folder, and its unsynced changes.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
     durable: Names,
@@ -153,17 +153,17 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder whose entries are durable.
+    /// Creates a folder whose entries are all durable.
     pub(crate) fn durable(names: Names) -> Self {
         Self { durable: names.clone(), seen: names, changes: Vec::new() }
     }
 
-    /// Returns the entries that programs see.
+    /// Returns the visible entries, which programs read.
     pub(crate) fn names(&self) -> &Names {
         &self.seen
     }
 
-    /// True if the folder has a change that is not durable yet.
+    /// Returns true if the folder has a change that is not durable yet.
     pub(crate) fn is_unsynced(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -180,7 +180,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Renames the folder's entry `from` to `to`, replacing an existing entry.
+    /// Renames the folder's entry `from` to `to`. An existing entry `to` is replaced.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }
@@ -197,7 +197,7 @@ impl Folder {
         }
     }
 
-    /// Draws the entries of the folder after a power cut.
+    /// Draws at random which entries the folder has after a power cut.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Names {
         let mut left = self.durable.clone();
         let survivors = luck.of_folder(self.changes.len());
@@ -206,36 +206,39 @@ impl Folder {
     }
 }
 
-/// The rule for which unsynced changes to a folder survive a power cut.
+/// Which unsynced changes to a folder survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folders {
-    /// A random number of the first changes survives: none, some or all of the changes.
+    /// Of the unsynced changes in order, the first ones survive: none, some or all, chosen at random.
     Prefix,
-    /// No unsynced change survives. A name is durable only after a sync of its folder.
+    /// No unsynced change to the folder survives. A file's name is durable only after a sync of the folder that
+    /// contains the name.
     Strict,
 }
 
-/// The seed and rules that decide which unsynced changes survive a power cut.
+/// The random seed and the rules that decide which unsynced changes survive a power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// The seed of the random choices. A seed and a sequence of changes always give the same image.
+    /// The seed of all random choices for this power cut. The same seed and the same sequence of changes always result
+    /// in the same disk image.
     pub seed: u64,
-    /// Which unsynced changes to folders survive the power cut.
+    /// Which unsynced changes to folders survive this power cut.
     pub folders: Folders,
 }
 
-/// Draws the changes that survive one power cut.
+/// Draws at random which changes survive one power cut.
 pub(crate) struct Luck {
     random: Rng,
     folders: Folders,
-    /// The percentage of sectors whose writes survive.
+    /// The percentage of sectors whose unsynced writes survive.
     percent: u8,
 }
 
 impl Luck {
     pub(crate) fn new(cut: Cut) -> Self {
         let mut random = Rng::with_seed(cut.seed);
-        // Cuts that keep nearly all or nearly no sectors find other faults than cuts that keep half of the sectors.
+        // Sometimes keep nearly all or nearly no sectors: such power cuts find other faults than power cuts that keep
+        // half of the sectors.
         let percent = random.choice([0, 10, 50, 50, 90, 100]).unwrap_or(50);
         Self { random, folders: cut.folders, percent }
     }
@@ -244,7 +247,7 @@ impl Luck {
         self.random.u8(0..100) < self.percent
     }
 
-    /// Draws how many of the writes to one sector survive: all, some or no writes.
+    /// Draws at random how many of the unsynced writes to one sector survive: all, some or none.
     fn of_sector(&mut self, writes: usize) -> usize {
         match self.survives() {
             true if self.random.u8(0..4) == 0 => self.random.usize(1..=writes),
@@ -253,12 +256,12 @@ impl Luck {
         }
     }
 
-    /// Draws how many of the changes to one file's length survive.
+    /// Draws at random how many of the unsynced changes to one file's length survive.
     fn of_length(&mut self, changes: usize) -> usize {
         if self.survives() { changes } else { self.random.usize(0..=changes) }
     }
 
-    /// Draws how many of the changes to one folder survive.
+    /// Draws at random how many of the unsynced changes to one folder survive.
     pub(crate) fn of_folder(&mut self, changes: usize) -> usize {
         match self.folders {
             Folders::Prefix => self.of_length(changes),
@@ -266,7 +269,7 @@ impl Luck {
         }
     }
 
-    /// Draws whether the newer of two modification times survives.
+    /// Draws at random whether the newer of two modification times survives.
     pub(crate) fn of_time(&mut self) -> bool {
         self.survives()
     }
@@ -278,12 +281,12 @@ mod tests {
 
     use super::{Cut, Folders, *};
 
-    /// Returns the contents of a file after cuts with many seeds.
+    /// Returns the different contents that a file has after power cuts with many seeds.
     fn content_outcomes(file: &File) -> BTreeSet<Vec<u8>> {
         (0..2_000).map(|seed| file.after_cut(&mut Luck::new(Cut { seed, folders: Folders::Strict }))).collect()
     }
 
-    /// Returns the content of a file of sectors. Each sector is filled with one of the bytes.
+    /// Returns the content of a file that consists of whole sectors. Each sector is filled with one of the given bytes.
     fn sectors(bytes: &[u8]) -> Vec<u8> {
         bytes.iter().flat_map(|byte| [*byte; SECTOR]).collect()
     }

@@ -1,4 +1,4 @@
-//! Implements the disk: its files and folders, its power, how it treats syncs, and its image while it has no power.
+//! Implements the test disk: its files and folders, its power, how it treats syncs, and its image after a power cut.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,18 +12,18 @@ use std::time::SystemTime;
 use crate::changes::{Cut, File, Folder, Luck, Names};
 use crate::serve::Mounted;
 
-/// How a disk treats a sync.
+/// How the test disk treats a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncs {
-    /// A sync makes the synced changes durable.
+    /// A sync makes all changes to the synced file or folder durable.
     Kept,
     /// A sync reports success but makes no change durable.
     Ignored,
-    /// Syncs of folders are ignored. Syncs of files make their changes durable.
+    /// Syncs of folders report success but make no change durable. Syncs of files make the file's changes durable.
     IgnoredForFolders,
 }
 
-/// A file system in memory whose power can be cut. Clones share the same disk.
+/// A file system in memory whose power can be cut. Clones of a `Disk` are the same disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) state: Arc<Mutex<State>>,
@@ -33,24 +33,24 @@ pub struct Disk {
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
-    /// The entries of each open folder at the time when the folder was opened, by file handle.
+    /// The entries that each open folder had when it was opened, by file handle.
     pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
     syncs: Syncs,
     power: Power,
     operations: u64,
-    /// True while syncs must wait for their answer.
+    /// True while syncs are not answered.
     hangs: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// The power fails after this many more operations that change the disk or sync.
+    /// The power is cut after this many more operations that are changes or syncs.
     Left(u64),
     Cut,
 }
 
-/// A file or a folder with its attributes.
+/// A file or a folder on the disk, with its attributes.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) about: About,
@@ -65,19 +65,19 @@ pub(crate) enum Kind {
 }
 
 impl Node {
-    /// Creates a file or a folder of which no change is durable.
+    /// Creates a file or a folder whose content or entries are not durable yet.
     pub(crate) fn new(about: About, kind: Kind) -> Self {
         Self { about, durable_time: about.changed, kind }
     }
 
-    /// Sets the time of the node's last change to now.
+    /// Sets the modification time of the file or folder to now.
     pub(crate) fn touch(&mut self) {
         self.about.changed = SystemTime::now();
     }
 }
 
 impl Disk {
-    /// Creates a disk with the content of an image.
+    /// Creates a disk whose files and folders are those of a disk image.
     #[must_use]
     pub fn new(image: Image, syncs: Syncs) -> Self {
         let node = |saved: Saved| {
@@ -93,15 +93,16 @@ impl Disk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Mounts the disk on a folder. Mounting needs root.
+    /// Mounts the disk on an existing folder, by FUSE. Mounting needs root.
     ///
     /// # Errors
-    /// An I/O error if `/dev/fuse` cannot be opened or the mount fails.
+    /// An I/O error if `/dev/fuse` cannot be opened, or if mounting fails.
     pub fn mount(&self, at: &Path) -> io::Result<Mounted> {
         Mounted::new(self, at)
     }
 
-    /// Cuts the power after the given number of further operations. Only operations that change the disk or sync count.
+    /// Cuts the disk's power after the given number of further operations. Only operations that change the disk, and
+    /// syncs, are counted.
     pub fn cut_after(&self, operations: u64) {
         let mut state = self.state();
         if state.power != Power::Cut {
@@ -114,43 +115,45 @@ impl Disk {
         self.state().power = Power::Cut;
     }
 
-    /// Restores the power as if the power had never failed. No data is lost, and operations that failed meanwhile had
-    /// no effect. Tests can use this function to kill a program after an exact number of operations.
+    /// Restores the power, with the disk's content as if the power had not been cut. No data is lost, and the
+    /// operations that failed during the power cut had no effect. With this function, tests can kill a program after an
+    /// exact number of operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
 
-    /// Makes syncs wait until [`go_on`](Self::go_on) or a power cut. All other requests are answered.
+    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. Requests other than syncs are
+    /// answered.
     pub fn hang(&self) {
         self.state().hangs = true;
     }
 
-    /// Ends the effect of [`hang`](Self::hang). The waiting syncs are carried out.
+    /// Ends the effect of [`hang`](Self::hang) on syncs. The syncs that are waiting are carried out.
     pub fn go_on(&self) {
         self.state().hangs = false;
     }
 
-    /// True if the disk's power was cut.
+    /// Returns true if the disk's power is cut.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.state().power == Power::Cut
     }
 
-    /// Runs `work` unless the power was cut. No power cut can happen while `work` runs. `work` must not wait for the
-    /// disk.
+    /// Runs `work`, unless the disk's power is cut. The power cannot be cut while `work` runs. `work` must not wait for
+    /// an operation on the disk.
     pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (state.power != Power::Cut).then(work)
     }
 
-    /// Returns how many operations so far have changed the disk or synced.
+    /// Returns how many operations so far have changed the disk or were syncs.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// Returns the files and folders with unsynced changes, by the paths that programs see; `/` is the root of the
-    /// disk.
+    /// Returns the paths of the files and folders with unsynced changes, as programs see these paths; `/` is the root
+    /// folder of the disk.
     #[must_use]
     pub fn unsynced(&self) -> Vec<PathBuf> {
         let state = self.state();
@@ -172,7 +175,7 @@ impl Disk {
         unsynced
     }
 
-    /// Draws the image of the disk after the given power cut.
+    /// Draws at random the disk image that is left after the given power cut.
     #[must_use]
     pub fn after_cut(&self, cut: Cut) -> Image {
         let state = self.state();
@@ -204,17 +207,18 @@ impl Disk {
 }
 
 impl State {
-    /// True unless the disk's power was cut.
+    /// Returns true unless the disk's power is cut.
     pub(crate) fn is_on(&self) -> bool {
         self.power != Power::Cut
     }
 
-    /// True while syncs must wait.
+    /// Returns true while the disk does not answer syncs, although its power is on.
     pub(crate) fn hangs(&self) -> bool {
         self.hangs && self.is_on()
     }
 
-    /// Counts an operation that changes the disk or syncs. Returns false if the disk has no power.
+    /// Counts an operation that changes the disk, or a sync. Returns false if the disk's power is cut, or is cut by
+    /// this operation.
     pub(crate) fn begin(&mut self) -> bool {
         match &mut self.power {
             Power::Cut => return false,
@@ -229,7 +233,7 @@ impl State {
         true
     }
 
-    /// Makes a file or a folder durable, unless the disk ignores the sync.
+    /// Makes the changes of a file or a folder durable, unless the disk ignores the sync.
     pub(crate) fn sync(&mut self, number: u64) {
         let syncs = self.syncs;
         let Some(node) = self.nodes.get_mut(&number) else { return };
@@ -241,7 +245,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or a folder without a name, and returns its node number.
+    /// Adds a file or a folder that is in no folder yet, and returns its node number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -264,18 +268,18 @@ impl State {
     }
 }
 
-/// The node number of the root folder.
+/// The node number of the disk's root folder.
 const ROOT: u64 = 1;
 
-/// The content of a disk without power. All folders and files of an image are durable.
+/// The content of a disk whose power is cut. All folders and files in an image are durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
-    /// The next unused node number.
+    /// The next node number that is not used yet.
     pub(crate) next: u64,
 }
 
-/// A file or a folder in an image.
+/// A file or a folder in a disk image.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     pub(crate) about: About,
@@ -307,10 +311,10 @@ impl Default for Image {
 }
 
 impl Image {
-    /// Reads an image from a folder and its subfolders.
+    /// Reads an image from a folder and its subfolders on the host.
     ///
     /// # Errors
-    /// An I/O error if reading fails, or `Unsupported` for an entry that is neither a file nor a folder.
+    /// An I/O error if reading fails, or `Unsupported` if the folder contains anything but files and folders.
     pub fn of_folder(path: &Path) -> io::Result<Self> {
         let mut image = Self { nodes: BTreeMap::new(), next: ROOT + 1 };
         image.take_in(path, ROOT)?;
@@ -339,10 +343,10 @@ impl Image {
         Ok(())
     }
 
-    /// Writes the image to a folder. The folder must not exist.
+    /// Writes the files and folders of this image to a new folder on the host. The new folder must not exist before.
     ///
     /// # Errors
-    /// An I/O error if writing fails.
+    /// An I/O error if writing a file or folder fails.
     pub fn copy_to(&self, path: &Path) -> io::Result<()> {
         self.copy_node(ROOT, path)
     }

@@ -1,4 +1,4 @@
-//! Mounts a disk and answers the kernel's requests.
+//! Mounts a test disk, and answers the kernel's FUSE requests.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,18 +17,20 @@ use nix::mount::{MntFlags, umount2};
 use crate::changes::{File, Folder};
 use crate::disk::{About, Disk, Kind, Node, State};
 
-/// How long the kernel may cache an answer. All changes go through the kernel, so cached answers stay valid.
+/// How long the kernel may cache an answer of the test disk. All changes to the disk are requests of this kernel, so
+/// its cached answers stay valid.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// Maximum length of a file in bytes. The length is limited because all files are in memory.
+/// Maximum length in bytes of a file on the test disk. A file's length is limited because the disk keeps all files in
+/// memory.
 const LONGEST: usize = 1 << 30;
-/// The size that the disk reports, in blocks.
+/// The disk size that file system statistics report, in blocks.
 const BLOCKS: u64 = 1 << 20;
 const BLOCK: u32 = 4096;
 const UNIT: u64 = 512;
-/// The interval at which a hanging sync checks whether it may continue.
+/// How often a sync that waits because of [`Disk::hang`] checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The part of a disk that answers the kernel's FUSE requests.
+/// The FUSE server of a disk, which answers the kernel's requests.
 #[derive(Debug)]
 struct Served {
     disk: Disk,
@@ -41,13 +43,13 @@ impl Served {
         Self { disk }
     }
 
-    /// Locks the disk's state for an operation that changes nothing. Fails with EIO after a power cut.
+    /// Locks the disk's state for an operation that does not change the disk. Returns EIO if the power is cut.
     fn look(&self) -> Answer<MutexGuard<'_, State>> {
         let state = self.disk.state();
         if state.is_on() { Ok(state) } else { Err(Errno::EIO) }
     }
 
-    /// Locks the disk's state for an operation that changes the disk or syncs. Fails with EIO after a power cut.
+    /// Locks the disk's state for an operation that changes the disk, or for a sync. Returns EIO if the power is cut.
     fn change(&self) -> Answer<MutexGuard<'_, State>> {
         let mut state = self.disk.state();
         if state.begin() { Ok(state) } else { Err(Errno::EIO) }
@@ -158,8 +160,8 @@ impl Served {
         Ok(())
     }
 
-    /// Answers a sync as soon as syncs do not hang. A separate thread waits, so that other requests are answered
-    /// meanwhile.
+    /// Answers a sync once syncs no longer have to wait. A separate thread waits until the sync can be answered, so
+    /// that other requests are answered meanwhile.
     fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
         if !self.disk.state().hangs() {
             return reply_empty(reply, self.sync(number));
@@ -431,7 +433,7 @@ impl Filesystem for Served {
     }
 }
 
-/// A mounted disk. Dropping this value unmounts the disk, even if a program still has a file open on the disk.
+/// A mounted disk. Dropping this value unmounts the disk, even if a program still has a file on the disk open.
 #[derive(Debug)]
 pub struct Mounted {
     disk: Disk,
@@ -452,7 +454,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Cut the power, so that a process that still has a file open on the disk gets errors and does not hang.
+        // Cut the power: a process that still has a file on the disk open then gets errors and does not hang.
         self.disk.cut();
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
         drop(self.session.take());

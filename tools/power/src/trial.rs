@@ -1,4 +1,4 @@
-//! Runs tests that need a disk. Where no disk can be mounted, the tests are ignored, or fail in CI.
+//! Runs tests that mount a test disk. If no disk can be mounted on this host, the tests are ignored, or fail in CI.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -12,17 +12,18 @@ use nix::unistd::geteuid;
 
 use crate::disk::{Disk, Image, Syncs};
 
-/// The kernel's device for file systems in user space.
+/// The kernel's device for file systems in user space (FUSE).
 const DEVICE: &str = "/dev/fuse";
 
-/// A test's name and its function.
+/// The name and the function of a test.
 pub type Test = (String, Box<dyn FnOnce() + Send>);
 
-/// Runs tests that mount disks, as the `main` of a test program.
+/// Runs tests that mount disks; a test binary calls this function as its `main`.
 ///
-/// Each test runs in its own mount namespace, which the test's threads and processes share. The kernel unmounts all
-/// disks of a test when the last of these processes ends, even after a crash. Where no disk can be mounted, the tests
-/// are ignored and the reason is shown. If the environment variable `CI` is set, tests without a disk fail instead.
+/// Each test runs in its own mount namespace, which is shared by all threads and processes of the test. The kernel
+/// unmounts all disks of a test when the last process of the test ends, even after a crash. If no disk can be mounted
+/// on this host, the tests are listed as ignored, with the reason. If the environment variable `CI` is set, the tests
+/// fail instead of being ignored.
 #[must_use]
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let reason = cannot_mount();
@@ -44,7 +45,7 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests.into_iter().map(trial).collect()).exit_code()
 }
 
-/// Returns the reason why no disk can be mounted here, if any.
+/// Returns the reason why no disk can be mounted on this host, or `None` if a disk can be mounted.
 fn cannot_mount() -> Option<String> {
     if !geteuid().is_root() {
         return Some("mounting a disk needs root".to_owned());
@@ -52,13 +53,14 @@ fn cannot_mount() -> Option<String> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
         return Some(format!("no {DEVICE} here: {error}"));
     }
-    // A separate thread probes mounting, so that the mounts disappear when the thread ends.
+    // Try mounting on a separate thread with its own mount namespace, so that the mount disappears when the thread
+    // ends.
     let probed = std::thread::spawn(|| own_mounts().and_then(|()| probe())).join();
     let probed = probed.unwrap_or_else(|_| Err(io::Error::other("the probe panicked")));
     probed.err().map(|error| format!("no disk can be mounted here: {error}"))
 }
 
-/// Moves this thread and its future children to a new mount namespace.
+/// Moves this thread, and the processes that it will start, to a new mount namespace.
 fn own_mounts() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -67,7 +69,7 @@ fn own_mounts() -> io::Result<()> {
 
 fn probe() -> io::Result<()> {
     let at = std::env::temp_dir().join(format!("margay-power-{}", std::process::id()));
-    // A killed process may have left the mount folder behind.
+    // A killed test process may have left the folder of a mount behind.
     let _ = fs::remove_dir(&at);
     fs::create_dir(&at)?;
     let probed = mount_and_write(&at);

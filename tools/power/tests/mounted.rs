@@ -1,4 +1,4 @@
-//! Tests programs on a mounted disk, and the images that remain after power cuts.
+//! Tests programs on a mounted test disk, and the disk images that are left after power cuts.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File, OpenOptions};
@@ -28,10 +28,11 @@ fn main() -> ExitCode {
     power::main(tests.into_iter().map(|(name, test)| (name.to_owned(), Box::new(test) as _)).collect())
 }
 
-/// A disk mounted on a temporary folder.
+/// A test disk that is mounted on a temporary folder.
 struct Ground {
     disk: Disk,
-    // The mounted disk must be dropped before `folder`, which contains the mount point.
+    // The mount is declared before `folder`, so that the disk is unmounted before the folder of its mount point is
+    // removed.
     _mounted: Mounted,
     folder: TempDir,
 }
@@ -47,7 +48,7 @@ impl Ground {
         self.folder.path()
     }
 
-    /// Cuts the power and returns a folder with the remaining image.
+    /// Cuts the power, and returns a folder with the files of the remaining image.
     fn after_cut(&self, seed: u64, folders: Folders) -> TempDir {
         self.disk.cut();
         let left = tempfile::tempdir().unwrap();
@@ -151,7 +152,7 @@ fn synced_data_survives() {
             let may_be_new = (2..6).contains(&number);
             assert!(sector == [1; 512] || (may_be_new && sector == [2; 512]), "sector {number} is torn");
         }
-        // A disk made from the remaining image contains the surviving files.
+        // A new disk that is created from the remaining image contains the files that have survived.
         let next = Ground::new(Image::of_folder(&left.path().join("disk")).unwrap(), Syncs::Kept);
         assert_eq!(fs::read(next.path().join("file")).unwrap(), content);
     }
@@ -211,7 +212,7 @@ fn nothing_stays_mounted() {
 }
 
 fn tests_are_ignored_without_device_and_fail_in_ci() {
-    // Each test has its own mount namespace, so no other process sees this mount.
+    // Each test has its own mount namespace, so processes of other tests do not see this mount.
     mount(Some("/dev/null"), "/dev/fuse", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let run = |ci: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());

@@ -22,7 +22,7 @@ fn fixture<T: serde::de::DeserializeOwned>(name: &str) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Converts numbers to strings, because Margay's utilization report has strings.
+/// Converts the numbers of a JSON value to strings, because Margay's utilization report contains strings.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),

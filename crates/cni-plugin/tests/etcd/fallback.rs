@@ -10,7 +10,7 @@ use crate::lab::Lab;
 use crate::process::{Call, Outcome};
 use crate::round_trips::asks;
 
-/// Returns the configuration of a bridge network with this `ipam` object.
+/// Returns the configuration of a bridge network with the given `ipam` object.
 fn conf(lab: &Lab, ipam: Value) -> Value {
     let mut conf = lab.conf();
     conf["name"] = "net".into();
@@ -36,7 +36,8 @@ fn fallback_costs_no_query_when_pool_is_full() {
         assert_eq!(asks(&lab, &call), (1, 0), "a repeated ADD writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
-    // A pool that was full may have a free address again: now the large pool is full, and the small pool is used.
+    // The DEL frees an address of the small pool, which was full. After the ADDs below have filled the large pool, an
+    // ADD must find that free address.
     Call::new("DEL", "c0", &conf).ok();
     let mut last = String::new();
     for number in 10..300 {

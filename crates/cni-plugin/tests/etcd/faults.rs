@@ -1,5 +1,5 @@
-//! Tests with an etcd that is dead, frozen, full or without a leader. Each call answers in time and reports only what
-//! is certain, and no address leaks.
+//! Tests with an etcd that is dead, frozen, full or without a leader. Each plugin call ends before its time limit and
+//! reports only what is certain, and no address leaks.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use crate::server::Etcd;
 const IN_TIME: Duration = Duration::from_secs(11);
 pub(crate) const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
 
-/// Returns the code and the message of a refused call, and checks that the message names each etcd endpoint.
+/// Returns the error code and the message of a failed plugin call. Checks that the error message names each etcd
+/// endpoint.
 #[track_caller]
 fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     let refusal = outcome.refusal();
@@ -26,7 +27,7 @@ fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     (refusal.code, refusal.text)
 }
 
-/// Runs a plugin call that must end in time.
+/// Runs a plugin call that must end within its time limit.
 #[track_caller]
 fn in_time(call: &Call) -> Outcome {
     let begun = Instant::now();
@@ -133,7 +134,7 @@ pub(crate) fn full() -> Lab {
     lab
 }
 
-/// Clears all etcd alarms about the space quota.
+/// Clears all space quota alarms of etcd.
 pub(crate) async fn disarm(client: &mut Client) {
     for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
         let mut options = AlarmOptions::new();
@@ -142,7 +143,7 @@ pub(crate) async fn disarm(client: &mut Client) {
     }
 }
 
-/// Frees space in an etcd that is [`full`], and clears the alarm.
+/// Frees space in an etcd that [`full`] has filled, and clears the space quota alarm.
 pub(crate) fn free(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();

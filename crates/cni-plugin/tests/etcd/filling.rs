@@ -1,4 +1,4 @@
-//! Tests on a cluster whose documents are being imported.
+//! Tests of plugin calls on a cluster while documents are being imported into etcd.
 
 use crate::lab::Lab;
 

@@ -1,4 +1,4 @@
-//! Tests of the host lock, which Calico's plugins also take.
+//! Tests of the host lock, a lock file that Calico's plugins also lock.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -18,7 +18,8 @@ fn host_lock_is_waited_for() {
     held.lock().unwrap();
     let add = lab.add("c1");
     let child = add.start(add.command());
-    // The pause is far longer than a call without a wait, and far shorter than the longest wait for the lock.
+    // The pause before unlocking is far longer than an ADD that need not wait for the host lock, and far shorter than
+    // the lock timeout.
     thread::sleep(Duration::from_millis(700));
     assert!(!lab.books().held.values().any(|handle| handle == "net1.c1"), "it has not waited");
     held.unlock().unwrap();
@@ -58,7 +59,7 @@ fn host_lock_is_skipped_when_host_cannot_lock() {
 fn host_lock_gives_many_at_once_one_address_each() {
     const CALLERS: usize = 16;
     let lab = Lab::start();
-    // A separate lock file represents a lock whose wait has timed out.
+    // A separate lock file for each caller has the same effect as a timeout while waiting for the host lock.
     for lock in ["shared", "own"] {
         let calls = |verb: &str, caller: usize| -> Vec<Outcome> {
             let mut conf = lab.conf();

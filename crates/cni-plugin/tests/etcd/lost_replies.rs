@@ -8,10 +8,10 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 
-/// The log line after a commit without an answer.
+/// The message that the plugin logs after a commit without an answer.
 const SETTLING: &str = "checking whether a write with unknown outcome was committed";
 
-/// Returns a tokio runtime for the proxy, which runs beside the plugin calls.
+/// Returns a tokio runtime for the proxy, so that the proxy runs in parallel with the plugin calls.
 pub(crate) fn beside() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -31,7 +31,7 @@ fn lost_reply_costs_nothing_when_connection_breaks_anywhere() {
             proxy.cut_after(bytes);
             let outcome = Call::new(verb, &container, &conf).run();
             settled += usize::from(outcome.stderr.contains(SETTLING));
-            // A call that fails on a read reports the failed read, and has changed nothing.
+            // A call whose read failed reports the failed read, and has not changed the store.
             if outcome.exit != 0 {
                 assert!(outcome.refusal().text.contains("the connection broke"), "{bytes}: {outcome:?}");
             }
@@ -53,10 +53,11 @@ fn lost_reply_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // The first ADD claims the node's block, so the next new revision assigns an address.
+    // The first ADD claims the node's block. The node already has a block, so the next new etcd revision is the second
+    // ADD's commit.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
-    // The delay is long enough to read the store between the commit and its answer.
+    // The proxy's delay leaves enough time to read the store between the commit and etcd's answer.
     proxy.set(LinkCondition::Slow(Duration::from_millis(400)));
     let add = Call::new("ADD", "c1", &conf);
     let child = add.start(add.command());
@@ -81,7 +82,7 @@ fn lost_reply_is_told_and_found_again() {
         lab.del(container).ok();
     }
     lab.nothing_is_left();
-    // The recorded pending commit names the proxy as its store.
+    // The recorded pending commit names the proxy's address as its store, so the DEL connects to the proxy, too.
     Call::new("DEL", "c1", &conf).ok();
 }
 

@@ -1,5 +1,5 @@
-//! Tests of pools that are chosen by the labels of a namespace. Choosing a pool by labels costs one request to the
-//! Kubernetes API, and only where a pool has a selector.
+//! Tests of IP pools that are selected by the labels of a Kubernetes namespace. Selecting a pool by labels costs one
+//! request to the Kubernetes API, and only if a pool has a namespace selector.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -28,14 +28,15 @@ const TEAM: &str = r#"{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"
 /// An HTTPS server with the small part of the Kubernetes API that the tests need.
 struct Api {
     address: String,
-    /// The heads of all requests that the server has received.
+    /// The HTTP heads of all requests that the server has received.
     asked: Arc<Mutex<Vec<String>>>,
     authority: String,
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Api {
-    /// Starts a server that sends this reply to every request. With an empty status the server never replies.
+    /// Starts a server that replies to every request with the given HTTP status and body. If the HTTP status is empty,
+    /// the server never replies.
     fn answering(status: &'static str, body: &'static str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -62,7 +63,7 @@ impl Api {
             while let Ok((socket, _)) = listener.accept().await {
                 let (acceptor, heads) = (acceptor.clone(), Arc::clone(&heads));
                 tokio::spawn(async move {
-                    // A client that does not trust this server closes the connection.
+                    // A client that does not trust the test server's certificate closes the connection.
                     let Ok(mut stream) = acceptor.accept(socket).await else { return };
                     let mut head = Vec::new();
                     while !head.ends_with(b"\r\n\r\n") {
@@ -86,7 +87,7 @@ impl Api {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Writes a kubeconfig like the kubeconfig of Calico's installer.
+    /// Writes a kubeconfig in the format that Calico's installer writes.
     fn kubeconfig(&self, folder: &Path) -> PathBuf {
         write(&folder.join("ca.pem"), &self.authority);
         let text = format!(
@@ -111,7 +112,8 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Starts a test cluster with a pool for namespaces of team x. No network of these tests selects the default test pool.
+/// Starts a test cluster with a pool for namespaces with the label `team: x`. The network configurations of these tests
+/// exclude the default test pool.
 fn lab_with_teams() -> Lab {
     let lab = Lab::start();
     let pool = r#"{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"team"},"spec":{"cidr":"10.78.0.0/24",
@@ -128,7 +130,7 @@ fn pod(verb: &str, conf: &Value) -> Call {
 fn conf(lab: &Lab, kubeconfig: &Path) -> Value {
     let mut conf = lab.conf();
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
-    // The empty list excludes the default test pool from this network.
+    // The empty pool list excludes the default test pool from this network.
     conf["ipam"]["ipv4_pools"] = json!([]);
     conf
 }
@@ -153,14 +155,14 @@ fn namespace_labels_choose_pool() {
     pod("DEL", &conf).ok();
     lab.nothing_is_left();
     assert_eq!(api.asked().len(), 1, "DEL needs no labels");
-    // STATUS has no namespace, so STATUS reads no labels.
+    // STATUS has no Kubernetes namespace, so STATUS does not request labels from the API.
     let mut status = conf;
     status["cniVersion"] = "1.1.0".into();
     pod("STATUS", &status).ok();
     assert_eq!(api.asked().len(), 1);
 }
 
-/// Returns the document of the default test pool, but disabled.
+/// Returns the default test pool's document with `disabled` set to true.
 fn disabled(lab: &Lab) -> String {
     use kv::StoreExt;
     lab.with_ipam(datastore::Create::Never, async |ipam, _| {
@@ -178,7 +180,7 @@ fn namespace_is_not_read_when_no_pool_needs_it() {
     let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     pod("ADD", &conf).ok();
     assert_eq!(api.asked().len(), 0);
-    // As in Calico, namespaces have no labels without a kubeconfig.
+    // As in Calico, a namespace counts as having no labels if no kubeconfig is configured.
     let lab = lab_with_teams();
     let outcome = pod("ADD", &lab.conf()).ok();
     assert!(outcome.address().to_string().starts_with("10.77.0."), "{outcome:?}");
@@ -260,7 +262,7 @@ fn namespace_error_when_kubeconfig_is_bad_says_what_to_do() {
         set_mode(&file, 0o600);
     }
     assert_eq!(api.asked().len(), 0);
-    // If the API's certificate is not checked, the call logs a warning.
+    // If the kubeconfig turns off the check of the API's certificate, the plugin call logs a warning.
     write(&path, &good.replace("certificate-authority: ca.pem", "insecure-skip-tls-verify: true"));
     let outcome = pod("ADD", &conf(&lab, &path)).ok();
     assert!(outcome.stderr.contains("insecure-skip-tls-verify"), "{outcome:?}");
@@ -279,7 +281,7 @@ fn namespace_is_read_by_service_account_within_cluster() {
     std::fs::create_dir(&account).unwrap();
     write(&account.join("token"), &format!("{TOKEN}\n"));
     write(&account.join("ca.crt"), &api.authority);
-    // Run in a mount namespace, because /run must stay unchanged for other processes.
+    // Run the plugin in its own mount namespace, so that other processes still see the original /run.
     let script = format!(
         "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && ln -s {} /run/secrets/kubernetes.io/serviceaccount \
          && exec \"$0\"",

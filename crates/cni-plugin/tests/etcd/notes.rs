@@ -1,5 +1,5 @@
-//! Tests of pending commits of interrupted assignments. The DEL that finds a pending commit has other etcd endpoints in
-//! its configuration than the ADD.
+//! Tests of pending commits that interrupted ADDs have recorded. The DEL that finds a pending commit has a
+//! configuration with other etcd endpoints than the ADD's.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::proxy::{LinkCondition, Proxy};
 use crate::victim::Victim;
 use conformance::patient;
 
-// Other tests use the same network and node, and the same folder of pending commits, but other containers.
+// Other tests use the same network, node and folder of pending commits, so these tests use other container names.
 const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment was interrupted; sending its commit again";
 const SOON: Duration = Duration::from_secs(20);
 
-/// Kills an ADD after it has sent its commit to a cluster whose address is unreachable afterwards. Returns the address
-/// of the unreachable store.
+/// Kills an ADD after the ADD has sent its commit to an etcd whose address is unreachable afterwards. Returns the
+/// address of the etcd that is then unreachable.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());
@@ -45,10 +45,10 @@ fn notes_of_add_are_settled_by_del_with_other_endpoints() {
     let runtime = beside();
     let _in = runtime.enter();
     let lab = Lab::start();
-    // No server listens at the first address.
+    // No server listens at the first etcd endpoint of this configuration.
     let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
     let store = broken_off(&lab, "notes-1");
-    // A pending commit is not sent to another cluster, even if the other cluster is queried first.
+    // A pending commit is not sent to another cluster, even if a DEL on the other cluster runs first.
     let other = Lab::start();
     let outcome = Call::new("DEL", "notes-1", &other.conf()).ok();
     assert!(passes_over(&outcome) && !outcome.stderr.contains(AGAIN), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! Tests with a server that supports only transactions on one key, in a few forms, as kine does.
+//! Tests with a server that, like kine, supports only a few forms of transactions, each on one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::lab::Lab;
 use crate::process::Call;
 
-/// The server's refusals of a transaction: the gRPC code, and the message as encoded in the header.
+/// The server's errors for an unsupported transaction: the gRPC code, and the message as encoded in the HTTP header.
 const REFUSALS: [(u32, &str); 2] = [
     (3, "etcdserver: unsupported operations in txn request"),
-    // Older versions of kine repeat the whole request in the message.
+    // Older versions of kine repeat the whole request in the error message.
     (2, "unsupported transaction: success:<request_put:<value:\"hidden-document\" > >"),
 ];
 
-/// Accepts every connection, and refuses and counts every transaction.
+/// Accepts every connection, and counts and rejects every transaction.
 async fn serve(listener: tokio::net::TcpListener, code: u32, text: &'static str, asked: Arc<AtomicUsize>) {
     while let Ok((socket, _)) = listener.accept().await {
         let asked = Arc::clone(&asked);

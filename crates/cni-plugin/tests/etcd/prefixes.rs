@@ -1,4 +1,4 @@
-//! Tests of networks that assign prefixes, on etcd.
+//! Tests on etcd of networks that assign whole prefixes.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Tests of the probe of a secondary network whose store is an etcd that Calico also reads.
+//! Tests of the address probe on a secondary network whose store is an etcd that Calico also reads.
 
 use etcd_client::Client;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::wire::Wire;
 
-/// Reads the IP reservation that prevents Calico from assigning quarantined addresses.
+/// Reads from etcd the IPReservation that prevents Calico from assigning quarantined addresses.
 fn reservation(lab: &Lab) -> Option<Value> {
     let key = "/calico/resources/v3/projectcalico.org/ipreservations/margay-quarantine";
     let url = lab.etcds[0].url();

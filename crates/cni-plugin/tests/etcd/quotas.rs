@@ -1,4 +1,4 @@
-//! Tests of quotas on etcd: the number of requests that quotas cost, and that no sequence of calls exceeds a quota.
+//! Tests of quotas on etcd: how many requests quotas cost, and that no sequence of calls exceeds a quota.
 
 use ipam_core::model::{QuotaKind, QuotaSubject};
 
@@ -19,7 +19,7 @@ fn quota_costs_no_request_in_steady_state() {
     of_shop("ADD", "c2", &conf).ok();
     of_shop("ADD", "c3", &conf).ok();
     assert!(is_refused(&of_shop("ADD", "c4", &conf).run()));
-    // A DEL at the limit leaves an exact counter, so the next ADD need not count addresses.
+    // A DEL at the quota limit stores an exact usage counter, so the next ADD need not count addresses.
     assert_eq!(asks(&lab, &of_shop("DEL", "c3", &conf)), (2, 0), "DEL at the limit");
     assert_eq!(asks(&lab, &of_shop("ADD", "c4", &conf)), (2, 0), "ADD up to the limit");
     assert_eq!(asks(&lab, &Call::new("DEL", "c4", &conf)), (2, 1), "DEL that does not tell the namespace");

@@ -6,10 +6,11 @@ use crate::lab::Lab;
 use crate::process::Call;
 
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes/";
-/// A container id as long as the ids of real runtimes, which is unique in the cluster.
+/// A container id that is as long as the ids of real runtimes, and is unique in the cluster.
 const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
 
-/// Returns the configuration after the host was renamed. Both host names are registered nodes.
+/// Returns the network configuration after the host was renamed to node-2. Registers node-2 as a Node in etcd; the old
+/// Node remains registered.
 fn renamed(lab: &Lab) -> Value {
     let node =
         r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-2"},"spec":{},"status":{}}"#;
@@ -29,7 +30,7 @@ fn renamed_node_releases_addresses_of_old_name() {
     assert!(reported.contains("WARN released addresses that were recorded for another node name"), "{reported}");
     assert!(reported.contains("node=\"node-1\""), "{reported}");
     lab.nothing_is_left();
-    // A short container id may belong to another container on another node.
+    // A short container id is not unique, so the id may belong to another container on another node.
     let address = lab.add("renamed-1").ok().address();
     let reported = del("renamed-1");
     assert!(reported.contains("WARN kept addresses of this container ID"), "{reported}");

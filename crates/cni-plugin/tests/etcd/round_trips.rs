@@ -1,5 +1,4 @@
-//! Tests of the number of requests that a plugin call sends to etcd, as counted by etcd, and of the hints that save
-//! requests.
+//! Tests how many requests a plugin call sends to etcd, as counted by etcd, and how hints save requests.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,8 +10,8 @@ use serde_json::Value;
 use crate::lab::{Lab, hints_about};
 use crate::process::Call;
 
-/// The number of transactions and range requests that etcd has answered. The test's own connections do not change these
-/// numbers.
+/// The numbers of transactions and range requests that etcd has answered. The connections of the test itself do not
+/// change etcd's counts of transactions and range requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     txns: u64,
@@ -33,7 +32,8 @@ fn asked(lab: &Lab) -> Asked {
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
 
-/// Runs a plugin call that must succeed. Returns how many transactions and range requests the call sent.
+/// Runs a plugin call that must succeed. Returns the numbers of transactions and range requests that the plugin call
+/// has sent.
 #[track_caller]
 pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);
@@ -42,7 +42,7 @@ pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     (after.txns - before.txns, after.ranges - before.ranges)
 }
 
-/// Returns a test cluster with pools of both families, and a network configuration for these pools.
+/// Returns a test cluster with an IPv4 and an IPv6 pool, and a network configuration that uses both pools.
 fn lab() -> (Lab, Value) {
     let lab = Lab::start();
     lab.pool("six", "fd00:77::/112");
@@ -56,7 +56,7 @@ fn dual(conf: &Value) -> Value {
     conf
 }
 
-/// Returns the path of the newest hint about the test cluster's store.
+/// Returns the path of the newest hint file about the test cluster's store.
 fn hint_of(lab: &Lab) -> PathBuf {
     let written = |path: &PathBuf| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     hints_about(&lab.location()).into_iter().max_by_key(written).expect("nothing was remembered")
@@ -107,7 +107,8 @@ fn stale_hint_costs_one_request() {
     {
         let container = format!("bad-{number}");
         fs::write(&hint, bad).unwrap();
-        // In one request, the call reads the block, the block's affinity and a range of neighbouring block keys.
+        // If the hint is invalid, one request of the ADD reads the block, the block's affinity and the neighbouring
+        // blocks' keys.
         assert_eq!(asks(&lab, &Call::new("ADD", &container, &conf)), (2, 3), "{bad:.100}");
         assert!(fs::read_to_string(&hint).unwrap().contains(&block), "it was not mended: {bad:.100}");
         fs::write(&hint, bad).unwrap();
@@ -127,10 +128,10 @@ fn stale_hint_from_before_restore_costs_two_requests() {
     Call::new("ADD", "c1", &conf).ok();
     let hint = hint_of(&lab);
     lab.erase("/calico/ipam/v2/");
-    // The store is in the state before the first ADD, so no key that the hint names exists.
+    // The store is in the state before the first ADD, so none of the keys named in the hint exists.
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
-    // A new block must not overlap with blocks of prefixes. Without a hint, the first request would include the blocks
-    // of prefixes.
+    // A new block must not overlap with the blocks of assigned prefixes, so the ADD must read these blocks. Without a
+    // hint, the ADD's first request would already read the blocks of prefixes.
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 1));
     assert!(hint.exists());
     Call::new("DEL", "c2", &conf).ok();

@@ -1,4 +1,4 @@
-//! Tests of the cluster network in `packaging/conflists`, which users copy.
+//! Tests of the cluster network's sample configuration in `packaging/conflists`, which users copy.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -23,8 +23,8 @@ fn sample_network_serves_add_on_cluster() {
     let kubeconfig = members.remove("kubernetes").unwrap()["kubeconfig"].take();
     assert_eq!(kubeconfig, "/etc/cni/net.d/calico-kubeconfig");
 
-    // A real cluster has certificates, a Kubernetes API and an agent that writes the node's name; this etcd has no
-    // certificates, API or agent.
+    // A real cluster has certificates, a Kubernetes API and an agent that writes the node's name; this test's etcd has
+    // none of these.
     let lab = Lab::start();
     lab.put(
         "/calico/resources/v3/projectcalico.org/clusterinformations/default",

@@ -1,5 +1,5 @@
-//! Tests of a secondary network in an etcd that Calico reads: the keys that the network adds to etcd, and the number of
-//! its requests.
+//! Tests of a secondary network in an etcd that Calico also reads: which keys Margay adds to etcd, and how many
+//! requests a call sends.
 
 use etcd_client::{Client, GetOptions};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::round_trips::asks;
 
 const CLUSTER: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
 
-/// Returns the configuration of a macvlan network with a pool from which Calico assigns no addresses.
+/// Returns the configuration of a macvlan network with a pool that Calico does not use.
 fn macvlan(lab: &Lab) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3", "metadata": {"name": "lan"},
@@ -24,7 +24,7 @@ fn macvlan(lab: &Lab) -> Value {
     conf
 }
 
-/// Lists the keys with this prefix that are block affinities in the network's pool.
+/// Lists the etcd keys with this prefix that are block affinities in the network's pool.
 fn keys_of(lab: &Lab, prefix: &str) -> Vec<String> {
     let url = lab.etcds[0].url();
     let keys = runtime().block_on(async {

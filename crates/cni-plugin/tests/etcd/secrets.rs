@@ -1,5 +1,5 @@
-//! Tests of wrong credentials, expired certificates and secrets in the configuration: errors are clear, and no output
-//! contains a secret.
+//! Tests of wrong credentials, expired certificates and secrets in the configuration. Errors must be clear, and no
+//! output may contain a secret.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::ways_in::{InConf, PASSWORD, guard};
 
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 
-/// Texts that no output of the plugin may contain.
+/// Strings that no output of the plugin may contain.
 const SECRETS: [&str; 3] = ["hidden", "PRIVATE KEY", "BEGIN CERTIFICATE"];
 
 #[track_caller]
@@ -24,7 +24,7 @@ fn says_no_secret(outcome: &Outcome, log: &std::path::Path) {
     }
 }
 
-/// Adds secrets to a network configuration, so that every verb gets them.
+/// Adds secret values to a network configuration, which is passed to every verb.
 fn with_secrets(lab: &Lab, mut conf: Value) -> Value {
     conf["cniVersion"] = "1.1.0".into();
     conf["log_file_path"] = lab.root.path().join("log").display().to_string().into();
@@ -69,12 +69,13 @@ fn secrets_are_hidden_when_certificates_expired() {
         let lab = Lab::on_empty(vec![certificates.etcd_for_known().unwrap()]);
         let mut conf = with_secrets(&lab, lab.conf());
         certificates.add_to(&mut conf);
-        // An unauthorized client retries until its time limit, since the server may still be starting.
+        // A client that etcd rejects retries until its time limit, since the server may still be starting.
         conf["datastore_timeout"] = 2.into();
         for verb in VERBS {
             let call = Call::new(verb, "c1", &conf);
             let mut outcome = call.run();
-            // STATUS has less than a second, which might not suffice for a TLS handshake on a busy machine.
+            // STATUS has a time limit of less than a second, which might not suffice for a TLS handshake on a busy
+            // machine.
             for _ in 0..20 {
                 if verb != "STATUS" || outcome.refusal().text.contains(text) {
                     break;
@@ -110,7 +111,7 @@ fn secrets_are_hidden_when_configuration_works() {
     for verb in ["ADD", "CHECK", "GC", "STATUS", "DEL"] {
         let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", "root").with("ETCD_PASSWORD", PASSWORD);
         let outcome = call.run();
-        // CHECK fails because the container does not have the address in `prevResult`.
+        // CHECK fails because the container's interface does not have the address in `prevResult`.
         assert_eq!(outcome.exit, i32::from(verb == "CHECK"), "{verb}: {outcome:?}");
         says_no_secret(&outcome, &lab.root.path().join("log"));
     }

@@ -1,4 +1,5 @@
-//! Tests of STATUS on a cluster: STATUS succeeds only where ADD would, changes nothing, and seldom queries all members.
+//! Tests of STATUS on an etcd cluster: STATUS succeeds only if an ADD would succeed, changes nothing, and seldom
+//! queries all etcd members.
 
 use std::os::unix::fs::symlink;
 
@@ -10,7 +11,7 @@ use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
 use testkit::programs::plugin;
 
-/// The CNI error code of every failed STATUS.
+/// The CNI error code of every failed STATUS call.
 const UNAVAILABLE: u64 = 50;
 const PASSWORD: &str = "hidden-password";
 
@@ -38,7 +39,7 @@ fn unavailable(lab: &Lab, user: Option<&str>, texts: &[&str]) {
     assert_eq!(refusal.says(texts).code, UNAVAILABLE, "{refusal:?}");
 }
 
-/// Connects to the test cluster's etcd, with a user if authentication is on.
+/// Connects to the test cluster's etcd, with a user name if authentication is on.
 async fn client(lab: &Lab, user: Option<&str>) -> Client {
     let options = user.map(|user| ConnectOptions::new().with_user(user, PASSWORD));
     Client::connect([lab.etcds[0].url()], options).await.unwrap()
@@ -88,7 +89,7 @@ fn status_tells_alarm_until_disarmed() {
 fn status_raises_no_alarm_when_space_is_short() {
     let lab = full();
     runtime().block_on(async { disarm(&mut client(&lab, None).await).await });
-    // The space quota is still used up, so the next put raises the alarm again.
+    // The etcd's space is still used up after the alarm was cleared, so the next put raises the alarm again.
     ready(&lab, None);
     assert_eq!(alarms(&lab), 0);
     call(&lab, None, "ADD", "c1").run().refusal().says(&["no space left"]);
@@ -107,7 +108,7 @@ fn status_asks_all_members_each_minute_and_after_failure() {
         after.0 - before.0
     };
     assert_eq!((rounds(), rounds(), rounds()), (1, 0, 0));
-    // After a failure that is not a store error, STATUS does not query the members.
+    // After an ADD failed for a reason other than a store error, STATUS does not query the etcd members.
     call(&lab, None, "ADD", "c1").with("CNI_ARGS", "IP=192.0.2.1").run().refusal();
     assert_eq!(rounds(), 0);
     lab.etcds[0].signal(nix::sys::signal::Signal::SIGSTOP).unwrap();
@@ -118,7 +119,8 @@ fn status_asks_all_members_each_minute_and_after_failure() {
     assert_eq!((rounds(), rounds()), (1, 0));
 }
 
-/// Turns etcd's authentication on, for users with rights on these key prefixes. The user `root` has all rights.
+/// Turns etcd's authentication on, and creates users with rights on the given key prefixes. The user `root` has all
+/// rights.
 fn guard(lab: &Lab, users: &[(&str, &[(&str, PermissionType)])]) {
     runtime().block_on(async {
         let mut client = client(lab, None).await;
@@ -174,7 +176,7 @@ fn status_names_refused_key_until_right_is_granted() {
             grant(&mut client, user, prefix, Readwrite).await;
         }
     });
-    // The refused write of the user `reader` is cached for a minute, or until an ADD fails.
+    // Do not run STATUS as user `reader` here: the refused write is cached for a minute, or until an ADD fails.
     call(&lab, Some("reader"), "ADD", "c3").ok();
     ready(&lab, Some("calico"));
     call(&lab, Some("calico"), "DEL", "c2").ok();

@@ -18,11 +18,11 @@ fn sticky_address_costs_no_request() {
     let lab = Lab::start();
     let conf = conf(&lab);
     let own = call("ADD", "c0", "web-0", &conf).ok().address();
-    // Use up other blocks, because the node's next block must not be the workload's block.
+    // Use up other blocks, so that the node's next block is not the block of the workload's sticky address.
     for number in 0..70 {
         Call::new("ADD", &format!("o{number}"), &lab.conf()).ok();
     }
-    // The runtime passes the address to DEL, which reads the address's block first.
+    // The runtime passes the address in `prevResult` to DEL, so DEL reads that address's block first.
     let mut conf = conf;
     conf["prevResult"] = json!({"cniVersion": "1.0.0", "ips": [{"address": format!("{own}/32")}]});
     for round in 0..3 {

@@ -1,5 +1,5 @@
-//! Tests of the settings for etcd's address and credentials: network configuration, environment, TLS, discovery, user
-//! and password.
+//! Tests of the sources of etcd's address and credentials: network configuration, environment, TLS files, DNS
+//! discovery, user and password.
 
 use etcd_client::Client;
 use serde_json::{Value, json};
@@ -10,10 +10,10 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::server::Etcd;
 
-/// The password of the user `root` after [`guard`].
+/// The password of the etcd user `root` after [`guard`] has turned authentication on.
 pub(crate) const PASSWORD: &str = "hidden-password";
 
-/// Turns etcd's authentication on, with the users `root` and `guest`. The user `guest` has no rights.
+/// Turns etcd's authentication on, with the etcd users `root` and `guest`. The user `guest` has no rights.
 pub(crate) fn guard(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
@@ -26,9 +26,9 @@ pub(crate) fn guard(lab: &Lab) {
     });
 }
 
-/// Paths of certificate files as text for a network configuration.
+/// Certificate files whose paths can be written to a network configuration.
 pub(crate) trait InConf {
-    /// Returns the path of the named file.
+    /// Returns the path of the certificate file with this name.
     fn text(&self, name: &str) -> String;
 
     fn add_to(&self, conf: &mut Value);
@@ -46,7 +46,7 @@ impl InConf for Certificates {
     }
 }
 
-/// Checks that etcd accepts the credentials of a call: the call fails only because the Node is missing.
+/// Checks that etcd accepts the credentials of a call: the call fails only because the document of node-1 is missing.
 #[track_caller]
 pub(crate) fn is_let_in(call: &Call) {
     call.run().refusal().says(&["resource does not exist: Node(node-1)"]);
@@ -73,12 +73,14 @@ fn certificates_come_from_netconf_or_environment() {
             .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.text(file)))
     };
     is_let_in(&with(lab.add("c1"), ""));
-    // The network configuration overrides an environment variable, and a variable with the prefix overrides both.
+    // The network configuration overrides a plain environment variable, and a variable with the prefix `CALICO_`
+    // overrides both.
     conf["etcd_key_file"] = "/nowhere/key.pem".into();
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A missing file must not count as a missing store: no address was released, and DEL must report the failure.
+    // A missing key file must not count as a missing store. With a missing key file DEL releases no address, so DEL
+    // must report a failure.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 
@@ -89,7 +91,7 @@ fn endpoints_come_from_netconf_or_environment() {
     let dead = format!("http://{}", crate::server::dead_address().unwrap());
     let url = lab.etcds[0].url();
     let call = |conf: &Value, container: &str| Call::new("ADD", container, conf);
-    // The endpoints imply the datastore's type.
+    // If the configuration has etcd endpoints but no datastore type, the datastore is etcd.
     conf.as_object_mut().unwrap().remove("datastore_type");
     call(&conf, "c1").ok();
     call(&conf, "c2").with("ETCD_ENDPOINTS", &dead).ok();
@@ -104,7 +106,7 @@ fn endpoints_come_from_netconf_or_environment() {
     ] {
         call(&conf, "c6").with("ETCD_ENDPOINTS", &url).with(name, value).run().refusal().says(&[text]);
     }
-    // A bridge network works on etcd as well.
+    // A bridge network can also use etcd as its store.
     let mut bridged = lab.conf();
     bridged["type"] = "bridge".into();
     bridged["ipam"] = json!({"type": "margay-ipam"});
@@ -122,7 +124,7 @@ fn members_are_found_through_srv_records() {
     dns.set("_etcd-client._tcp.margay.example", &[(1, 1, lab.etcd().address().port())]);
     let resolver = lab.root.path().join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.77\n").unwrap();
-    // Run in a mount namespace, because no other process may query this name server.
+    // Run the plugin in its own mount namespace, so that no other process uses the test's name server.
     let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\"", resolver.display());
     let through = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", &script];
     let mut conf = lab.conf();
@@ -145,7 +147,7 @@ fn login_comes_from_environment() {
     guard(&lab);
     let login = |user: &str, password: &str| lab.add("c1").with("ETCD_USERNAME", user).with("ETCD_PASSWORD", password);
     is_let_in(&login("root", PASSWORD));
-    // As in Calico, user and password are required together.
+    // As in Calico, a user name without a password is an error, and so is a password without a user name.
     login("root", "").run().refusal().says(&["it wants a user and a password"]);
     login("root", "hidden-other").run().refusal().says(&["check user and password"]);
     login("guest", PASSWORD).run().refusal().says(&["the roles of the user do not allow this"]);

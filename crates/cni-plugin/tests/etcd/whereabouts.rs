@@ -1,4 +1,5 @@
-//! Tests of secondary networks with whereabouts' keys on etcd: the first ADD in a cluster creates the pool.
+//! Tests on etcd of secondary networks that use whereabouts' configuration keys. The first ADD in a cluster creates the
+//! pool.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +11,7 @@ use crate::lab::Lab;
 use crate::process::Call;
 use crate::round_trips::asks;
 
-/// Returns the configuration of a node's macvlan network with this `ipam` object.
+/// Returns the configuration of a macvlan network on this node with the given `ipam` object.
 fn conf(lab: &Lab, node: &str, network: &str, ipam: &Value) -> Value {
     let mut conf = lab.conf();
     conf["name"] = network.into();
@@ -27,7 +28,7 @@ fn ranges_make_one_pool_when_nodes_begin_at_once() {
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", r#"{"metadata":{"name":"node-2"}}"#);
     lab.put("/calico/resources/v3/projectcalico.org/clusterinformations/default", "{}");
     let ipam = json!({"range": "10.79.0.8-10.79.0.23/24", "exclude": ["10.79.0.12/30"]});
-    // The calls use two networks, two nodes and twelve addresses.
+    // The twelve ADDs use two networks and two nodes, and together need all twelve addresses of the range.
     let calls: Vec<Call> = (0..12)
         .map(|number| {
             let (node, network) = (format!("node-{}", number % 2 + 1), format!("net-{}", number / 2 % 2));
@@ -63,7 +64,7 @@ fn ranges_are_apart_for_networks_of_one_name() {
         conf(&lab, &format!("node-{}", node + 1), "storage", &ipam)
     };
     for round in 0..4 {
-        // The calls use two node names. In each round, half of the calls have new ranges.
+        // The eight concurrent ADDs of a round use two nodes. In each round, half of the ADDs use a new address range.
         let calls: Vec<(usize, Call)> = (0..8)
             .map(|number| {
                 let third = if number / 2 % 2 == 0 { 0 } else { round + 1 };

@@ -1,4 +1,4 @@
-//! Shared parts of the plugin's tests: an allocator with prepared answers, and functions that call the plugin.
+//! Shared helpers of the plugin's tests: an allocator with prepared answers, and functions that call the plugin.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 use testkit::process::start;
 
-/// An allocator with prepared answers that records the requests that it gets.
+/// An allocator that returns prepared answers and records the requests that it receives.
 #[derive(Default)]
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<AssignedAddress>>>,
@@ -25,7 +25,7 @@ pub(crate) struct Scripted {
     pub(crate) gc: Option<Result<GcSummary>>,
     pub(crate) collected: RefCell<Vec<Gc>>,
     pub(crate) asked: RefCell<Vec<Add>>,
-    /// The store access of each recorded request.
+    /// The store access that the plugin passed with each recorded request.
     pub(crate) at: RefCell<Vec<StoreAccess>>,
 }
 
@@ -62,13 +62,13 @@ impl Allocator for Scripted {
     }
 }
 
-/// Returns an assigned address in a block and a pool with these prefix lengths.
+/// Returns an assigned address whose block and pool have the given prefix lengths.
 pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>) -> AssignedAddress {
     let network = |length| IpNet::new(ip, length).unwrap().trunc();
     AssignedAddress { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
 }
 
-/// Returns the environment of an ordinary plugin call with this verb.
+/// Returns the environment variables of an ordinary plugin call with the given verb.
 pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     let variables = [
         ("CNI_COMMAND", verb),
@@ -80,7 +80,7 @@ pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     variables.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Returns a fixed machine, whatever machine the tests run on.
+/// Returns the same host facts on every machine, so that tests do not depend on the machine.
 pub(crate) fn host() -> Host {
     Host {
         hostname: "host-1".into(),
@@ -91,7 +91,7 @@ pub(crate) fn host() -> Host {
     }
 }
 
-/// Calls the plugin as a function.
+/// Calls the plugin as a function, in the test's own process.
 pub(crate) fn call(
     name: PluginName,
     env: &BTreeMap<String, String>,
@@ -104,12 +104,12 @@ pub(crate) fn call(
     run(&invocation, &mut &*stdin, allocator)
 }
 
-/// Calls the real plugin binary with exactly this environment.
+/// Runs the real plugin binary with exactly the given environment variables.
 pub(crate) fn call_binary(env: &BTreeMap<String, String>, stdin: &[u8]) -> ProcessOutcome {
     finish(Command::new(env!("CARGO_BIN_EXE_margay-ipam")).env_clear().envs(env), stdin)
 }
 
-/// Runs a command until it exits.
+/// Runs a command with the given standard input until the command exits.
 pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> ProcessOutcome {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = start(command, stdin).wait_with_output().unwrap();
@@ -120,7 +120,7 @@ pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> ProcessOutcome {
     }
 }
 
-/// Returns the error on standard output: its code, message and details.
+/// Returns the code, the message and the details of the error on standard output.
 pub(crate) fn error_of(outcome: &ProcessOutcome) -> (u64, String, String) {
     assert_eq!(outcome.exit, 1, "{outcome:?}");
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();

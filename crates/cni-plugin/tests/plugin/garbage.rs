@@ -1,4 +1,4 @@
-//! Property tests: for any input, the output is a valid CNI result or CNI error.
+//! Property tests: for any input, the plugin prints a valid CNI result or CNI error.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ fn allocator() -> Scripted {
     }
 }
 
-/// Checks the outcome of a plugin call. A successful call prints nothing or one JSON object. A failed call prints one
-/// JSON object with a code and a message, and exits with 1.
+/// Checks the output and the exit status of a plugin call. A successful call prints nothing or one JSON object. A
+/// failed call prints one JSON object with a code and a message, and exits with 1.
 fn is_sane(outcome: &ProcessOutcome) {
     assert_eq!(outcome.stderr, "");
     if outcome.exit == 0 && outcome.stdout.is_empty() {
@@ -41,7 +41,7 @@ fn verb() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec!["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "FOO"])
 }
 
-/// Generates JSON values of every kind, and texts that have a meaning in some setting.
+/// Generates JSON values of every kind, and strings that are valid values of some setting.
 fn value() -> impl Strategy<Value = Value> {
     let texts = [
         "",

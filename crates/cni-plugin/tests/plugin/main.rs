@@ -1,4 +1,4 @@
-//! Tests of the whole plugin, as a function with an allocator of prepared answers, and as a process.
+//! Tests of the whole plugin, called as a function with an allocator of prepared answers, and as a process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

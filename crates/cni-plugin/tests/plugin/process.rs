@@ -1,4 +1,4 @@
-//! Tests of the plugin's real process: its streams, its log and its exit status.
+//! Tests of the plugin as a process: its standard streams, its log and its exit status.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -21,8 +21,8 @@ fn process_says_what_it_is_without_verb() {
     );
 }
 
-/// Returns the standard output of a plugin call whose standard input stays open and empty. A call that reads its
-/// standard input would never end.
+/// Returns what a plugin call prints to standard output while its standard input stays open and empty. A plugin call
+/// that reads its standard input would never end.
 fn said_without_input(command: &mut Command) -> String {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let open = child.stdin.take();
@@ -47,7 +47,7 @@ fn process_options_are_answered_without_reading() {
         "margay-ipam {}\nCNI versions: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\nFormats of stores: 1, 2\n",
         env!("CARGO_PKG_VERSION")
     );
-    // The options work in any environment.
+    // The options work with and without CNI environment variables.
     for env in [Default::default(), environment("ADD")] {
         for option in ["--version", "-V", "-v"] {
             assert_eq!(said_without_input(Command::new(&link).env_clear().envs(&env).arg(option)), version);
@@ -68,7 +68,7 @@ fn process_ignores_arguments_that_are_no_options() {
     assert_eq!((argued.exit, argued.stdout), (plain.exit, plain.stdout));
 }
 
-/// Tests arguments that are not options: Calico's test harness passes the network configuration as an argument.
+/// Tests plugin arguments that are not options: Calico's test harness passes the network configuration as an argument.
 #[test]
 fn process_of_main_plugin_ignores_arguments() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn process_of_main_plugin_ignores_arguments() {
             let usage = call(&[option], None);
             assert!((usage.exit, usage.stdout.as_str()) == (2, "") && usage.stderr.starts_with("Usage:"), "{usage:?}");
             match name {
-                // The expected outcome is the recorded outcome of Calico's plugin.
+                // Under the name `calico`, the expected outcome is the recorded outcome of Calico's plugin.
                 "calico" => assert_eq!((called.exit, called.stdout.as_str()), (2, ""), "{called:?}"),
                 _ => assert_eq!(error_of(&called).0, 4, "{name} {option}"),
             }
@@ -220,10 +220,11 @@ fn process_log_goes_to_standard_error_and_file() {
     assert!(!log.contains(secret) && !outcome.stdout.contains(secret));
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(file.parent().unwrap()), mode(&file)), (0o755, 0o600));
-    // The next call appends to the log file. At log level error, a plugin call writes one line less.
+    // The next call appends to the log file. At log level `error`, a plugin call logs one line less than at level
+    // `info`.
     call_binary(&environment("ADD"), conf("error", &path).as_bytes());
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), log.lines().count() * 2 - 1);
-    // A log file that cannot be created is only reported on standard error.
+    // If the log file cannot be created, the plugin only reports so on standard error.
     let outcome = call_binary(&environment("ADD"), conf("info", "/proc/no/such/folder/log").as_bytes());
     assert_eq!(error_of(&outcome).1, "unknown datastore type: foo");
     assert!(outcome.stderr.contains("cannot log to log_file_path"), "{}", outcome.stderr);
@@ -234,7 +235,7 @@ fn process_log_file_stays_within_limits() {
     const MEGABYTE: u64 = 1024 * 1024;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("cni.log");
-    // A call writes two lines of 60 kB, so eight calls fill a log file.
+    // A plugin call writes two lines of 60 kB, so eight calls fill a log file.
     let name = "n".repeat(60_000);
     let call = |limits: &str| {
         let conf = format!(
@@ -253,17 +254,17 @@ fn process_log_file_stays_within_limits() {
     };
     let count = |file: &std::path::PathBuf| fs::read_to_string(file).unwrap().matches(&name).count();
     let limited = || call(r#","log_file_max_size":1,"LOG_FILE_MAX_COUNT":3,"log_file_max_age":null"#);
-    // The log consists of three rotated files of 17 lines each, and the other lines in the current file.
+    // The log consists of three rotated files of 17 lines each, and the current file with the remaining lines.
     let said: usize = (0..30).map(|_| limited()).sum();
     assert_eq!((said, files().len(), files().iter().map(count).sum::<usize>()), (60, 4, 60));
-    // The oldest log file is removed when the current file is full.
+    // The plugin removes the oldest log file when the current log file is full.
     let more: usize = (0..5).map(|_| limited()).sum();
     let rotated = files();
     assert_eq!((more, rotated.len(), rotated.iter().map(count).sum::<usize>()), (10, 4, 60 + 10 - 17));
     assert!(rotated.iter().all(|file| fs::metadata(file).unwrap().len() <= MEGABYTE), "{rotated:?}");
     let mode = |file: &std::path::PathBuf| fs::metadata(file).unwrap().permissions().mode() & 0o777;
     assert!(rotated.iter().all(|file| mode(file) == 0o600));
-    // Without configured limits the default limits apply, which this test does not reach.
+    // Without configured log limits, the default limits apply, and the log of this test stays below them.
     let before = count(&file);
     let more = call("");
     assert_eq!((files(), count(&file)), (rotated, before + more));

@@ -1,7 +1,7 @@
-//! Replays all recorded calls of Calico's IPAM plugin in order, on stores with the recorded content.
+//! Replays all recorded calls of Calico's IPAM plugin in order, on stores with the recorded documents.
 //!
-//! Within a pool, the chosen address may differ from the recording. The shape of a result, the masks, the pools, the
-//! exit codes and the errors must match the recording.
+//! Within a pool, Margay may choose another address than the recorded one. The shape of each result, the masks, the
+//! pools, the exit statuses and the errors must match the recording.
 
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
@@ -24,7 +24,8 @@ use testkit::server::Etcd;
 const POOLS: [&str; 6] =
     ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
 
-/// Replaces each chosen address with its pool. Requested addresses, which are printed as /32 and /128, are kept.
+/// Replaces each address that the allocator chose with the address's pool. Explicitly requested addresses, which
+/// results print as /32 or /128, are not replaced.
 fn without_choice(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -54,13 +55,13 @@ fn compare(case: &Case, outcome: &ProcessOutcome) {
         return;
     }
     assert_eq!(shape(&outcome.stdout), shape(&case.stdout), "{}", case.name);
-    // Compare the indentation, the order of keys and the line ends, but not the chosen addresses.
+    // Compare the indentation, the order of keys and the line ends of the output, but not the chosen addresses.
     let skeleton =
         |text: &str| text.split('"').filter(|part| part.parse::<IpNet>().is_err()).collect::<Vec<_>>().join("\"");
     assert_eq!(skeleton(&outcome.stdout), skeleton(&case.stdout), "{}", case.name);
 }
 
-/// Replays the recording; `program` runs one call.
+/// Replays the recording; the function `program` runs one recorded call.
 fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = record().cases;
     let (last, all) = cases.split_last().unwrap();
@@ -68,7 +69,7 @@ fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     for case in all.iter().filter(played) {
         compare(case, &program(case));
     }
-    // As in the recording, fill the pool before the last call.
+    // As in the recording, use up all addresses of the pool before the last call.
     let mut filled = 0;
     for node in ["node3", "node1"] {
         loop {
@@ -104,7 +105,7 @@ fn replay_in_memory() {
     replay(|case| call(PluginName::Margay, &case.env, case.stdin.as_bytes(), &allocator));
 }
 
-/// Replays the recording on an embedded store with the real program, one process for each call.
+/// Replays the recording with the real program on an embedded store, in one process for each call.
 fn on_engine(engine: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ipam");
@@ -126,11 +127,12 @@ fn on_engine(engine: &str) {
         open.close().await.unwrap();
         used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string())
     });
-    // The pool has 256 addresses minus the reserved addresses, one of which was requested explicitly.
+    // The pool has 256 addresses minus the reserved addresses, but one reserved address was requested explicitly and is
+    // in use.
     assert_eq!(held.as_deref(), Some("253"));
 }
 
-/// Replaces etcd with an embedded store in a network configuration.
+/// Replaces etcd with an embedded store in a network configuration from the recording.
 fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
     let Ok(Value::Object(mut conf)) = serde_json::from_str(stdin) else { return stdin.to_owned() };
     if conf.get("datastore_type").is_some_and(|kind| kind == "etcdv3") {
@@ -141,7 +143,7 @@ fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
     Value::Object(conf).to_string()
 }
 
-/// Replays the recording on a real etcd with the real program, under Calico's name.
+/// Replays the recording with the real program on a real etcd; the program runs under Calico's plugin name.
 #[test]
 fn replay_on_etcd() {
     let etcd = Etcd::start().unwrap();

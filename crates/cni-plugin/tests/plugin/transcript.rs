@@ -1,6 +1,7 @@
-//! Compares outcomes with the recorded outcomes of Calico's plugin, byte by byte.
+//! Compares the outcomes of plugin calls byte by byte with the recorded outcomes of Calico's plugin.
 //!
-//! [`replay`] runs recorded calls with any program. `WITHOUT_A_STORE` names the calls that need no allocator.
+//! [`replay`] runs the recorded calls with any function that runs the plugin. `WITHOUT_A_STORE` names the recorded
+//! calls that need no allocator.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +12,16 @@ use serde_json::Value;
 
 use crate::common::{Scripted, assigned, call, call_binary};
 
-/// Recorded calls for which Margay differs from Calico on purpose, with the reason.
+/// Recorded calls for which Margay deliberately differs from Calico, each with the reason.
 pub(crate) const DIFFERENT_ON_PURPOSE: [(&str, &str); 2] = [
     ("cniVersion 1.1.0 (newer than this plugin knows)", "this plugin knows CNI 1.1.0 and goes on"),
     ("VERSION", "the list of versions has 1.1.0 too"),
 ];
 
-/// Recorded calls whose error differs only in the JSON parser's message.
+/// Recorded calls for which only the JSON parser's message in the error differs from Calico's.
 pub(crate) const OTHER_WORDS: [&str; 1] = ["stdin is not JSON"];
 
-/// The recording: the store's documents at the start, and the calls.
+/// The recording of Calico's plugin: the store's documents at the start, and the plugin calls.
 #[derive(Deserialize)]
 pub(crate) struct Transcript {
     pub(crate) start: Vec<Stored>,
@@ -53,7 +54,7 @@ fn transcript() -> Vec<Case> {
     record().cases
 }
 
-/// Recorded calls that fail or end before they read a store.
+/// Recorded calls that fail or end before the plugin reads a store.
 const WITHOUT_A_STORE: [&str; 14] = [
     "ADD, both families off",
     "CNI_ARGS pair without =",
@@ -71,7 +72,7 @@ const WITHOUT_A_STORE: [&str; 14] = [
     "VERSION",
 ];
 
-/// Runs the recorded calls with these names, in the order of the recording, and compares the outcomes.
+/// Runs the recorded calls with the given names, in the order of the recording, and compares the outcomes.
 fn replay(names: &[&str], program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = transcript();
     let chosen: Vec<_> = cases.iter().filter(|case| names.contains(&case.name.as_str())).collect();
@@ -99,7 +100,7 @@ fn transcript_matches_to_byte_without_store() {
     });
 }
 
-/// Tests that the protocol layer prints the recorded results and errors if the allocator answers like Calico's.
+/// Tests that the plugin prints the recorded results and errors if the allocator answers like Calico's allocator.
 #[test]
 fn transcript_matches_calico_for_allocator_answers() {
     let others: Vec<_> = transcript().into_iter().map(|case| case.name).collect();
@@ -118,7 +119,7 @@ fn transcript_matches_calico_for_allocator_answers() {
     });
 }
 
-/// Returns an allocator that answers as Calico's allocator must have answered.
+/// Returns an allocator that gives the same answer to a recorded call as Calico's allocator must have given.
 fn answering(case: &Case) -> Scripted {
     let json: Value = serde_json::from_str(&case.stdout).unwrap_or(Value::Null);
     if case.exit != 0 {
@@ -134,8 +135,8 @@ fn answering(case: &Case) -> Scripted {
 
 fn of_record(address: &str) -> AssignedAddress {
     let net: ipnet::IpNet = address.parse().unwrap();
-    // A requested address is printed with the prefix length of a host address, so the recording does not show the
-    // prefix length of its block.
+    // Results print a requested address with prefix length 32 or 128, so the recording does not show the prefix length
+    // of the address's block.
     let block = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
     assigned(net.addr(), block, 24, Some(net.addr()))
 }

@@ -1,4 +1,4 @@
-//! Tests of each verb's request to the allocator, and of how the verb uses the allocator's answer.
+//! Tests the request that each CNI verb sends to the allocator, and how the verb uses the allocator's answer.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,8 @@ fn add(conf: &str, args: &str) -> (cni_plugin::ProcessOutcome, Scripted) {
     (outcome, allocator)
 }
 
-/// Returns the requested addresses, and the numbers of addresses to choose, from the only request of an ADD.
+/// Runs an ADD and returns the requested addresses, and the numbers of IPv4 and IPv6 addresses that the allocator is to
+/// choose.
 fn asked(conf: &str, args: &str) -> (Vec<String>, usize, usize) {
     let (outcome, allocator) = add(conf, args);
     assert_eq!(outcome.exit, 0, "{outcome:?}");
@@ -126,7 +127,7 @@ fn name_calico_ipam_takes_no_bridged_settings() {
         let (outcome, allocator) = add(&conf, "");
         assert_eq!(error_of(&outcome).0, 7, "{ipam}");
         assert!(allocator.added.borrow().is_empty());
-        // DEL releases a held address even if the configuration is invalid for ADD.
+        // DEL releases a held address even if ADD would reject the configuration.
         assert_eq!(call(PluginName::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
     }
 }
@@ -191,7 +192,7 @@ fn del_releases_attachment_without_settings() {
     assert_eq!((outcome.exit, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     let requests = allocator.deleted.borrow();
     assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
-    // DEL ignores the settings that concern only ADD, even invalid settings.
+    // DEL ignores the settings that concern only ADD, even if their values are invalid.
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"mask":5,"routes":5,"ranges":5,"gateway":5},"runtimeConfig":{"ips":5}"#);
     assert_eq!(call(PluginName::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
@@ -200,7 +201,8 @@ fn del_releases_attachment_without_settings() {
     assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// Returns the outcome of a CHECK for this answer of the store.
+/// Returns the outcome of a CHECK. `held` and `standings` are the allocator's answer: the held addresses and the states
+/// of addresses.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();

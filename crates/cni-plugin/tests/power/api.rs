@@ -1,8 +1,8 @@
-//! Tests power cuts during requests of etcd API clients: keys, transactions and leases.
+//! Tests of power cuts while etcd clients send requests to Margay's etcd API: keys, transactions and leases.
 //!
-//! Each client has its own keys and leases, and sends one request after another, so at most the client's last request
-//! is unanswered at the power cut. The copy of the disk must contain either the client's last acknowledged state, or
-//! the state after the unanswered request.
+//! Each client has its own keys and leases, and sends one request after another. At the power cut, only the client's
+//! last request can be unanswered. The disk after the power cut must contain either the client's last acknowledged
+//! state, or the state after the unanswered request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
@@ -26,19 +26,19 @@ use testkit::programs::command;
 
 const ROUNDS: u64 = 60;
 const CLIENTS: usize = 3;
-/// Maximum number of requests that a client sends in a round.
+/// Maximum number of requests that a client sends in a test round.
 const REQUESTS: u64 = 12;
-/// Number of keys of each client.
+/// Number of keys that each client uses.
 const KEYS: u64 = 4;
-/// Time to live of a lease in seconds. No lease expires during a test.
+/// Time to live of a lease in seconds. The time to live is so long that no lease expires during a test.
 const TTL: i64 = 3600;
-/// Approximate number of disk operations for opening the store, and for the requests of a round.
+/// Approximate numbers of disk operations: for opening the store, and for all requests of a test round.
 const OPENING: u64 = 120;
 const WORKING: u64 = 80;
 /// Time limit of a client's request before the power cut.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The state of a client: its keys with their value and lease (0 for no lease), and its leases.
+/// The state of a client: the value and the lease of each of its keys (0 for no lease), and its leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct State {
     keys: BTreeMap<String, (String, i64)>,
@@ -52,7 +52,7 @@ enum Request {
         value: String,
         lease: i64,
     },
-    /// Deletes one key and puts another key in the same transaction.
+    /// A transaction that deletes one key and puts another key.
     Replace {
         old: String,
         new: String,
@@ -62,7 +62,7 @@ enum Request {
     Revoke(i64),
 }
 
-/// A client, its last acknowledged state, and its unanswered request.
+/// A client of the etcd API, its last acknowledged state, and its unanswered request.
 #[derive(Clone, Debug)]
 struct Ledger {
     number: usize,
@@ -99,12 +99,12 @@ impl Ledger {
         format!("/client{}/", self.number)
     }
 
-    /// Returns the first of the client's lease ids.
+    /// Returns the smallest lease id that the client uses.
     fn first_lease(&self) -> i64 {
         1_000_000 * (i64::try_from(self.number).unwrap() + 1)
     }
 
-    /// Draws the client's next request, and records the request as pending.
+    /// Draws the client's next random request, and records the request as unanswered.
     fn begin(&mut self, random: &mut Random) -> Request {
         self.next += 1;
         let value = format!("{}-{}", self.next, "x".repeat(usize::try_from(random.below(2000)).unwrap()));
@@ -130,8 +130,8 @@ impl Ledger {
         }
     }
 
-    /// Compares the client's state with the state on disk, and continues from the state on disk. True if the unanswered
-    /// request was carried out.
+    /// Compares the client's acknowledged state with the state on disk, and adopts the state on disk. Returns true if
+    /// the unanswered request was carried out before the power cut.
     fn settle(&mut self, left: State) -> Result<bool, String> {
         let after = self.pending.take().map(|request| self.acknowledged.after(&request));
         let happened = after.as_ref() == Some(&left);
@@ -161,11 +161,11 @@ async fn send(client: &mut Client, request: Request) -> Result<(), Error> {
     }
 }
 
-/// Sends requests until the client has sent its maximum number of requests, or the power is cut.
+/// Sends requests until the client has sent its maximum number of requests, or until the power is cut.
 async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Random, connected: impl Fn()) {
     let begun = Instant::now();
     let mut client = Client::connect([url], None).await.unwrap();
-    // The daemon's private socket is open a little before the API.
+    // The daemon's private socket accepts connections a little before the etcd API does, so retry.
     loop {
         match client.status().await {
             Ok(_) => break,
@@ -189,7 +189,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
         };
         match sent {
             Ok(Ok(())) => {}
-            // A client's request may fail only after the power cut.
+            // A client's request may fail only if the power was cut.
             failed => {
                 assert!(disk.is_cut(), "{failed:?}");
                 return;
@@ -201,7 +201,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
     }
 }
 
-/// Reads each client's state from a copy of the disk.
+/// Reads the state of each client from a copy of the disk after a power cut.
 fn left(engine: Engine, image: &Image) -> Vec<State> {
     let lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");
@@ -229,7 +229,7 @@ fn left(engine: Engine, image: &Image) -> Vec<State> {
     })
 }
 
-/// Tests that power cuts lose no acknowledged request of API clients, and leave no request partly carried out.
+/// Tests that a power cut loses no acknowledged request of an etcd API client, and leaves no request half done.
 pub(crate) fn rounds(engine: Engine) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", ROUNDS));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
@@ -246,7 +246,7 @@ pub(crate) fn rounds(engine: Engine) {
         let disk = Disk::new(image, Syncs::Kept);
         let mounted = disk.mount(folder.path()).unwrap();
         let location = engine.at(&folder.path().join("store"));
-        // Cut the power while the store is opened, or during the clients' requests.
+        // Cut the power either while the store is being opened, or while the clients send requests.
         let later = match random.below(5) {
             0 => {
                 disk.cut_after(random.below(OPENING));

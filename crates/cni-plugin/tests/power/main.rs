@@ -1,18 +1,19 @@
-//! Tests power cuts during calls of the plugin: real processes on a disk that loses all data that is not synced.
+//! Tests of power cuts during plugin calls: real processes on a disk that loses all unsynced data at a power cut.
 //!
-//! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL on it, and cuts the power, either
-//! after a certain disk operation or when a caller has its answer. In every second round the callers use a daemon,
-//! `margay serve`. Some calls are killed before the power cut. The disk's image is then copied. On the copy, the next
-//! ADD must work, `margay ipam check` must report no problem, the address of every acknowledged ADD must be held, and
-//! the address of every acknowledged DEL must be free. The next round starts with the copy, so power cuts also hit
-//! stores that are recovering.
+//! A test round mounts a disk ([`power::Disk`]) and lets one to four callers run ADD and DEL on that disk. The power is
+//! cut either after a certain disk operation, or when a caller has its answer. In every second round the callers use a
+//! Margay daemon (`margay serve`). Some plugin calls are killed before the power cut. After the power cut, the disk's
+//! image is copied. On the copy of the image, the next ADD must work and `margay ipam check` must report no problem.
+//! Each acknowledged ADD must still hold its address, and the address of each acknowledged DEL must be free. The next
+//! round continues on the copy of the image, so power cuts also happen while a store recovers from an earlier power
+//! cut.
 //!
-//! An answer is acknowledged if the caller saw the plugin's process end before the power cut. The disk's lock
-//! determines which of the two came first.
+//! An ADD or DEL is acknowledged if the caller saw the plugin's process end before the power cut. A lock of the test
+//! disk determines which was first, the end of the plugin's process or the power cut.
 //!
-//! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other power cuts and the number of rounds; `make torture
-//! MODE=power` sets both variables. The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names
-//! another program.
+//! `MARGAY_POWER_SEED` sets the random seed and `MARGAY_POWER_ROUNDS` the number of rounds; `make torture MODE=power`
+//! sets both variables. The tests run the plugin binary that cargo has built, or the binary that
+//! `MARGAY_RELEASE_PLUGIN` names.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 
@@ -29,9 +30,9 @@ use testkit::process;
 use testkit::random::{self, Random};
 
 const ROUNDS: u64 = 60;
-/// Maximum number of power cuts until the rounds must detect a disk that lies about syncs.
+/// Maximum number of power cuts after which a test must have detected a disk that ignores syncs.
 const LIES: u64 = 10;
-/// The name of a test, and its function for a store of an engine.
+/// The name of a test, and the test's function, which takes the engine of the store.
 type Test = (&'static str, fn(Engine));
 
 const TESTS: [Test; 6] = [
@@ -50,8 +51,8 @@ fn main() -> ExitCode {
     ::power::main(TESTS.into_iter().flat_map(|named| ENGINES.map(|engine| test(named, engine))).collect())
 }
 
-/// Returns the number of power cuts until the rounds detect a lying disk; returns `None` if the rounds do not detect
-/// it.
+/// Returns the number of power cuts after which the test's rounds detect a disk that ignores syncs. Returns `None` if
+/// the rounds never detect such a disk.
 fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
     let (mut world, mut tally) = (worlds(), Tally::new());
     for round in 0..LIES {
@@ -69,7 +70,7 @@ fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, fo
     None
 }
 
-/// Tests that the rounds detect a disk that ignores syncs.
+/// Tests that the rounds with power cuts detect a disk that ignores syncs.
 fn lies(engine: Engine) {
     let syncs = Syncs::Ignored;
     let old = World::with_full_log(engine, syncs);
@@ -77,7 +78,7 @@ fn lies(engine: Engine) {
     assert!(cuts_until_found(engine, syncs, || World::empty(engine, syncs), None).is_some(), "a young store");
 }
 
-/// Tests that the rounds detect a disk that syncs files, but not the folders that name the files.
+/// Tests that the rounds with power cuts detect a disk that syncs files but not folders.
 fn unsynced_folders(engine: Engine) {
     let syncs = Syncs::IgnoredForFolders;
     let found = cuts_until_found(engine, syncs, || World::empty(engine, syncs), Some(Folders::Strict));

@@ -1,7 +1,8 @@
-//! Kills a plugin call at each disk operation in turn, lets the next call succeed, and then cuts the power.
+//! Kills a plugin call at each of its disk operations in turn, lets the next plugin call succeed, and then cuts the
+//! power.
 //!
-//! The killed process leaves changes that the next process sees, but that are not durable. The next process must make
-//! the killed process's changes durable before relying on them.
+//! The killed process leaves unsynced changes, which the next process sees although they are not durable. The next
+//! process must sync the killed process's changes before relying on them.
 
 use std::thread;
 use std::time::Duration;
@@ -14,32 +15,33 @@ use crate::lab::{Engine, embedded_conf};
 use crate::process::Call;
 use crate::world::{World, network};
 
-/// Pause between two checks whether the plugin call has reached its disk operation.
+/// Pause between two checks whether the plugin call has reached the disk operation at which it is killed.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Maximum number of disk operations of a plugin call.
+/// Upper bound for the number of disk operations of a plugin call.
 const MOST: u64 = 2_000;
-/// Number of ADDs on redb after which a commit has moved the journal to redb's file.
+/// Number of ADDs on redb after which at least one commit has moved the journal to redb's file.
 const COMMITS: u64 = 40;
 
-/// Maximum number of kills during one commit. If a commit has more disk operations, as on sled, the kills are spread
-/// evenly over these operations.
+/// Maximum number of disk operations at which the ADD is killed. If an ADD has more disk operations than kills are
+/// allowed, as on sled, the kills are spread evenly over the operations.
 const KILLS: u64 = 60;
 
-/// Returns the kind of power cut after this many disk operations: the cut keeps almost none of the unsynced data, or
-/// some of it.
+/// Returns the kind of the power cut for an ADD that is killed at this operation. The power cut keeps either almost
+/// none of the unsynced data, or a part of it.
 fn cut(operation: u64) -> Cut {
     let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
     Cut { seed: operation, folders }
 }
 
-/// Kills the ADD that creates a store.
+/// Kills the ADD that creates a store, at each disk operation in turn.
 pub(crate) fn while_it_is_made(engine: Engine) {
     let world = World::empty(engine, Syncs::Kept);
     let operations = (0..MOST).find(|operation| !is_killed_at(&world, *operation)).unwrap();
     println!("{engine:?}: killed at {operations} operations, which make a store and commit");
 }
 
-/// Kills an ADD on an existing store. On redb, the killed ADD is the longest ADD, during which the journal is full.
+/// Kills an ADD on an existing store, at each disk operation in turn. On redb, the killed ADD finds the journal full,
+/// which makes it the ADD with the most disk operations.
 pub(crate) fn in_a_commit(engine: Engine) {
     let mut world = World::empty(engine, Syncs::Kept);
     let mut before = (0, world.clone());
@@ -58,7 +60,7 @@ pub(crate) fn in_a_commit(engine: Engine) {
     assert!(kills > 5, "it was over before it could be killed");
 }
 
-/// Runs an ADD without a kill, and returns the number of the ADD's disk operations.
+/// Runs an ADD without a kill, and returns how many disk operations the ADD has.
 fn add(world: &mut World) -> u64 {
     let (disk, container) = (Disk::new(world.image.clone(), Syncs::Kept), world.ledger.begin_add());
     on(&disk, world.engine, |conf| {
@@ -70,8 +72,8 @@ fn add(world: &mut World) -> u64 {
     disk.operations()
 }
 
-/// Kills an ADD after this many disk operations, runs another ADD to its end, cuts the power and checks the store.
-/// Returns false if the first ADD ended before the kill.
+/// Kills an ADD after the given number of disk operations, runs another ADD to its end, cuts the power and checks the
+/// store. Returns false if the first ADD ended before the kill.
 fn is_killed_at(world: &World, operation: u64) -> bool {
     let (mut world, disk) = (world.clone(), Disk::new(world.image.clone(), Syncs::Kept));
     let killed = on(&disk, world.engine, |conf| {
@@ -98,7 +100,7 @@ fn is_killed_at(world: &World, operation: u64) -> bool {
     killed
 }
 
-/// Mounts the disk and runs `work` with the configuration of a network whose store is on that disk.
+/// Mounts the disk and runs `work` with the configuration of a network whose store is on the mounted disk.
 fn on<T>(disk: &Disk, engine: Engine, work: impl FnOnce(&Value) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let _mounted = disk.mount(folder.path()).unwrap();

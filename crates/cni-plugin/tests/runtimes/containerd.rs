@@ -1,4 +1,4 @@
-//! Tests with containerd, whose networks are set up by `ctr run --cni`.
+//! Tests with containerd, where `ctr run --cni` connects containers to networks.
 
 use std::io::Read;
 use std::process::{Child, Stdio};
@@ -12,17 +12,17 @@ version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 "#;
 
-/// Returns a test machine with only one network, since ctr uses the first network that it finds. Masquerading is off:
-/// ctr does not pass the network namespace of an ended container, and without the namespace the bridge plugin does not
-/// remove its masquerading rules.
+/// Returns a test machine with only one network configuration, since ctr uses the first network that it finds.
+/// Masquerading is off, because ctr does not pass the network namespace of an ended container to the bridge plugin.
+/// Without this namespace, the bridge plugin does not remove its masquerading rules.
 fn machine(engine: Engine, network: &str) -> Machine {
     let all = ["10-lab.conflist", "20-dual.conflist", "30-routed.conflist"];
     let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);
     all.into_iter().filter(|other| *other != network).fold(machine, Machine::without_network)
 }
 
-/// A container and its `ctr run` process. The process must keep running, because it removes the network when the
-/// container ends.
+/// A running container and its `ctr run` process. The `ctr run` process must keep running, because it removes the
+/// container's network when the container ends.
 #[derive(Debug)]
 struct Running {
     id: &'static str,
@@ -53,7 +53,7 @@ impl Boot<'_> {
         Running { id, run }
     }
 
-    /// Lists the tasks of containerd: container, first process and status.
+    /// Lists containerd's tasks: each with its container, first process and status.
     fn ctr_tasks(&self) -> Vec<(String, String, String)> {
         let shown = self.run(&["ctr", "tasks", "ls"]);
         let words = shown.lines().map(|line| line.split_whitespace().map(str::to_owned));
@@ -63,18 +63,18 @@ impl Boot<'_> {
     /// Returns the global addresses of a container's interface, as seen in the container's network namespace.
     fn ctr_addresses(&self, container: &Running) -> Vec<String> {
         let task = self.ctr_tasks().into_iter().find(|(id, ..)| id == container.id).unwrap();
-        // Do not use `ctr tasks exec`: in about one of a hundred calls, that command succeeds but loses the output.
+        // Do not use `ctr tasks exec`: about one call in a hundred succeeds but loses the command's output.
         let enter = ["nsenter", "--target", &task.1, "--net", "ip", "-o", "addr", "show", "dev", "eth0"];
         addresses(&self.run(&[&enter[..], &["scope", "global"]].concat()))
     }
 
-    /// Pings an address from inside a container.
+    /// Pings an address from inside a container's network namespace.
     fn ctr_pings(&self, container: &Running, address: &str) {
         let start = ["ctr", "tasks", "exec", "--exec-id", "ping", container.id];
         self.run(&[&start[..], &["/bin/ping", "-c", "1", "-w", "20", address]].concat());
     }
 
-    /// Ends a container, and waits until the container's network is removed.
+    /// Ends a container, and waits until ctr has removed the container's network.
     fn ctr_end(&self, mut container: Running) {
         self.run(&["ctr", "tasks", "kill", "--signal", "SIGKILL", container.id]);
         self.wait_until("the end of a container", || container.run.try_wait().unwrap().is_some());
@@ -96,7 +96,7 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
         boot.ctr_pings(&idle, target);
     }
     boot.ctr_pings(&web, &of_idle[0]);
-    // ctr cannot publish a port, so fetch the page from the container's address.
+    // ctr cannot publish a port, so fetch the web page from the container's own address.
     assert_eq!(boot.fetch(&format!("{}:80", of_web[0])), PAGE);
 
     boot.ctr_end(web);
@@ -107,7 +107,7 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
     daemon.wait().unwrap();
 }
 
-/// Tests the main plugin, called as `calico`, without a bridge and without Calico's agents.
+/// Tests Margay's main plugin, called as `calico`, without a bridge and without Calico's agents.
 pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
     let machine = machine(engine, "30-routed.conflist");
     let boot = machine.boot();
@@ -145,10 +145,10 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     let after = machine.boot();
     let mut daemon = after.start_containerd();
     assert_eq!((after.in_use("dual-v4"), after.in_use("dual-v6")), (2, 2));
-    // containerd still lists the containers, but cannot restart them with a network, so remove the containers and run
-    // them again.
+    // After the reboot containerd still lists the containers, but cannot restart them with a network. Remove the
+    // containers that containerd still lists, and run them again.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
-    // Start the containers in another order, because their addresses would then differ unless they were kept.
+    // Start the containers in another order: their addresses would then be exchanged if Margay did not keep them.
     let idle = after.ctr_run("idle", &IDLE);
     assert_eq!(after.ctr_addresses(&idle), of_idle);
     for address in &of_web {

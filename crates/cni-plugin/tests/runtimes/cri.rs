@@ -1,4 +1,4 @@
-//! Tests with containerd as Kubernetes uses it: pods are created by calls of the CRI.
+//! Tests with containerd as Kubernetes uses it, where pods are created by CRI calls.
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -16,8 +16,8 @@ use tonic_prost::ProstCodec;
 use crate::lab::Engine;
 use crate::machine::{Boot, Machine, Masquerade, PAGE};
 
-/// containerd's configuration. The socket is on the machine's disk, where the test process can also reach it. The test
-/// machines have no AppArmor, and no overlay file system on their disk.
+/// containerd's configuration. containerd's socket is on the machine's disk, where the test process can also reach the
+/// socket. AppArmor and overlay mounts are turned off, because the test machines lack them.
 const CONFIG: &str = r#"
 version = 2
 [grpc]
@@ -30,7 +30,8 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 "#;
 
-/// Builds the image of a pod's first process. The first process serves a page instead of sleeping like Kubernetes' own.
+/// Builds the container image of a pod's first process. The first process serves a web page, instead of sleeping like
+/// Kubernetes' pause process.
 const IMAGE: &str = r#"
 set -eu
 mkdir /var/lib/pause
@@ -46,7 +47,7 @@ tar -cf pause.tar manifest.json config.json layer.tar
 ctr --address /var/lib/containerd.sock --namespace k8s.io images import --snapshotter native pause.tar
 "#;
 
-// The structures for the CRI's messages (runtime.v1) contain only the fields that the tests need.
+// These structures for the CRI's messages (runtime.v1) contain only the fields that the tests need.
 
 #[derive(Clone, PartialEq, Message)]
 struct RunPodSandbox {
@@ -78,7 +79,7 @@ struct LinuxPodSandboxConfig {
     cgroup_parent: String,
 }
 
-/// The request of most CRI calls, and the response of `RunPodSandbox`.
+/// The request message of most CRI calls, and the response message of `RunPodSandbox`.
 #[derive(Clone, PartialEq, Message)]
 struct PodSandboxId {
     #[prost(string, tag = "1")]
@@ -120,7 +121,7 @@ impl Boot<'_> {
         daemon
     }
 
-    /// Sends a request to the CRI and returns the response.
+    /// Sends a request to containerd's CRI service and returns the response.
     fn cri<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         method: &'static str,
@@ -155,7 +156,7 @@ impl Boot<'_> {
         self.cri("/runtime.v1.RuntimeService/RunPodSandbox", request).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Returns the pod address that the kubelet would report.
+    /// Returns the pod's address as the kubelet would report it.
     #[track_caller]
     fn pod_address(&self, pod: &PodSandboxId) -> String {
         let answer: PodSandboxStatusResponse =
@@ -172,7 +173,7 @@ impl Boot<'_> {
     }
 }
 
-/// Tests the main plugin, called as `calico`, for pods.
+/// Tests Margay's main plugin, called as `calico`, for pods.
 pub(crate) fn pods_get_routed_addresses_and_leave_nothing(engine: Engine) {
     let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);
     let machine = ["10-lab.conflist", "20-dual.conflist"].into_iter().fold(machine, Machine::without_network);
@@ -195,7 +196,7 @@ pub(crate) fn pods_get_routed_addresses_and_leave_nothing(engine: Engine) {
 
     boot.stop_pod(&web);
     assert_eq!(boot.in_use("routed"), 1);
-    // The kubelet repeats calls whose outcome is unknown.
+    // Stop the pod again, as the kubelet repeats CRI calls whose outcome is unknown.
     boot.stop_pod(&web);
     boot.remove_pod(&web);
     assert_eq!(boot.fetch(&format!("{of_other}:80")), PAGE);

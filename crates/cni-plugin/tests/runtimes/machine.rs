@@ -1,4 +1,4 @@
-//! A test machine with a disk. The machine can be booted, and stopped as by a power cut.
+//! A test machine whose disk survives reboots. The machine can be booted, and can be stopped as by a power cut.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,33 +18,35 @@ use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
 use testkit::programs::{command, plugin};
 
-/// Maximum number of checks of a condition, with [`PAUSE`] between two checks.
+/// Maximum number of times that a condition is checked, with [`PAUSE`] between two checks.
 const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time limit of a command on the machine, in seconds. Every command needs only a small part of the time limit.
+/// Time limit of a command on the machine, in seconds. On an idle machine every command needs only a small part of this
+/// time limit.
 const PATIENCE: &str = "60";
-/// The page on the web server of a container.
+/// The page that a container's web server serves.
 pub(crate) const PAGE: &str = "a page of the container\n";
 
-/// The command of a container that serves [`PAGE`] on port 80.
+/// The command line of a container that serves [`PAGE`] on port 80.
 pub(crate) const SERVER: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/www"];
-/// The command of a container that does nothing.
+/// The command line of a container that only sleeps.
 pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 
-/// A machine that is switched off. The machine's disk is deleted when this value is dropped.
+/// A test machine that is switched off. The machine's disk is deleted when this `Machine` is dropped.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
-    /// A unique name. The control groups of the machine's containers are inside a group with this name.
+    /// A unique name of the machine and of its control group (cgroup), which contains its containers' control groups.
     pub(crate) tag: String,
 }
 
 impl Machine {
-    /// Creates a machine with Margay and the standard plugins, a store of this engine, and three networks. `lab` has
-    /// IPv4 from the pool `lab` (10.88.0.0/24). `dual` has IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and
-    /// `dual-v6` (fd00:89::/64). `masquerade` decides whether packets that leave the bridges of `lab` and `dual` are
-    /// masqueraded. `routed` has no bridge: the main plugin `calico` assigns the containers of `routed` addresses of
-    /// the pool `routed` (10.90.0.0/24).
+    /// Creates a machine with Margay and the standard CNI plugins, a store of the given engine, and three networks. The
+    /// network `lab` assigns IPv4 addresses from the pool `lab` (10.88.0.0/24). The network `dual` assigns IPv4 and
+    /// IPv6 addresses from the pools `dual-v4` (10.89.0.0/24) and `dual-v6` (fd00:89::/64). `masquerade` says whether
+    /// packets that leave the bridges of `lab` and `dual` get the host's address. The network `routed` has no bridge.
+    /// Containers in `routed` get addresses from the pool `routed` (10.90.0.0/24), assigned by Margay's main plugin
+    /// under the name `calico`.
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();
@@ -74,27 +76,26 @@ impl Machine {
         machine
     }
 
-    /// Removes a network's configuration file from the machine.
+    /// Removes a network's configuration file from the machine's disk.
     pub(crate) fn without_network(self, file: &str) -> Self {
         fs::remove_file(self.lab.root.path().join("etc/cni/net.d").join(file)).unwrap();
         self
     }
 
-    /// Adds a file in `/etc` of the machine.
+    /// Adds a file to the folder `/etc` of the machine.
     pub(crate) fn with_etc(self, file: &str, text: &str) -> Self {
         fs::write(self.lab.root.path().join("etc").join(file), text).unwrap();
         self
     }
 
-    /// Boots the machine, with a new boot id.
+    /// Boots the machine. Each boot has a new boot id.
     pub(crate) fn boot(&self) -> Boot<'_> {
         let disk = self.lab.root.path();
         let (id, id_file) = (uuid::Uuid::new_v4().to_string(), disk.join("boot-id"));
         fs::write(&id_file, format!("{id}\n")).unwrap();
         let script = disk.join("boot.sh");
         fs::write(&script, include_str!("boot.sh")).unwrap();
-        // The machine's first process ends together with the process that started it, even if the starting process is
-        // killed.
+        // The machine's first process ends when its parent process ends, even if the parent is killed.
         let mut first = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "sh"])
             .args([&script, disk, &id_file])
@@ -116,7 +117,7 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// Removes the control groups that a runtime could not remove because its machine was stopped.
+    /// Removes the control groups that a container runtime left because its machine was stopped.
     fn drop(&mut self) {
         let ours = |path: &&PathBuf| path.to_string_lossy().contains(&self.tag);
         for path in cgroups().iter().rev().filter(ours) {
@@ -125,7 +126,7 @@ impl Drop for Machine {
     }
 }
 
-/// Whether packets that leave a bridge get the host's address.
+/// Whether packets that leave a bridge get the host's address as their source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Masquerade {
     Yes,
@@ -169,7 +170,7 @@ fn routed(engine: Engine) -> Value {
     })
 }
 
-/// Copies the plugins and `margay` to the folder in which ctr searches for plugins.
+/// Copies the CNI plugins and `margay` to the folder in which ctr searches for plugins.
 fn install(to: &Path) {
     let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
     let standard = folders.iter().map(Path::new).find(|folder| folder.join("bridge").exists());
@@ -186,7 +187,7 @@ fn install(to: &Path) {
     copy_program(margay, &to.join("margay"));
 }
 
-/// Creates the files of a container: busybox, and a page for the container's web server.
+/// Creates the files of a container image: busybox, and a page for the container's web server.
 fn files_for_containers(root: &Path) {
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::create_dir_all(root.join("www")).unwrap();
@@ -200,7 +201,7 @@ fn files_for_containers(root: &Path) {
     fs::set_permissions(root, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Lists all control groups, outer groups first.
+/// Lists all control groups (cgroups), outer groups before inner groups.
 fn cgroups() -> Vec<PathBuf> {
     let mut found = vec![PathBuf::from("/sys/fs/cgroup")];
     let mut next = 0;
@@ -214,7 +215,7 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-/// A running machine. The machine stops as by a power cut when this value is dropped.
+/// A running machine. The machine stops as by a power cut when this `Boot` is dropped.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) machine: &'a Machine,
@@ -234,8 +235,8 @@ impl Boot<'_> {
         command
     }
 
-    /// Runs a command on the machine until it exits. Returns the command's standard output, or its standard error if it
-    /// failed.
+    /// Runs a command on the machine and waits for its exit. Returns the command's standard output, or its standard
+    /// error if the command failed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
         let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -257,7 +258,7 @@ impl Boot<'_> {
         serde_json::from_str(&self.run(&[&["margay"], words, &["-o", "json"]].concat())).unwrap()
     }
 
-    /// Fetches the page of a web server from the machine itself.
+    /// Fetches a page of a web server, with a request from the machine itself.
     #[track_caller]
     pub(crate) fn fetch(&self, from: &str) -> String {
         let address: SocketAddr = from.parse().unwrap();
@@ -265,7 +266,7 @@ impl Boot<'_> {
         let asking = thread::spawn(move || {
             setns(space, CloneFlags::CLONE_NEWNET).unwrap();
             let mut asked = None;
-            // The server might not listen yet.
+            // The container's web server might not listen yet, so retry.
             for _ in 0..TRIES {
                 asked = Some(ask(address));
                 if asked.as_ref().is_some_and(Result::is_ok) {
@@ -291,8 +292,8 @@ impl Boot<'_> {
 
 impl Drop for Boot<'_> {
     fn drop(&mut self) {
-        // The parent has not waited for the process yet, so the process number is not reused. All other processes of
-        // the machine end with this process.
+        // The parent process has not yet waited for the first process, so no other process can have the same process
+        // id. All other processes of the machine end together with its first process.
         let _ = kill(self.number, Signal::SIGKILL);
         let _ = self.first.wait();
     }
@@ -305,7 +306,7 @@ pub(crate) fn addresses(shown: &str) -> Vec<String> {
     after_inet.map(|cidr| cidr.split('/').next().unwrap().to_owned()).collect()
 }
 
-/// Requests the page of a web server.
+/// Requests the page of a web server, without a retry.
 fn ask(address: SocketAddr) -> std::io::Result<String> {
     let patience = Duration::from_secs(10);
     let mut stream = TcpStream::connect_timeout(&address, patience)?;

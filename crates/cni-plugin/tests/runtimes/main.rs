@@ -1,9 +1,8 @@
-//! Tests with real container runtimes on test machines: containers get their addresses from Margay, keep these
-//! addresses over a reboot, and leave nothing behind.
+//! Tests with real container runtimes on test machines. Containers get addresses from Margay, keep these addresses over
+//! a reboot, and leave nothing behind.
 //!
-//! A test machine is a set of namespaces with its own folders, so the host stays unchanged. A reboot of a test machine
-//! has the same effects as on a host: all processes, the network and everything in memory are gone, and the disk is
-//! kept.
+//! A test machine is a set of Linux namespaces with its own folders, so the host stays unchanged. As on a real host, a
+//! reboot of a test machine ends all processes and loses the network and everything in memory, but keeps the disk.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod containerd;
@@ -18,7 +17,7 @@ use libtest_mimic::{Arguments, Trial};
 use testkit::copy;
 use testkit::lab::{self, ENGINES, Engine};
 
-/// The name of a test, and its function for a store of an engine.
+/// The name of a test, and the test's function, which takes the engine of the store.
 type Test = (&'static str, fn(Engine));
 
 const PODMAN: [Test; 4] = [
@@ -42,7 +41,8 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// Returns the tests on each engine. Tests that cannot run on this host are shown as ignored, with the reason.
+/// Returns all given tests, each on every engine. Tests that cannot run on this host are listed as ignored, with the
+/// reason.
 fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item = Trial> + 'a {
     tests.iter().flat_map(|&(name, test)| ENGINES.map(|engine| (name, test, engine))).map(
         move |(name, test, engine)| {
@@ -58,8 +58,8 @@ fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item
     )
 }
 
-/// Returns why this host cannot run containers at all. A missing package does not count as a reason: without the
-/// package, the tests fail.
+/// Returns the reason why this host cannot run containers at all, if there is one. A missing package does not prevent
+/// running the tests: without the package, the tests run and fail.
 fn cannot_here() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("containers with networks need root".to_owned());

@@ -1,4 +1,4 @@
-//! Tests with podman and CNI networks.
+//! Tests with podman, whose containers use CNI networks.
 
 use std::process::Command;
 
@@ -27,9 +27,9 @@ runroot = "/run/containers/storage"
 graphroot = "/var/lib/containers/storage"
 "#;
 
-/// Returns why this host's podman cannot be tested: since version 5, podman is built without CNI.
+/// Returns why this host's podman cannot be tested: since version 5, podman is built without CNI support.
 pub(crate) fn has_no_cni() -> Option<String> {
-    // Without podman the tests run, and fail.
+    // Without podman on the host, the tests run and fail.
     let version = Command::new("podman").arg("--version").output().ok()?;
     let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
     let major: u32 = version.rsplit(' ').next()?.split('.').next()?.parse().ok()?;
@@ -43,7 +43,7 @@ fn machine(engine: Engine) -> Machine {
 }
 
 impl Boot<'_> {
-    /// Starts a podman container with this name on a network.
+    /// Starts a podman container with the given name on the given network.
     fn podman_run(&self, name: &str, network: &str, options: &[&str], words: &[&str]) -> Result<String, String> {
         let group = format!("/{}", self.machine.tag);
         let start = ["podman", "run", "-d", "--cgroup-parent", &group, "--cap-add", "NET_RAW", "--name", name];
@@ -85,11 +85,11 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
     boot.nothing_is_left();
 }
 
-/// Tests the main plugin, called as `calico`, without a bridge and without Calico's agents.
+/// Tests Margay's main plugin, called as `calico`, without a bridge and without Calico's agents.
 pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
     let machine = machine(engine);
     let boot = machine.boot();
-    // The host needs an address of its own for requests to and from the containers.
+    // The host needs an address of its own to exchange packets with the containers.
     boot.run(&["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"]);
     boot.podman_run("web", "routed", &["-p", "8080:80"], &SERVER).unwrap();
     boot.podman_run("idle", "routed", &[], &IDLE).unwrap();
@@ -122,14 +122,15 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     drop(before);
 
     let after = machine.boot();
-    // No runtime has informed Margay that the containers are gone.
+    // After the reboot, no runtime has told Margay that the containers are gone.
     assert_eq!(after.in_use("lab"), 3);
     after.run(&["podman", "start", "fixed", "free"]);
     assert_eq!(after.podman_addresses("fixed"), ["10.88.0.77"]);
     assert_eq!(after.podman_addresses("free"), free);
     after.podman_pings("free", "10.88.0.77");
     assert_eq!(after.fetch("127.0.0.1:8080"), PAGE);
-    // The restarted containers' addresses are recorded with this boot, unlike leftovers of an earlier boot.
+    // The restarted containers' addresses are recorded with the id of this boot; leftovers have the id of an earlier
+    // boot.
     assert_eq!(after.boot_of("10.88.0.77"), after.recorded_id());
     assert_eq!(after.boot_of(&free[0]), after.recorded_id());
     what_an_earlier_boot_left(&after, &lost[0], &first);
@@ -138,8 +139,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     after.nothing_is_left();
 }
 
-/// Checks and releases an address from an earlier boot whose container is not restarted. No runtime sends DEL for an
-/// address whose container is not restarted.
+/// Checks and releases an address of an earlier boot whose container was not restarted. No runtime sends DEL for the
+/// address of a container that is not restarted.
 fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
     assert_eq!(boot.boot_of(address), earlier);
     boot.run(&["margay", "ipam", "release", "--ip", address]);
@@ -159,8 +160,8 @@ pub(crate) fn both_wanted_addresses_or_none(engine: Engine) {
     }
     assert_eq!(boot.fetch("[fd00:89::9]:80"), PAGE);
 
-    // If one of the two requested addresses is taken, the other address is not assigned either, and the error says how
-    // to find the holder.
+    // If one of two requested addresses is already assigned, ADD assigns neither, and the error says how to find the
+    // holder.
     let half = ["--ip", "10.89.0.10", "--ip6", "fd00:89::9"];
     let refused = boot.podman_run("late", "dual", &half, &IDLE).unwrap_err();
     assert!(refused.contains("margay ipam show --ip fd00:89::9"), "{refused}");

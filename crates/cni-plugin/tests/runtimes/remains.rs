@@ -1,11 +1,11 @@
-//! Checks what is left on a machine after its containers are gone.
+//! Checks that a test machine has no leftovers of containers that are gone.
 
 use serde_json::Value;
 
 use crate::machine::Boot;
 
 impl Boot<'_> {
-    /// Returns how many addresses of a pool are in use, as `margay` reports.
+    /// Returns how many addresses of a pool are in use, according to `margay`.
     #[track_caller]
     pub(crate) fn in_use(&self, pool: &str) -> usize {
         let shown = self.margay_json(&["ipam", "show"]);
@@ -15,7 +15,7 @@ impl Boot<'_> {
         count.unwrap_or_else(|| panic!("no pool {pool} in {shown}")).unwrap()
     }
 
-    /// Returns the recorded boot of an address, as `margay` shows it.
+    /// Returns the boot id that is recorded with an address, as `margay` shows it.
     #[track_caller]
     pub(crate) fn boot_of(&self, address: &str) -> String {
         let shown = self.run(&["margay", "ipam", "show", "--ip", address]);
@@ -23,13 +23,13 @@ impl Boot<'_> {
         line.unwrap_or_else(|| panic!("{address} has no boot: {shown}")).to_owned()
     }
 
-    /// Returns the id of the current boot as the store records it.
+    /// Returns the id of the current boot in the form in which the store records boot ids.
     pub(crate) fn recorded_id(&self) -> &str {
         &self.id[..8]
     }
 
-    /// Checks that the machine's containers have left nothing: no address, handle, affinity without a block, interface,
-    /// firewall rule or namespace.
+    /// Checks that the machine's containers have left no address, handle, affinity without a block, interface, firewall
+    /// rule or network namespace.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
         for pool in ["lab", "dual-v4", "dual-v6", "routed"] {
@@ -42,7 +42,7 @@ impl Boot<'_> {
         assert!(others.is_empty(), "interfaces: {others:?}");
         for save in ["iptables-save", "ip6tables-save"] {
             let rules = self.run(&[save]);
-            // portmap's common chains for all containers are not removed.
+            // The portmap plugin does not remove the firewall chains that all containers share.
             let of_containers = |line: &&str| line.contains("CNI-") && !line.contains("CNI-HOSTPORT-");
             let left: Vec<&str> = rules.lines().filter(of_containers).collect();
             assert!(left.is_empty(), "{save}: {left:?}");

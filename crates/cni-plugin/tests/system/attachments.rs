@@ -1,5 +1,5 @@
-//! Tests of the addresses of attachments: repeated calls, several interfaces and networks, requested addresses, and
-//! pools.
+//! Tests of the addresses of attachments: repeated calls, several interfaces and networks, explicitly requested
+//! addresses, and pools.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -47,7 +47,8 @@ fn attachment_has_one_address_until_del() {
             assert_eq!(held.keys().copied().collect::<BTreeSet<_>>(), [second.address(), other.address()].into());
             Call::new("CHECK", "c1", &conf).run().refusal().says(&["no address is recorded", "eth0"]);
             Call::new("CHECK", "c1", &after(&conf, &second.cidrs())).on("eth1").ok();
-            // A runtime may have lost all data of an attachment except the names.
+            // A runtime may have lost all data of an attachment except the names of its container, interface and
+            // network.
             del.clone().on("eth1").without("CNI_NETNS").ok();
             Call::new("DEL", "c1", &named(conf, "net2")).without("CNI_NETNS").with("CNI_ARGS", "").ok();
             lab.nothing_is_left();
@@ -55,7 +56,7 @@ fn attachment_has_one_address_until_del() {
     }
 }
 
-/// Tests that environment variables never choose another store: a runtime's ADD and DEL may run in different
+/// Tests that environment variables never select another store, because a runtime may run ADD and DEL with different
 /// environments.
 #[test]
 fn attachment_store_is_never_chosen_by_environment() {
@@ -112,7 +113,7 @@ fn wanted_addresses_on_bridge() {
         }
         wanting(lab.add("c3"), "10.3.0.1").run().refusal();
         assert_eq!(lab.books().held.len(), 1);
-        // Capabilities (`runtimeConfig`) use the notation with a prefix length.
+        // The CNI capability `ips` (in `runtimeConfig`) writes each address with a prefix length.
         let mut conf = lab.conf_of("bridge");
         conf["runtimeConfig"] = json!({"ips": ["10.2.0.78/24"]});
         assert_eq!(Call::new("ADD", "c4", &conf).ok().cidrs(), ["10.2.0.78/24"]);
@@ -141,8 +142,8 @@ fn wanted_addresses_on_calico_network() {
             assert_eq!(refusal.code, 999);
             refusal.says(&["resource already exists: 10.2.0.77 with error: Address already assigned in block"]);
         }
-        // A request for any address returns the container's current address, although the current address was
-        // explicitly requested.
+        // A repeated ADD without a requested address returns the container's current address, even if that address was
+        // explicitly requested before.
         Call::new("DEL", "c1", &conf).ok();
         lab.nothing_is_left();
     }
@@ -161,12 +162,13 @@ fn bridged_network_names_pools_when_several() {
             let address = Call::new("ADD", pool.split('/').next().unwrap(), &conf).ok().address();
             assert!(address.to_string().starts_with("10.3.0."), "{address}");
         }
-        // Calico networks assign addresses from any pool.
+        // Networks of type `calico` assign addresses from any pool.
         Call::new("ADD", "c2", &lab.conf_of("calico")).ok();
     }
 }
 
-/// Tests that a Calico network which shares a pool with a bridge never gets the addresses that the bridge needs.
+/// Tests a network of type `calico` that shares a pool with a bridge network. The `calico` network must never assign
+/// the addresses that the bridge needs.
 #[test]
 fn bridged_network_gives_no_network_broadcast_or_gateway() {
     for engine in ENGINES {
@@ -184,7 +186,7 @@ fn bridged_network_gives_no_network_broadcast_or_gateway() {
         assert_eq!(held, (2..=14).map(|n| IpAddr::from([10, 2, 0, n])).collect());
         Call::new("ADD", "one-too-many", &conf).run().refusal().says(&["10.2.0.0/28"]);
         lab.add("one-too-many").run().refusal().says(&["margay ipam show"]);
-        // The pool has room for one address again, for any caller.
+        // Now the pool has a free address again, which any network may assign.
         Call::new("DEL", "routed-5", &conf).ok();
         let address = lab.add("one-too-many").ok().address();
         assert!(held.contains(&address) && address != first.address());
@@ -243,7 +245,7 @@ fn host_local_keys_make_network() {
         let v4 = [10, 11, 200, 201, 202, 203].map(|n| IpAddr::from([10, 6, 0, n]));
         let v6 = (0x10..=0x15).map(|n| IpAddr::from([0xfd06, 0, 0, 0, 0, 0, 0, n]));
         assert_eq!(held, v4.into_iter().chain(v6).collect());
-        // An attachment gets addresses of both families or no address.
+        // An attachment gets an address of each family, or no address at all.
         Call::new("ADD", "c6", &conf).run().refusal();
         assert_eq!(lab.books().count_of("net1.c6"), 0);
         assert_eq!(lab.books().held.len(), 12);
@@ -267,7 +269,8 @@ fn host_local_keys_in_short_form() {
         assert_eq!(addresses, [ip("10.7.0.4"), ip("10.7.0.5")].into());
         let full = Call::new("ADD", "c", &conf).run();
         full.refusal().says(&["margay ipam show"]);
-        // Another subnet under the same network name works beside the first subnet, and has its own containers.
+        // A second subnet under the same network name works beside the first subnet, and can have containers with the
+        // same ids.
         let other = lab.conf_with("macvlan", json!({"subnet": "10.8.0.0/24"}));
         assert!(Call::new("ADD", "d", &other).ok().address().to_string().starts_with("10.8.0."));
         Call::new("ADD", "e", &conf).run().refusal().says(&["margay ipam show"]);
@@ -280,7 +283,8 @@ fn host_local_keys_in_short_form() {
     }
 }
 
-/// Tests that Calico networks refuse the keys of secondary networks, which have no effect on Calico networks.
+/// Tests that networks of type `calico` reject the configuration keys of secondary networks, which would have no
+/// effect.
 #[test]
 fn bridged_keys_are_refused_on_calicos_networks() {
     let lab = Lab::with_pool(Engine::REDB, "10.2.0.0/24");

@@ -1,4 +1,4 @@
-//! Tests of CHECK on a real store: when CHECK fails, and when the state of the container is unknown.
+//! Tests of CHECK on a real store: when CHECK fails, and what CHECK does if the container's state is unknown.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ fn check_fails_only_when_address_is_free_or_of_another() {
         let refusal = check(&format!("{others}/24")).run().refusal();
         assert_eq!(refusal.says(&["is not recorded for container c1", "is held by net1.c2"]).code, 999);
         check("10.4.0.77/24").run().refusal().says(&["10.4.0.77 is not recorded", "10.4.0.77 is free", "made anew"]);
-        // The address is in no pool, so another IPAM plugin assigned it.
+        // The address is in no pool of Margay, so another IPAM plugin assigned the address.
         let elsewhere = check("192.0.2.7/24").ok();
         assert!(elsewhere.stderr.contains("192.0.2.7"), "{elsewhere:?}");
         assert_eq!(lab.books().held, before, "nothing is changed");

@@ -1,4 +1,4 @@
-//! Tests with clocks that are ten years off in changing directions (libfaketime).
+//! Tests in which the system clock is wrong by up to ten years, in changing directions (libfaketime).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,21 +17,22 @@ use crate::random::{Random, setting};
 
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
-/// Time in seconds after which every cooldown is over, however wrong the clock was.
+/// A time in seconds after which every cooldown is over, however wrong the clock was.
 const PATIENCE: i64 = 2 * COOLDOWN as i64 + 1;
-/// In a pool of sixteen addresses, three are never assigned: the network, gateway and broadcast addresses.
+/// In a pool of sixteen addresses, three are never assigned: the network address, the gateway and the broadcast
+/// address.
 const USABLE: usize = 13;
 const STEPS: u64 = 50;
 const SEED: u64 = 20_261_121;
 
-/// Finds the library libfaketime, which shows a process another time.
+/// Finds the library libfaketime, which makes a process see another system time.
 fn library() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
     let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1")).filter(|path| path.exists());
     found.next().expect("libfaketime is missing: scripts/setup test installs it (Debian's package faketime)")
 }
 
-/// A store whose callers all use one wrong clock.
+/// A test store whose callers all see the same wrong clock.
 struct Clocked {
     lab: Lab,
     conf: Value,
@@ -49,7 +50,7 @@ impl Clocked {
         Self { lab, conf, library: library(), off: 0, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Runs a plugin call with the wrong clock. Waits use the monotonic clock, which stays right.
+    /// Runs a plugin call that sees the wrong clock. Timeouts use the monotonic clock, which stays right.
     fn run(&self, verb: &str, container: &str, conf: &Value) -> Outcome {
         Call::new(verb, container, conf)
             .with("LD_PRELOAD", self.library.to_str().unwrap())
@@ -59,7 +60,7 @@ impl Clocked {
             .run()
     }
 
-    /// Runs ADD. Returns false if the pool had no free address.
+    /// Runs ADD. Returns false if ADD failed because the pool had no free address.
     fn add(&mut self) -> bool {
         self.next += 1;
         let container = format!("c{}", self.next);
@@ -94,7 +95,7 @@ impl Clocked {
         assert_eq!(recorded, reported);
     }
 
-    /// True if a stored document has a time in this year.
+    /// Returns true if a document in the store contains a time in the given year.
     fn knows_the_year(&self, year: i32) -> bool {
         self.lab.with_ipam(Create::Never, async |ipam, _| {
             let all = ipam.store().list(Range::All).await.unwrap();

@@ -1,5 +1,5 @@
-//! Tests with SIGKILL at random moments on each engine, and tests that the rounds detect the damage that kills could
-//! cause.
+//! Tests in which plugin calls are killed (SIGKILL) at random moments, on each engine. Further tests check that the
+//! tests with kills would detect the damage that kills could cause.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ fn kills_leave_all_or_nothing_on_redb() {
     rounds(Engine::REDB, ROUNDS);
 }
 
-/// Tests that the rounds detect an acknowledged attachment whose addresses are lost, in full or in part, or held for
-/// another container.
+/// Tests that the tests with kills detect an acknowledged attachment whose addresses are lost (all or some), or are
+/// held for another container.
 #[test]
 fn kills_check_notices_lost_address() {
     let mut world = World::new(Engine::REDB);
@@ -45,7 +45,7 @@ fn kills_check_notices_lost_address() {
     assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
 }
 
-/// Tests that the rounds detect a call that overtakes a stopped lock holder because the queue file was removed.
+/// Tests that the tests with kills detect a call that overtakes a stopped lock holder after the queue file was removed.
 #[test]
 fn kills_check_notices_caller_that_passes_holder() {
     let (mut world, life) = World::with_full_log(Engine::REDB);

@@ -1,10 +1,10 @@
-//! Tests with hundreds of damaged store files.
+//! Tests of plugin calls on stores whose files are damaged, in hundreds of random ways.
 //!
 //! In each round, a store with containers is copied, one file of the copy is damaged, and the plugin is called. Each
-//! call may behave as on an undamaged store, or fail with an explanation. No call may assign a held address, mistake
-//! the store for a new store, or panic.
+//! call must either behave as on an undamaged store, or fail with an explanation. No call may assign an address that is
+//! already held, treat the damaged store as a new store, or panic.
 //!
-//! `MARGAY_DAMAGE_SEED` and `MARGAY_DAMAGE_ROUNDS` choose other damage and the number of rounds.
+//! `MARGAY_DAMAGE_SEED` sets the random seed, and `MARGAY_DAMAGE_ROUNDS` the number of rounds.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -23,15 +23,15 @@ const CONTAINERS: usize = 40;
 const ROUNDS: u64 = 200;
 const SEED: u64 = 20_261_121;
 const PAGE: u64 = 4096;
-/// Maximum number of damaged copies that are kept after failed rounds.
+/// Maximum number of damaged store copies that are kept after failed rounds.
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// Texts in errors about a damaged store. Each text names the remedy or, if the damage produced another valid store,
-/// names what that store needs.
+/// Strings of which the error about a damaged store must contain one. Each error string names the remedy for the
+/// damage. If the damage happens to produce another valid store, the string names what that store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
-/// An undamaged store, and the address of each of its containers.
+/// An undamaged store, and the address that each of its containers holds.
 struct Base {
     lab: Lab,
     held: BTreeMap<String, IpAddr>,
@@ -60,7 +60,7 @@ impl Base {
         files
     }
 
-    /// Makes a damaged copy of the store, and returns a description of the damage.
+    /// Makes a damaged copy of the undamaged store, and returns a description of the damage.
     fn damaged_copy(&self, to: &Path, random: &mut Random) -> String {
         let files = self.files();
         for file in &files {
@@ -68,7 +68,7 @@ impl Base {
             fs::copy(self.lab.store.join(file), to.join(file)).unwrap();
         }
         let size = |file: &PathBuf| fs::metadata(to.join(file)).unwrap().len();
-        // Half of the damage hits the largest file, which contains the addresses.
+        // In half of the rounds the damaged file is the largest file, which contains the addresses.
         let largest = files.iter().max_by_key(|file| size(file)).unwrap();
         let file = if random.once_in(2) { largest } else { random.pick(&files) };
         format!("{} {}", file.display(), damage(&to.join(file), random))
@@ -82,7 +82,7 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Damages a file, and returns a description of the damage.
+/// Damages one file, and returns a description of the damage.
 fn damage(path: &Path, random: &mut Random) -> String {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let size = file.metadata().unwrap().len();
@@ -121,16 +121,16 @@ fn damage(path: &Path, random: &mut Random) -> String {
     }
 }
 
-/// Returns for each file of the store whether the file exists and is not empty.
+/// Returns for each known file of the store whether the file exists and is not empty.
 fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
     let names = ["store.id", "db.redb", "sled/db", "sled/conf"];
     names.map(|name| (name, fs::metadata(store.join(name)).is_ok_and(|file| file.len() > 0))).into()
 }
 
-/// Runs the plugin calls of one round, and checks their outcomes.
+/// Runs the plugin calls of one test round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // If the configuration defines the pool, the plugin may create a missing store. Because a missing store may be
-    // created, the plugin must reliably detect a lost store.
+    // If the network configuration defines the pool, the plugin may create a missing store. The plugin must therefore
+    // reliably distinguish a store whose files were lost from a store that never existed.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
@@ -154,7 +154,7 @@ fn round(base: &Base, copy: &Path, random: &mut Random) {
     assert_eq!(lost, None, "a file is gone");
 }
 
-/// Runs a plugin call that must succeed, or fail with one of the texts in `TELLING`.
+/// Runs a plugin call that must succeed, or fail with one of the strings in `TELLING`.
 fn run(verb: &str, container: &str, conf: &Value) -> Outcome {
     let outcome = Call::new(verb, container, conf).run();
     if outcome.exit == 1 {
@@ -173,7 +173,7 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Repeats the damage on a copy of the store, and keeps the copy for finding the cause.
+/// Repeats the same damage on a new copy of the store, and keeps that copy for finding the cause of the failure.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();
@@ -210,8 +210,9 @@ fn damage_by_hundreds_on_redb() {
     by_the_hundred(Engine::REDB);
 }
 
-/// Tests unfinished sled snapshots, which are not damage. sled writes a new snapshot beside the old snapshot each time
-/// a store is opened. A process that is killed during the write, or finds the disk full, leaves an incomplete snapshot.
+/// Tests unfinished sled snapshots, which do not count as damage. sled writes a new snapshot beside the old snapshot
+/// each time a store is opened. A process that is killed while writing the snapshot, or finds the disk full, leaves an
+/// incomplete snapshot.
 #[test]
 fn damage_is_not_seen_in_unfinished_sled_snapshot() {
     let base = Base::new(Engine::SLED);

@@ -12,10 +12,10 @@ use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 
 const SIZE: &str = "8m";
-/// Numbers of free bytes: none, less than a commit needs, and enough for some commits.
+/// The numbers of free bytes to test: none, less than a commit needs, and enough for some commits.
 const SPARE: [u64; 3] = [0, 16 << 10, 400 << 10];
 
-/// Fills a disk completely, and then frees this many bytes.
+/// Fills a disk completely, and then frees the given number of bytes.
 fn fill(path: &Path, spare: u64) {
     let mut file = File::create(path).unwrap();
     for length in [1 << 16, 1 << 12, 1] {
@@ -32,15 +32,16 @@ fn fill(path: &Path, spare: u64) {
     file.set_len(length - spare).unwrap();
 }
 
-/// Size of the reserved space for releases, in bytes.
+/// Size in bytes of the disk space that is reserved for releases.
 const BALLAST: u64 = 1 << 20;
 
-/// Returns the number of bytes that the reserved space occupies on the disk.
+/// Returns how many bytes the reserved space occupies on the disk.
 fn ballast(lab: &Lab) -> u64 {
     fs::metadata(lab.store.join("ballast")).unwrap().blocks() * 512
 }
 
-/// True if a plugin call succeeded. A failed call must report that the disk is full, and say what to do.
+/// Returns true if a plugin call succeeded. The error of a failed call must report that the disk is full, and say what
+/// to do.
 fn is_done(outcome: &Outcome) -> bool {
     if outcome.exit == 1 {
         outcome.refusal().says(&["space"]);
@@ -85,7 +86,7 @@ fn full(engine: Engine, spare: u64) {
     }
     if spare == 0 {
         let kept = ballast(&lab);
-        // The ADD may fit into free space in the engine's files.
+        // On a full disk, the ADD may still succeed if the engine's files contain free space.
         let outcome = lab.add("greedy").run();
         if is_done(&outcome) {
             held.insert("greedy".into(), outcome.address());
@@ -101,7 +102,7 @@ fn full(engine: Engine, spare: u64) {
 
     fs::remove_file(disk.join("filler")).unwrap();
     for container in &refused {
-        // A runtime sends DEL after a failed call, whether or not the failed call has changed the store.
+        // Run DEL as a runtime does after a failed ADD, whether or not the ADD has changed the store.
         lab.del(container).ok();
     }
     for (container, ip) in &held {
@@ -129,7 +130,8 @@ fn full_disk_loses_nothing() {
     }
 }
 
-/// Tests the first ADD of a configuration that defines a pool, when the disk has no room for a store.
+/// Tests a first ADD that fails because the disk has no room for a store. The configuration defines the pool, so ADD
+/// may create the store.
 #[test]
 fn full_disk_has_no_room_for_new_store() {
     for engine in ENGINES {
@@ -151,8 +153,8 @@ fn full_disk_has_no_room_for_new_store() {
     }
 }
 
-/// Runs DELs on a full disk, where other files immediately take any freed space. Of `resident` containers, at least the
-/// first `sure` containers must be released.
+/// Runs DELs on a full disk, where other files immediately use any space that becomes free. The store has `resident`
+/// containers, of which DEL must release at least the first `sure`.
 fn crowd(engine: Engine, resident: usize, sure: usize) {
     let mut lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");
@@ -170,7 +172,7 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
         gone += usize::from(is_done(&outcome));
         assert!(number >= sure || outcome.exit == 0, "{engine:?}, {number} before: {outcome:?}");
         if number % 50 == 7 {
-            // The ADD may find room in the store's own file, in space that was released.
+            // On a full disk, the ADD may succeed if the store's own file contains space that DELs have freed.
             let kept = ballast(&lab);
             lab.add("greedy").run();
             assert!(ballast(&lab) >= kept, "{engine:?}: an ADD took what is kept for releases");
@@ -189,20 +191,21 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
     assert_eq!(ballast(&lab), BALLAST);
 }
 
-/// Tests DELs on redb, which drops history to make room within its file, so the reserved space lasts.
+/// Tests DELs on redb, which deletes history to make room within its file. On redb, the reserved disk space therefore
+/// lasts for all DELs.
 #[test]
 fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);
 }
 
-/// Tests DELs on sled. sled writes whenever it is opened, and its log grows with each release, so the reserved space
-/// lasts only for some releases.
+/// Tests DELs on sled. sled writes whenever a store is opened, and its log grows with each release, so the reserved
+/// space lasts only for some releases.
 #[test]
 fn full_disk_can_be_left_by_some_on_sled() {
     crowd(Engine::SLED, 60, 5);
 }
 
-/// Tests a store without reserved space, as created by an earlier version or on a full disk.
+/// Tests a store without reserved disk space, as created by an earlier version or on a full disk.
 #[test]
 fn full_disk_without_reserved_space() {
     for engine in ENGINES {

@@ -1,4 +1,5 @@
-//! Tests of networks with several pools of a family: lists of pools, weights, sets of ranges, and automatic subnets.
+//! Tests of networks with several pools of one address family: lists of pools, weights, sets of ranges, and automatic
+//! subnets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +19,7 @@ fn lab(engine: Engine) -> Lab {
     lab
 }
 
-/// Runs ADDs until an ADD is refused, and returns the results in order.
+/// Runs ADDs until one of them fails, and returns the results in order.
 fn all(add: impl Fn(&str) -> Call) -> Vec<Value> {
     let results = (0..40).map(|number| add(&format!("c{number}")).run());
     results.take_while(|outcome| outcome.exit == 0).map(|outcome| outcome.json()).collect()
@@ -34,13 +35,14 @@ fn fallback_serves_from_next_pool_when_one_is_full() {
         assert_eq!(gateways, [["10.3.0.1"; 5], ["10.2.0.1"; 5]].concat(), "{engine:?}");
         let full = Call::new("ADD", "none", &conf).run().refusal();
         full.says(&["10.3.0.0/29", "10.2.0.0/29", "margay ipam show"]);
-        // A container keeps its address, and a new address may come from any of the pools.
+        // A repeated ADD returns the container's current address, and an ADD of a new container may use any of the
+        // pools.
         let third = results[2]["ips"][0]["address"].clone();
         Call::new("DEL", "c2", &conf).ok();
         assert_eq!(Call::new("ADD", "c7", &conf).ok().json(), results[7]);
         assert_eq!(Call::new("ADD", "again", &conf).ok().json()["ips"][0]["address"], third);
         assert_eq!(lab.books().held.len(), 10);
-        // A requested address may be in any of the pools.
+        // An explicitly requested address may be in any of the network's pools.
         Call::new("DEL", "c8", &conf).ok();
         let wanted = results[8]["ips"][0]["address"].as_str().unwrap();
         let call = Call::new("ADD", "wants", &conf).with("CNI_ARGS", &format!("IP={wanted}"));
@@ -154,7 +156,7 @@ fn fallback_subnet_is_chosen_once_per_network() {
             Call::new("DEL", &format!("c{number}"), &conf).ok();
         }
         Call::new("DEL", "c9", &other).ok();
-        // The network names differ only in characters that pool names cannot have.
+        // The network names differ only in characters that are not allowed in pool names.
         let gateways = ["web_app", "web-app", "web.App"].map(|name| {
             other["name"] = name.into();
             let gateway = Call::new("ADD", "c9", &other).ok().json()["ips"][0]["gateway"].to_string();
@@ -166,8 +168,8 @@ fn fallback_subnet_is_chosen_once_per_network() {
     }
 }
 
-/// Kills callers that run ADD and DEL on two small pools. After the callers have ended, every address must be
-/// assignable.
+/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all callers have ended, every
+/// address of the pools must be assignable.
 fn killed(engine: Engine) {
     let lab = lab(engine);
     let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["lab", "more"]}));

@@ -1,5 +1,5 @@
-//! Tests of a store that a migration is still filling: every verb is refused, says how to continue, and changes
-//! nothing.
+//! Tests of a store to which a migration is still copying: each verb fails, says how to continue the migration, and
+//! changes nothing.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::lab::{ENGINES, Lab, after};
 use crate::process::Call;
 
-/// The mark of a migration that is not finished yet.
+/// The document that marks a migration as unfinished.
 const MARK: (&str, &str) = (
     "/margay/v1/migration",
     r#"{"way":"migrate","from":"sled:///a","to":"redb:///b","source":"x","state":"copied","revision":7}"#,

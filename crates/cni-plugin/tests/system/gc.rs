@@ -1,5 +1,5 @@
 //! Tests of addresses that are released without DEL: leftovers of an earlier boot when a pool is full, and addresses
-//! that the verb GC releases.
+//! that the CNI verb GC releases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,10 +19,11 @@ use crate::process::Call;
 const EARLIER: &str = "0badcafe";
 
 trait Collected {
-    /// Returns a test store whose pool a bridge network has used, so that the gateway address is reserved.
+    /// Returns a test store with a pool that a bridge network has already used, so that the gateway address is
+    /// reserved.
     fn bridged(engine: Engine, cidr: &str) -> Self;
 
-    /// Assigns an address, at a time in the past, to a container of the network that the plugin calls use.
+    /// Assigns an address to a container of the test network, with an assignment time in the past.
     fn plant(&self, container: &str, boot: &str, ago: Duration) -> IpAddr;
 
     fn gc(&self, valid: &Value) -> Call;
@@ -71,7 +72,7 @@ fn add_without_room_takes_leftovers_of_earlier_boot() {
         let old: Vec<IpAddr> =
             (0..4).map(|number| lab.plant(&format!("old{number}"), EARLIER, Duration::hours(1))).collect();
         let mut given = BTreeSet::new();
-        // Of eight addresses the bridge network reserves three, and one other address is free.
+        // Of the pool's eight addresses, three are reserved for the bridge network and one is free.
         for number in 0..3 {
             let outcome = lab.add(&format!("new{number}")).ok();
             assert!(given.insert(outcome.address()));
@@ -79,7 +80,7 @@ fn add_without_room_takes_leftovers_of_earlier_boot() {
         let left: Vec<&IpAddr> = old.iter().filter(|address| lab.books().held.contains_key(address)).collect();
         assert!(left.len() < old.len(), "{engine:?}: {left:?}");
         assert!(given.is_subset(&lab.addresses()));
-        // When all addresses are from this boot, an ADD cannot take any of them.
+        // When all addresses were assigned in the current boot, an ADD cannot release any of them.
         let mut refused = None;
         for number in 3..8 {
             let outcome = lab.add(&format!("new{number}")).run();
@@ -112,7 +113,7 @@ fn adds_at_once_on_full_pool_get_one_address_each() {
     }
 }
 
-/// Tests `podman start` after a reboot: the container and its fixed address are the same, but the network namespace is
+/// Tests `podman start` after a reboot: the container and its fixed address are unchanged, but the network namespace is
 /// new.
 #[test]
 fn fixed_address_is_given_again_after_reboot() {
@@ -128,7 +129,7 @@ fn fixed_address_is_given_again_after_reboot() {
     }
 }
 
-/// A process in its own network namespace. The process and the namespace end when this value is dropped.
+/// A process in a network namespace of its own. The process and its network namespace end when this value is dropped.
 struct Namespace(Child);
 
 impl Namespace {
@@ -187,7 +188,8 @@ fn gc_frees_what_list_lacks() {
         assert_eq!(lab.gc(&list).ok().stdout, "");
         assert_eq!(lab.addresses(), [kept, young, ahead, other].into(), "{gone}");
         lab.gc(&list).ok();
-        // A missing list of attachments releases nothing; an empty list releases everything.
+        // If the list of valid attachments is missing or invalid, GC releases nothing; if the list is empty, GC
+        // releases all old addresses of the network.
         for wrong in [Value::Null, json!({}), json!([{"containerID": "kept"}])] {
             let refusal = lab.gc(&wrong).run().refusal();
             assert_eq!(refusal.code, 7);

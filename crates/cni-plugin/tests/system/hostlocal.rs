@@ -1,5 +1,5 @@
-//! Compares Margay with host-local: a working configuration gives the same results after only its plugin type was
-//! changed.
+//! Compares Margay with host-local: in a working configuration, only the plugin type is changed, and the results must
+//! stay the same.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::lab::{ENGINES, Lab};
 use crate::process::Call;
 
-/// The CNI versions that Debian's host-local supports.
+/// The CNI versions that Debian's host-local plugin supports.
 const VERSIONS: [&str; 4] = ["0.2.0", "0.3.1", "0.4.0", "1.0.0"];
 
 pub(crate) fn host_local() -> PathBuf {
@@ -19,9 +19,9 @@ pub(crate) fn host_local() -> PathBuf {
     found.unwrap_or_else(|| panic!("this test needs host-local (Debian: containernetworking-plugins) in {folders:?}"))
 }
 
-/// Removes from a result the addresses, because the two plugins may choose different addresses in the subnets.
+/// Removes the addresses from a result, because Margay and host-local may choose different addresses in a subnet.
 ///
-/// Since CNI 1.0.0 an empty `dns` may be left out; Debian's host-local prints an empty `dns`.
+/// Since CNI 1.0.0 a result may omit an empty `dns`; Debian's host-local prints an empty `dns`.
 pub(crate) fn shape(mut result: Value) -> Value {
     let without_host = |cidr: &mut Value| {
         let net: IpNet = cidr.as_str().unwrap().parse().unwrap();
@@ -49,7 +49,7 @@ fn configurations() -> Vec<Value> {
         json!({"subnet": "fd05::/64", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "fd05::fe"}]],
                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}),
-        // The range is a small part of a large network.
+        // The address range is a small part of a large subnet.
         json!({"ranges": [
             [{"subnet": "10.0.0.0/8", "rangeStart": "10.200.3.7", "rangeEnd": "10.200.3.9"}],
             [{"subnet": "fd05::/48", "rangeStart": "fd05::7:3", "rangeEnd": "fd05::7:9"}],
@@ -58,11 +58,11 @@ fn configurations() -> Vec<Value> {
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.20", "rangeEnd": "10.5.0.29"},
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.40", "rangeEnd": "10.5.0.49"},
         ]]}),
-        // The gateways of these IPv6 networks are link-local and other addresses.
+        // The gateways of these IPv6 subnets are outside of the subnets, for example link-local.
         json!({"subnet": "fd05::/64", "gateway": "fe80::1", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "2001:db8::1"}]]}),
         json!({"ranges": [[{"subnet": "fd05::/64", "gateway": "fe80::1"}, {"subnet": "fd06::/64", "gateway": "fe80::2"}]]}),
-        // Templates and tools render empty keys.
+        // Configuration templates and tools write keys with empty values.
         json!({"subnet": "10.5.0.0/24", "ranges": [], "rangeStart": "", "gateway": "", "routes": []}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24", "rangeStart": "", "rangeEnd": "", "gateway": ""}]], "rangeStart": ""}),
     ]
@@ -91,8 +91,8 @@ fn host_local_results_match() {
     }
 }
 
-/// Tests two networks with the same name and different subnets, and a subnet that changes while containers run and
-/// after they have ended.
+/// Tests two networks with the same name and different subnets. Also tests a subnet that is changed while containers
+/// run, and after the containers have ended.
 #[test]
 fn host_local_subnets_of_one_name_match() {
     let host_local = host_local();
@@ -134,7 +134,7 @@ fn host_local_subnets_of_one_name_match() {
     }
 }
 
-/// Tests that both plugins refuse a configuration that defines no address, whatever pools the store has.
+/// Tests that host-local and Margay reject a configuration that defines no address, whatever pools the store has.
 #[test]
 fn host_local_refusals_match() {
     let host_local = host_local();
@@ -167,8 +167,8 @@ fn host_local_refusals_match() {
     lab.nothing_is_left();
 }
 
-/// Tests that neither plugin assigns the network, broadcast or gateway address, and that both plugins stay in the
-/// range.
+/// Tests that host-local and Margay never assign the network, broadcast or gateway address, or an address outside of
+/// the range.
 #[test]
 fn host_local_addresses_match() {
     let host_local = host_local();

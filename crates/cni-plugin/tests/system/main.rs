@@ -1,8 +1,9 @@
-//! Tests of the plugin as a runtime calls it: the real program on stores on disk, with many concurrent processes,
-//! damage, full disks, and all calls that the program must refuse.
+//! Tests of the plugin as a runtime calls it: the real program on stores on disk. The tests cover many concurrent
+//! processes, damaged files, full disks, and all calls that the plugin must reject.
 //!
-//! The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program, for example the
-//! installed program. A test that lacks a requirement (root, a mount, host-local) fails and names the requirement.
+//! The tests run the plugin binary that cargo has built. `MARGAY_RELEASE_PLUGIN` names another binary, for example an
+//! installed one. If a requirement of a test is missing (root, a mount, host-local), the test fails and names the
+//! requirement.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 

@@ -1,5 +1,5 @@
-//! Tests of the probe of a secondary network on a real layer-2 segment: an address that a device uses is quarantined,
-//! and the container gets another address.
+//! Tests of the address probe of a secondary network on a real layer-2 segment. An address that a device already uses
+//! is quarantined, and the container gets another address.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use crate::process::Call;
 use crate::victim::head;
 use crate::wire::Wire;
 
-/// Maximum duration of any plugin call in these tests.
+/// Maximum duration of any plugin call in the tests of the address probe.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Returns the configuration of a macvlan network on the test segment, with a probe and additional fields of `ipam`.
+/// Returns the configuration of a macvlan network on the test segment, with a probe and additional `ipam` fields.
 fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
     let mut conf = lab.conf_with("macvlan", json!({"probe": true}));
     conf["master"] = wire.interface.as_str().into();
@@ -27,7 +27,7 @@ fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
     conf
 }
 
-/// Returns the address that the first container gets in a new store with this pool.
+/// Returns the address that the first container gets in a new store with the given pool.
 fn first_of(engine: Engine, pool: &str) -> IpAddr {
     let lab = Lab::with_pool(engine, pool);
     Call::new("ADD", "c1", &lab.conf_of("macvlan")).ok().address()
@@ -58,13 +58,13 @@ fn probe_quarantines_device_address_and_assigns_another() {
         let since = ipam_core::timestamps::parse_rfc3339(&found[&first].since).unwrap();
         assert!((time::OffsetDateTime::now_utc() - since).whole_minutes() < 2);
 
-        // After the first ADD, the container itself answers for its address: a repeated ADD must not quarantine the
-        // address.
+        // After the first ADD the container itself answers ARP for its address, but a repeated ADD must not quarantine
+        // that address.
         wire.device("add", &format!("{}/24", answer.address()));
         assert_eq!(Call::new("ADD", "c1", &conf).ok().stdout, answer.stdout);
         assert_eq!(quarantine(&lab), found);
         assert_eq!(lab.books().held.len(), 1);
-        // Other ADDs do not get the quarantined address, even without a probe or by an explicit request.
+        // No other ADD gets the quarantined address, even without a probe or by an explicit request.
         let plain = lab.conf_of("macvlan");
         let taken = Call::new("ADD", "c2", &plain).with("CNI_ARGS", &format!("IP={first}")).run();
         taken.refusal().says(&[&first.to_string(), "reserved", "margay ipam show --ip"]);
@@ -121,7 +121,7 @@ fn probe_fails_when_devices_have_all_tried_addresses() {
         let wire = Wire::new(&["10.251.4.2/24", "10.251.4.3/24", "10.251.4.4/24"]);
         let range = json!({"subnet": "10.251.4.0/24", "rangeStart": "10.251.4.2", "rangeEnd": "10.251.4.5"});
         let conf = conf(&lab, &wire, &range);
-        // The first call creates the store.
+        // The first ADD creates the store.
         let refusal = Call::new("ADD", "c1", &conf).run().refusal();
         assert_eq!(refusal.code, 11);
         refusal.says(&["10.251.4.2", "10.251.4.3", "10.251.4.4", &wire.mac(), "margay ipam quarantine list"]);
@@ -164,9 +164,9 @@ fn probe_leaks_nothing_when_plugin_is_killed() {
     }
 }
 
-/// Runs a plugin call, and kills the call while it waits for an answer to its probe: after it has committed and opened
-/// a socket. Returns false if the call was killed earlier or not at all. An earlier kill is possible because opening a
-/// store also changes the file `head`.
+/// Runs a plugin call, and kills it while it waits for an answer to its probe: after the call has committed and opened
+/// a socket. Returns false if the call was killed too early, or ended without being killed. The kill can come too
+/// early, because the test watches the file `head`, which also changes when a store is opened.
 fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
     let held = lab.books().held.len();
     let before = head(&lab.store);

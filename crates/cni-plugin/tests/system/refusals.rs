@@ -1,4 +1,4 @@
-//! Tests of calls that the plugin refuses, and of the files that a refused call must not change.
+//! Tests of plugin calls that fail as they must, and of the files that a failed call must not change.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -62,7 +62,7 @@ fn store_has_no_pool() {
         let lab = Lab::new(engine);
         let own = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
         own.ok();
-        // No pool has addresses of the requested family.
+        // No pool has addresses of the requested IPv6 family.
         let conf = lab.conf_with("bridge", json!({"assign_ipv4": "false", "assign_ipv6": "true"}));
         Call::new("ADD", "c2", &conf).run().refusal().says(&["pool"]);
         assert_eq!(lab.books().held.len(), 1);
@@ -74,14 +74,14 @@ fn store_belongs_to_another_user() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
-        // The user that runs the plugin needs access to the program and the folder, but not to the store.
+        // The plugin's user needs access to the plugin binary and the folder of the store, but not to the store itself.
         let program_copy = lab.root.path().join("plugin");
         copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();
         if !is_root {
-            // An owner can also remove their own permissions.
+            // A test without root removes the permissions of the store's owner instead.
             fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
         }
         let own = embedded_conf(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
@@ -160,7 +160,7 @@ fn store_file_system_is_read_only() {
         for verb in ["ADD", "CHECK", "DEL"] {
             Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
-        // The store at this path does not exist yet.
+        // No store exists at this path yet.
         let conf = embedded_conf(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
@@ -206,7 +206,7 @@ fn store_path_is_relative() {
     }
 }
 
-/// Creates a store by the first ADD of a configuration that defines the store's pool.
+/// Creates a store by the first ADD with a configuration that defines the pool.
 fn make_store(lab: &Lab, umask: &str) -> Outcome {
     let call = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
     call.run_as(call.command_through(&["/bin/sh", "-c", &format!("umask {umask}; exec \"$0\"")]))
@@ -219,7 +219,7 @@ fn store_is_private_with_any_umask() {
             let lab = Lab::new(engine);
             let outcome = make_store(&lab, umask);
             assert_eq!(outcome.exit, 0, "{outcome:?}");
-            // Call the plugin again, since an engine creates some of its files later.
+            // Call the plugin a second time, since an engine creates some of its files only on the second call.
             lab.del("c1").ok();
             let mut folders = vec![lab.store.clone()];
             while let Some(folder) = folders.pop() {
@@ -237,7 +237,8 @@ fn store_is_private_with_any_umask() {
     }
 }
 
-/// Tests a lost queue file. The store's data is complete, so no call may report a missing store.
+/// Tests a store whose queue file was lost. Only the queue file is lost and the store's data is complete, so no call
+/// may report a missing store.
 #[test]
 fn store_has_lost_its_queue() {
     for engine in ENGINES {
@@ -249,7 +250,7 @@ fn store_has_lost_its_queue() {
             del.refusal().says(&["queue"]);
             continue;
         }
-        // A writer may recreate the queue file; afterwards the store works as before.
+        // A plugin call that writes may recreate the queue file; afterwards the store works as before.
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c2", &conf).ok();
         assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");

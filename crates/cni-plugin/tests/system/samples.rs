@@ -1,5 +1,5 @@
-//! Tests of the networks in `packaging/conflists`, which users copy: each network must work unchanged.
-//! `tests/etcd/samples.rs` tests the network of a cluster.
+//! Tests of the sample networks in `packaging/conflists`, which users copy: each network must work unchanged. The
+//! sample for a cluster's network is tested in `tests/etcd/samples.rs`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,8 +11,8 @@ use crate::lab::{Engine, Lab};
 use crate::process::Call;
 use testkit::programs::plugin;
 
-/// Runs a command on a separate machine that has the network namespace `c1` of a container. The machine and the
-/// namespace are gone after the command.
+/// Runs a command in a new network namespace with its own /run, in which `c1` is the named network namespace of a
+/// container. The new network namespace and `c1` are gone after the command.
 const ELSEWHERE: [&str; 6] = [
     "/usr/bin/unshare",
     "--net",
@@ -22,8 +22,8 @@ const ELSEWHERE: [&str; 6] = [
     "mount -t tmpfs none /run && ip netns add c1 && exec \"$0\"",
 ];
 
-/// The properties of each configuration list: the type of the list's plugin with addresses, the networks of a
-/// container's addresses, and an address that a container may request.
+/// What each sample should contain: the type of its main plugin, the networks of a container's addresses, and an
+/// address that a container may request.
 const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("bridge", "bridge", &["10.41.0.0/24"], "10.41.0.77"),
     ("dual-stack", "bridge", &["10.42.0.0/24", "fd00:42::/64"], "fd00:42::77"),
@@ -32,8 +32,8 @@ const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("ptp", "ptp", &["10.43.0.0/24"], "10.43.0.77"),
 ];
 
-/// Returns the configuration that a runtime passes to the main plugin of a list: the plugin's object, with the list's
-/// name and version.
+/// Returns the configuration that a runtime passes to the main plugin of a sample: the plugin's object, with the name
+/// and version of the configuration list.
 fn main_plugin(name: &str) -> Value {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/conflists");
     let list = fs::read_to_string(folder.join(format!("{name}.conflist"))).unwrap();
@@ -73,7 +73,7 @@ fn sample_networks_give_addresses_without_existing_store() {
         for container in ["c1", "c2"] {
             Call::new("DEL", container, &conf).ok();
         }
-        // The requested address was released, so it can be assigned again.
+        // DEL has released the requested address, so the address can be requested again.
         Call::new("ADD", "c3", &conf).with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={wanted}")).ok();
     }
 }
@@ -103,7 +103,7 @@ fn sample_routed_network_wires_container_with_its_pools() {
         outcome
     };
     call("ADD").refusal().says(&["there is no store here", "pool create"]);
-    // Continue as on a machine whose operator has followed docs/routed-network.md.
+    // Continue as on a machine that was configured according to docs/routed-network.md.
     lab.pool("routed", "10.45.0.0/24");
     lab.pool("routed6", "fd00:45::/64");
     let added = done("ADD");

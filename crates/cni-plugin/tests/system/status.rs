@@ -1,4 +1,4 @@
-//! Tests of STATUS on a real store: STATUS predicts the outcome of an ADD, and changes nothing.
+//! Tests of STATUS on a real embedded store: STATUS predicts whether an ADD would succeed, and changes nothing.
 
 use std::fs;
 use std::io::Write as _;
@@ -38,7 +38,7 @@ fn unavailable(conf: &Value, texts: &[&str]) {
     assert_eq!(refusal.says(texts).code, UNAVAILABLE, "{refusal:?}");
 }
 
-/// Checks that STATUS succeeds, and that the log says that an ADD would get no address now, and why.
+/// Checks that STATUS succeeds, and that its log says that an ADD would get no address now, and why.
 #[track_caller]
 fn exhausted(conf: &Value, texts: &[&str]) {
     let outcome = ready(conf);
@@ -51,11 +51,11 @@ fn exhausted(conf: &Value, texts: &[&str]) {
 #[test]
 fn status_says_whether_address_is_free() {
     for engine in ENGINES {
-        // The network, broadcast and gateway addresses are reserved, so five addresses remain.
+        // The pool's network, broadcast and gateway addresses are reserved, so five addresses remain.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
         let conf = lab.conf_of("bridge");
-        // The file `head` starts with the newest revision. The rest of the file, which describes the store's files, may
-        // change.
+        // The file `head` starts with the store's newest revision. The rest of the file `head`, which describes the
+        // store's files, may change.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
             let before = newest();
@@ -67,7 +67,7 @@ fn status_says_whether_address_is_free() {
         lab.del("c3").ok();
         ready(&conf);
         assert_eq!(lab.books().held.len(), 4);
-        // Like ADD, STATUS has nothing to check if no address family is assigned.
+        // If the network assigns no address family, STATUS succeeds without a check, as ADD does.
         ready(&lab.conf_with("bridge", json!({"assign_ipv4": "false"})));
         unavailable(&lab.conf_with("bridge", json!({"ipv4_pools": ["none"]})), &["none"]);
         unavailable(&lab.conf_with("bridge", json!({"sticky": {"for": "1w"}})), &["ipam.sticky"]);
@@ -83,7 +83,7 @@ fn status_stays_ready_when_node_has_given_all() {
     };
     let add = |conf: &Value, container: &str| Call::new("ADD", container, conf).ok();
     for engine in ENGINES {
-        // Every released address is in cooldown.
+        // Every released address of the pool is in cooldown.
         let lab = Lab::with_pool(engine, "10.5.0.0/30");
         let conf = lab.conf_of("calico");
         settings(&lab, IpamConfig::default().with_cooldown_seconds(3600));
@@ -92,7 +92,7 @@ fn status_stays_ready_when_node_has_given_all() {
         containers.iter().for_each(|container| drop(Call::new("DEL", container, &conf).ok()));
         assert!(lab.books().held.is_empty());
         exhausted(&conf, &["No IPs available in pools: [10.5.0.0/30]"]);
-        // The node has its maximum number of blocks, or may claim no block.
+        // The node has reached its maximum number of blocks, or is not allowed to claim blocks.
         let limits = [
             (IpamConfig::default().with_strict_affinity(true).with_max_blocks_per_host(1), "per host block limit"),
             (
@@ -107,7 +107,7 @@ fn status_stays_ready_when_node_has_given_all() {
                 ipam.create_pool(&pool, None, deadline).await.unwrap();
             });
             let conf = lab.conf_of("calico");
-            // The limit of blocks applies to registered nodes.
+            // The maximum number of blocks applies only to registered nodes.
             lab.with_ipam(Create::Never, async |ipam, _| {
                 let node = Node::new("node-1", Default::default(), "uid", OffsetDateTime::now_utc());
                 let key = keys::resource(ResourceKind::Node, "node-1");
@@ -195,7 +195,7 @@ fn status_when_disk_became_read_only() {
         lab.add("c1").run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
         ready(&conf);
-        // STATUS also checks a store that is already open, as in a daemon.
+        // The check for free space also works on a store that is already open, as in a daemon.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open =

@@ -1,12 +1,12 @@
-//! Tests of results that the plugin cannot write to standard output.
+//! Tests of plugin calls that cannot write their result to standard output.
 
 use std::fs::OpenOptions;
 use std::process::Stdio;
 
 use crate::lab::{ENGINES, Lab};
 
-/// Tests that a call fails if its result cannot be written. The call's commit is kept, since the runtime's DEL releases
-/// its addresses.
+/// Tests that a plugin call fails if its result cannot be written. The failed call's commit remains in the store; the
+/// runtime then sends DEL, which releases the addresses.
 #[test]
 fn unread_result_stays_committed_until_del() {
     for engine in ENGINES {
@@ -23,7 +23,7 @@ fn unread_result_stays_committed_until_del() {
             let handle = format!("net1.{container}");
             let books = lab.books();
             assert_eq!(books.count_of(&handle), 1, "{engine:?} {container}");
-            // A runtime that retries gets the same address.
+            // A runtime that repeats the failed ADD gets the same address.
             assert_eq!(books.held[&add.ok().address()], handle);
             lab.del(container).ok();
             lab.nothing_is_left();

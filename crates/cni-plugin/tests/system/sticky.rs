@@ -34,7 +34,7 @@ fn sticky_address_returns_to_pod_of_same_name() {
             call("CHECK", "c2", "web-0", &crate::lab::after(&conf, &[format!("{own}/28")])).run();
             assert_eq!(lab.books().count_of("net1.c2"), 1);
             call("DEL", "c2", "web-0", &conf).ok();
-            // A container without a sticky name does not get the waiting address.
+            // A container without a sticky name does not get the address that is kept for another workload.
             Call::new("ADD", "c3", &conf).run().refusal();
         }
     }
@@ -76,7 +76,7 @@ fn sticky_address_stays_while_plugins_are_killed() {
         let lab = Lab::with_pool(engine, "10.81.0.0/28");
         let conf = lab.conf_with("bridge", json!({"sticky": "pod"}));
         let kept = workloads_keep_their_addresses(&conf);
-        // No address is held, and waiting addresses are not assigned to other workloads.
+        // No address is held now, but the sticky addresses are not assigned to other workloads yet.
         let books = lab.books();
         assert!(books.held.is_empty() && books.waiting.keys().copied().collect::<BTreeSet<_>>() == kept, "{books:?}");
         let mut others = BTreeSet::new();

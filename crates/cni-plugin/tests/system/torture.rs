@@ -1,4 +1,4 @@
-//! Tests with many concurrent processes on one store.
+//! Tests with many concurrent plugin processes on one store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,32 +15,32 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 const CALLERS: u64 = 32;
-/// Number of attachments that each caller adds. `make torture` runs for longer.
+/// Number of attachments that each caller adds. `make torture` sets a larger number of attachments.
 const ADDS: u64 = 15;
-/// Maximum number of attachments that a caller has at a time.
+/// Maximum number of attachments that a caller holds at the same time.
 const MOST_HELD: usize = 3;
 
 const KILLED_CALLERS: u64 = 8;
-/// Total number of calls that are killed.
+/// Total number of plugin calls that are killed in a test.
 const KILLS: u64 = 160;
-/// Maximum number of attachments that a caller adds before enough calls were killed. Even on a fast machine, a kill
-/// hits one of four calls.
+/// Maximum number of attachments that a caller adds before the test has killed enough calls. Even on a fast machine,
+/// the kill comes before the end of at least one in four calls.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
-/// Maximum delay of a kill after the start of its call. Without concurrent callers a call takes a few milliseconds, and
-/// with these callers tens of milliseconds.
+/// Maximum delay between the start of a plugin call and its kill. A plugin call takes a few milliseconds without other
+/// callers, and tens of milliseconds with this test's concurrent callers.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
 /// The placeholder address of an attachment that has no address.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Lets only one of these tests run at a time, since each test uses the whole machine.
+/// Ensures that only one torture test runs at a time, since each of them uses the whole machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    // A failed test does not affect the next test.
+    // Ignore a poisoned mutex: a failed test does not affect the next test.
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The holder of each address according to the plugin's answers, and counts of the calls.
+/// The holder of each address according to the plugin's results, and counts of the plugin calls.
 #[derive(Debug, Default)]
 struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
@@ -55,7 +55,7 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a new address, which must have no holder.
+    /// Records a newly assigned address, which must not have a holder yet.
     fn take(&self, ip: IpAddr, who: &str) {
         let before = self.held().insert(ip, who.to_owned());
         assert_eq!(before, None, "{ip} was given to {who} too");
@@ -66,7 +66,7 @@ impl Shared {
     }
 }
 
-/// Stops the other callers when a caller fails.
+/// Stops the other caller threads when a caller thread panics.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -77,7 +77,7 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// An attachment that a caller has added, with the attachment's address.
+/// An attachment that a caller has added, with the assigned address.
 #[derive(Clone, Debug)]
 struct Held {
     container: String,
@@ -96,7 +96,7 @@ struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// Every second caller uses a bridge network, and the others use a Calico network; all callers share one pool.
+    /// Callers alternate between a bridge network and a network of type `calico`, and all callers share one pool.
     fn new(number: u64, lab: &Lab, shared: &'a Shared) -> Self {
         let mut conf = lab.conf_of(if number.is_multiple_of(2) { "bridge" } else { "calico" });
         conf["name"] = format!("net-{}", number % 2).into();
@@ -107,7 +107,8 @@ impl<'a> Caller<'a> {
         Call::new(verb, &held.container, &self.conf).on(&held.interface)
     }
 
-    /// Returns a new attachment. Sometimes another caller also uses the attachment's container, with another interface.
+    /// Returns a new attachment for an ADD. Sometimes two callers add attachments of the same container, each with
+    /// another interface.
     fn next(&mut self) -> Held {
         self.rounds += 1;
         let container = if self.random.once_in(4) {
@@ -152,7 +153,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// True if the caller has added fewer attachments than `adds`, and no other caller has failed.
+    /// Returns true if the caller has added fewer attachments than `adds`, and no other caller has failed.
     fn goes_on(&self, adds: u64) -> bool {
         self.rounds < adds && !self.shared.failed.load(Ordering::Relaxed)
     }
@@ -171,8 +172,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Does the same as [`run`](Self::run), but calls may be killed. The effect of a killed ADD or DEL is unknown, so a
-    /// DEL that is not killed follows, as from a runtime.
+    /// Like [`run`](Self::run), but kills some of the plugin calls. The effect of a killed ADD or DEL is unknown, so
+    /// the caller then runs a DEL without a kill, as a runtime does.
     fn run_with_kills(mut self) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
         while self.shared.killed.load(Ordering::Relaxed) < KILLS && self.goes_on(MAX_ADDS) {
@@ -200,7 +201,7 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Runs a plugin call; half of the calls are killed some time after their start. Returns `None` if the call was
+    /// Runs a plugin call. Half of the calls are killed some time after their start. Returns `None` if the call was
     /// killed before its end.
     fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
         if self.random.once_in(2) {
@@ -221,7 +222,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Runs callers on a store, and then deletes all their attachments.
+/// Runs all callers on a store, and then deletes all their attachments.
 fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Shared {
     let _alone = alone();
     let lab = Lab::with_pool(engine, "10.77.0.0/24");
@@ -233,7 +234,7 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
         };
         let threads: Vec<_> = (0..callers).map(start).collect();
         let joined = threads.into_iter().map(|(number, thread)| (number, thread.join()));
-        // Wait for all threads before the first failure is reported.
+        // Wait for all caller threads before reporting the first failure.
         let joined: Vec<_> = joined.collect();
         joined
             .into_iter()
@@ -254,8 +255,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Runs sixteen concurrent first ADDs on a store that does not exist yet. Half of the first ADDs are killed some time
-/// after their start and repeated.
+/// Runs sixteen concurrent ADDs on a store that does not exist yet. Half of the concurrent ADDs are killed some time
+/// after their start, and repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();
@@ -280,7 +281,7 @@ fn first_adds(engine: Engine, round: u64) {
     assert_eq!(books.held.len(), 16);
 }
 
-/// Tests a runtime that times out and calls the plugin again while the first call is still running.
+/// Tests a runtime that gives up waiting and calls the plugin again while the first call is still running.
 #[test]
 fn same_attachment_many_times_at_once() {
     for engine in ENGINES {

@@ -1,4 +1,4 @@
-//! Tests of networks with whereabouts' keys on embedded stores.
+//! Tests on embedded stores of networks that use whereabouts' configuration keys.
 
 use std::net::IpAddr;
 

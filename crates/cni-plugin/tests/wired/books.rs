@@ -1,4 +1,4 @@
-//! Accesses the store of a replayed case.
+//! Accesses the store on which a recorded test case is replayed.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,21 +17,22 @@ use crate::place::ETCD;
 use crate::record::Documents;
 use testkit::server::Etcd;
 
-/// How long a plugin call waits for the store, and how long the store's owner waits for a plugin call.
+/// How long a plugin call may wait for the store, and how long the test that has opened the store may wait for a plugin
+/// call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The etcds that no case uses at the moment. Each etcd runs until [`stop_all`].
+/// The running etcd servers that no test case uses at the moment. An idle etcd server runs until [`stop_all`].
 static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 
-/// An etcd for the exclusive use of one case.
+/// An etcd server for the exclusive use of one test case.
 #[derive(Debug)]
 pub(crate) struct Lent(Option<Etcd>);
 
 impl Lent {
-    /// Returns an empty etcd. The calling thread must be in the machine's own network.
+    /// Returns an etcd server without keys. The calling thread must be in the machine's original network namespace.
     pub(crate) fn take() -> Self {
         let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // The data need not survive a crash.
+        // etcd may skip fsync, because the test data need not survive a crash.
         let new = || Etcd::start_with("http", &["--unsafe-no-fsync".to_owned()]);
         let etcd = idle.unwrap_or_else(|| new().expect("etcd does not start: scripts/setup test installs it"));
         let lent = Self(Some(etcd));
@@ -42,7 +43,7 @@ impl Lent {
         lent
     }
 
-    /// Makes the etcd reachable in the calling thread's network.
+    /// Makes the etcd server reachable in the calling thread's network namespace.
     pub(crate) fn reach(&self) -> Served {
         forward(ETCD.parse().unwrap(), self.0.as_ref().unwrap().address())
     }
@@ -54,17 +55,18 @@ impl Drop for Lent {
     }
 }
 
-/// Stops all etcds that the cases have used.
+/// Stops all etcd servers that the test cases have used.
 pub(crate) fn stop_all() {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// A store's documents, accessed through Margay's own crates.
+/// The documents of a test case's store, accessed through Margay's own crates.
 #[derive(Debug)]
 pub(crate) struct Books {
     location: Location,
     runtime: Runtime,
-    /// The open store of a cluster. Several processes may have a cluster's store open.
+    /// The open store, if the store is etcd; `None` for an embedded store. Several processes may have etcd open, so the
+    /// test keeps its connection open during plugin calls.
     open: Option<OpenStore>,
 }
 
@@ -74,8 +76,8 @@ impl Books {
         Self { location, runtime, open: None }
     }
 
-    /// Opens the documents of a case: in the etcd that the case's network leads to, or in a new store in the case's
-    /// folder.
+    /// Opens the documents of a test case: in the etcd that is reachable from the case's network, or in a new embedded
+    /// store in the case's folder.
     pub(crate) fn new(kind: Kind, folder: &Path) -> Self {
         let location = match kind {
             Kind::Etcd => format!("etcd://{ETCD}"),
@@ -116,7 +118,7 @@ impl Books {
         });
     }
 
-    /// Releases an address of any handle.
+    /// Releases an address, whatever handle holds it.
     pub(crate) fn release(&self, address: std::net::IpAddr) {
         let requests = [ReleaseRequest::new(address)];
         self.change(async |store| {
@@ -135,12 +137,12 @@ impl Books {
     }
 }
 
-/// Returns the store's part of a state: the differences from the start of the case, and a summary of the allocator's
-/// documents.
+/// Returns the store's part of a recorded state: how its documents differ from the start of the case, and a summary of
+/// the allocator's documents.
 pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     let outside = |key: &str| match kind {
         Kind::Etcd => !key.starts_with("/calico/ipam/"),
-        // On an embedded store, Margay has keys of its own.
+        // An embedded store also contains Margay's own keys, which Calico's recording lacks.
         Kind::Sled | Kind::Redb => key.starts_with("/calico/") && !key.starts_with("/calico/ipam/"),
     };
     let documents: Documents = now
@@ -156,8 +158,8 @@ pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     scan
 }
 
-/// Returns the handles, and the assigned addresses with their handle and attributes, without times and Margay's own
-/// attributes.
+/// Returns all handles, and all assigned addresses with their handle and attributes. Times and Margay's own attributes
+/// are left out.
 fn brief(documents: &Documents) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in documents {
@@ -174,7 +176,7 @@ fn brief(documents: &Documents) -> Value {
     json!({"addresses": addresses, "handles": handles})
 }
 
-/// Returns the stored entry of an address.
+/// Returns the entry of an assigned address in its block document.
 fn holder(document: &Value, block: &Block, address: std::net::IpAddr) -> Value {
     let ordinal = block.addresses().position(|one| one == address).unwrap();
     let entry = document["allocations"][ordinal].as_u64().and_then(|index| usize::try_from(index).ok()).unwrap();

@@ -1,4 +1,4 @@
-//! Calls the plugin in a replayed case.
+//! Calls the plugin for a recorded step of a test case.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// The number of plugin calls so far, used to name each call's files.
+/// The number of plugin calls so far, from which each call's file names are derived.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
@@ -27,14 +27,14 @@ pub(crate) struct Call {
 /// The outcome of a plugin call.
 #[derive(Debug)]
 pub(crate) struct Came {
-    /// The values of `exit`, and of `stdout` or `stdout_text`, as in the recording.
+    /// The values of `exit`, and of `stdout` or `stdout_text`, in the format of the recording.
     pub(crate) outcome: Value,
     pub(crate) stdin: String,
     pub(crate) stderr: String,
 }
 
 impl Call {
-    /// Returns the plugin call of a recorded step, with the step's placeholders already replaced.
+    /// Returns the plugin call of a recorded step, with the placeholders in the step replaced by values.
     pub(crate) fn of(step: &Value, root: &Path) -> Self {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let env = step["env"].as_object().unwrap();
@@ -47,8 +47,8 @@ impl Call {
         }
     }
 
-    /// Calls the plugin with exactly this environment. A call that takes too long is killed with all processes that it
-    /// has started.
+    /// Runs the plugin with exactly the given environment variables. After a time limit, kills the plugin process and
+    /// all processes that it has started.
     pub(crate) fn run(&self, patience: Duration) -> Came {
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
         let [stdout, stderr] = ["stdout", "stderr"].map(|name| self.root.join(format!("{name}{number}")));
@@ -62,7 +62,7 @@ impl Call {
             .stderr(File::create(&stderr).unwrap())
             .spawn()
             .unwrap();
-        // The plugin may end without reading all of its standard input.
+        // Ignore the error: the plugin may end without reading all of its standard input.
         let _ = plugin.stdin.take().unwrap().write_all(self.stdin.as_bytes());
         let begun = Instant::now();
         let exit = loop {
@@ -82,7 +82,7 @@ impl Call {
     }
 }
 
-/// Returns exit status and output in the form of the recording.
+/// Returns the exit status and the output of the call in the format of the recording.
 pub(crate) fn outcome(exit: Value, stdout: &str) -> Value {
     match serde_json::from_str::<Value>(stdout) {
         Ok(document) => json!({"exit": exit, "stdout": document}),

@@ -1,8 +1,9 @@
-//! Runs a thread for the services that the cases need: forwarding from a case's network to an etcd outside of that
-//! network, and the Kubernetes API.
+//! Runs a service thread for the test cases. The service thread forwards connections from a case's network namespace to
+//! an etcd outside, and serves the Kubernetes API.
 //!
-//! A socket stays in the network namespace in which it was created. A case therefore creates a listening socket in its
-//! own network, and this thread, which is in the machine's network, serves the socket.
+//! A socket stays in the network namespace of the thread that has created the socket. A test case therefore creates a
+//! listening socket in its own network namespace, and the service thread accepts the connections in the machine's
+//! namespace.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Starts the service thread on the first call, which must come from a thread in the machine's own namespaces.
+/// Starts the service thread on the first call, which must run in a thread in the machine's original namespaces.
 pub(crate) fn carrier() -> &'static Handle {
     static CARRIER: OnceLock<Handle> = OnceLock::new();
     CARRIER.get_or_init(|| {
@@ -23,7 +24,7 @@ pub(crate) fn carrier() -> &'static Handle {
     })
 }
 
-/// A listening socket that is served until this value is dropped.
+/// A listening socket on which connections are served until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Served(AbortHandle);
 
@@ -33,7 +34,7 @@ impl Drop for Served {
     }
 }
 
-/// Serves all connections to an address in the calling thread's network.
+/// Serves all connections to an address in the calling thread's network namespace.
 pub(crate) fn serve<F>(address: SocketAddr, connection: impl Fn(TcpStream) -> F + Send + 'static) -> Served
 where
     F: Future<Output = ()> + Send + 'static,
@@ -42,7 +43,7 @@ where
     listener.set_nonblocking(true).unwrap();
     let task = carrier().spawn(async move {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        // The connections end together with this task.
+        // When this task is aborted, its connections are closed as well.
         let mut connections = JoinSet::new();
         loop {
             if let Ok((stream, _)) = listener.accept().await {
@@ -54,13 +55,14 @@ where
     Served(task.abort_handle())
 }
 
-/// Forwards an address in the calling thread's network to an address in the machine's network.
+/// Forwards connections to an address in the calling thread's network namespace to an address in the machine's network
+/// namespace.
 pub(crate) fn forward(address: SocketAddr, to: SocketAddr) -> Served {
     serve(address, move |mut stream| async move {
         if let Ok(mut beyond) = TcpStream::connect(to).await {
             let _ = beyond.set_nodelay(true);
             let _ = stream.set_nodelay(true);
-            // Either end may close the connection.
+            // A copy error means that either end has closed the connection.
             let _ = tokio::io::copy_bidirectional(&mut stream, &mut beyond).await;
         }
     })

@@ -1,4 +1,4 @@
-//! Tests of the replay tests: the replay tests must accept the recorded outcome, and report any other outcome.
+//! Tests of the replay itself: the replay must accept a recorded outcome, and must report every other outcome.
 
 use std::fs;
 use std::panic::AssertUnwindSafe;
@@ -17,7 +17,7 @@ use crate::replay::{Stage, play};
 use crate::stand_in::as_recorded;
 use crate::{Kind, Mode, SLOW, Test, said};
 
-/// Cases whose calls the stand-in can carry out.
+/// Recorded cases whose plugin calls the stand-in plugin can carry out.
 const STOOD_IN_FOR: [&str; 19] = [
     "cni-version-0.1.0",
     "cni-version-0.3.1",
@@ -72,8 +72,8 @@ fn each_store_is_read() {
     }
 }
 
-/// Tests the setup of each case without a plugin call: the case has its documents, files, objects and network
-/// namespaces, and nothing else.
+/// Tests the setup of each recorded case without a plugin call: the case's documents, files, API objects and network
+/// namespaces exist, and nothing else.
 fn each_case_begins_as_recorded() {
     let etcd = crate::books::Lent::take();
     for one in &record().cases {
@@ -93,7 +93,7 @@ fn each_case_begins_as_recorded() {
     }
 }
 
-/// Tests that each exception names existing steps of the recording, and changes what was recorded for these steps.
+/// Tests that each exception names existing steps of the recording, and changes their recorded outcome.
 fn exceptions_are_of_the_recording() {
     for name in ON_ETCD_ONLY.iter().map(|(name, _)| name).chain(&SLOW) {
         assert!(case(name).is_some(), "there is no case {name}");
@@ -114,7 +114,7 @@ fn exceptions_are_of_the_recording() {
             let expect = |exceptions: &[&Exception]| {
                 expected(step, exception.case, before.unwrap_or(&state), exceptions, Mode::Child, (Kind::Etcd, ""))
             };
-            // An exception may change the result of the exceptions listed before it.
+            // An exception may change an outcome that an exception before it in the list has already changed.
             let above: Vec<&Exception> = EXCEPTIONS
                 .iter()
                 .take_while(|other| !std::ptr::eq(*other, exception))
@@ -127,7 +127,7 @@ fn exceptions_are_of_the_recording() {
     }
 }
 
-/// Returns the reported differences after the stand-in's work was falsified in one place.
+/// Falsifies one result of the stand-in plugin, and returns the differences that the replay reports.
 fn reported(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String {
     let plugin = move |stage: &mut Stage, call: &Call, step: &Value| {
         let mut came = as_recorded(stage, call, step);
@@ -183,7 +183,7 @@ fn each_difference_is_told() {
     }
 }
 
-/// Tests that an exception is reported if the plugin does what was recorded.
+/// Tests that the replay reports an exception if the plugin has the recorded outcome despite the exception.
 fn a_needless_exception_is_told() {
     for name in ["ipam-fails", "cluster-information-without-flag"] {
         let report = play(case(name).unwrap(), Kind::Etcd, Mode::Child, &as_recorded).unwrap_err();
@@ -209,7 +209,7 @@ fn placeholders_stand_for_what_they_say() {
         assert!(is(pattern, text), "{pattern} {text}");
         assert!(!is(pattern, other), "{pattern} {other}");
     }
-    // One placeholder stands for one text, and different placeholders stand for different texts.
+    // Within a case, each placeholder stands for one string, and different placeholders stand for different strings.
     let (one, two) = ("02:00:00:00:00:01", "02:00:00:00:00:02");
     let pair = |first: &str, second: &str| json!([first, second]);
     let differ = |pattern: Value, came: Value| differences(&pattern, &came, &mut Bindings::default()).len();
@@ -234,7 +234,7 @@ fn a_call_that_takes_too_long_is_killed_with_all_it_started() {
     assert!(!still.exists(), "what the call had started went on");
 }
 
-/// Tests that a case leaves the mounts and the host's name unchanged, and leaves no folder behind.
+/// Tests that replaying a case leaves the mounts and the host name unchanged, and leaves no folder behind.
 fn a_case_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().to_owned();

@@ -1,4 +1,4 @@
-//! Derives the expected outcome of a plugin call from the recorded outcome.
+//! Derives the expected outcome of a plugin call from the recorded outcome, by a list of edits.
 
 use serde_json::{Value, json};
 
@@ -6,38 +6,40 @@ use crate::exceptions::Exception;
 use crate::record::{self, STATE, replaced};
 use crate::{Kind, Mode};
 
-/// A change of a recorded outcome. A path consists of names in objects and indexes in arrays.
+/// A change from a recorded outcome to the expected outcome. A path consists of the names of object members and the
+/// indexes of array items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
-    /// Sets the value at a path to this JSON. [`ANY`](crate::matching::ANY) matches any value, or the rest of a text.
+    /// Sets the value at a path of the outcome to the given JSON. [`ANY`](crate::matching::ANY) in the given JSON
+    /// matches any value, or the rest of a string.
     Is(&'static [&'static str], &'static str),
     /// Removes the value at a path of the outcome.
     Gone(&'static [&'static str]),
-    /// Replaces a text everywhere in the outcome.
+    /// Replaces a string everywhere in the outcome.
     Text(&'static str, &'static str),
-    /// Expects the plugin call to leave the state unchanged.
+    /// The expected state after the plugin call is the state before the call.
     AsBefore,
-    /// Expects the plugin call to leave the state unchanged, except for the containers' sysctls, which get the recorded
-    /// values.
+    /// The expected state after the plugin call is the state before the call, except for the containers' sysctls, which
+    /// have their recorded values.
     AsBeforeButSettings,
-    /// Copies the value at a path from another step of the case.
+    /// Copies the value at a path of the outcome from another step of the same case.
     Copy(&'static [&'static str], usize),
-    /// Copies the exit status, output, IPAM calls and state from another recorded step, with texts replaced.
+    /// Copies the exit status, output, IPAM calls and state from a step of any case, and then replaces strings.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// Copies the state after another recorded step, with texts replaced.
+    /// Copies the state after a step of any case, and then replaces strings.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// Expects an additional IPAM call at the end, which releases the assigned addresses.
+    /// Adds an expected IPAM call at the end, which releases the addresses that the failed ADD has assigned.
     TakenBack,
-    /// Expects a program's requests to the Kubernetes API to have another User-Agent.
+    /// Expects another User-Agent in one program's requests to the Kubernetes API.
     CallsItself(&'static str, &'static str),
-    /// Expects the programs' requests to the Kubernetes API to have another `Accept` header.
+    /// Expects another `Accept` header in requests to the Kubernetes API.
     Accepts(&'static str, &'static str),
-    /// Expects a program to send no request to the Kubernetes API.
+    /// Expects that a program sends no request to the Kubernetes API.
     AsksNothing(&'static str),
 }
 
 impl Edit {
-    /// Applies the change to an outcome; fails if the outcome has nothing to change.
+    /// Applies this edit to an outcome. Fails if the outcome lacks the value to be changed.
     pub(crate) fn apply(self, outcome: &mut Value, case: &str, before: &Value) -> Result<(), String> {
         let missing = |path: &[&str]| format!("nothing was recorded at {path:?}");
         let other = |case: &str, step| record::step(case, step).ok_or_else(|| format!("there is no {case} {step}"));
@@ -126,7 +128,7 @@ fn child_mut<'a>(value: &'a mut Value, name: &str) -> Option<&'a mut Value> {
     }
 }
 
-/// Sets a value in an existing object or array.
+/// Sets a value at a path, in an object or array that already exists.
 fn put(value: &mut Value, path: &[&str], new: Value) -> Option<()> {
     let (name, parents) = path.split_last()?;
     let parent = parents.iter().try_fold(value, |value, name| child_mut(value, name))?;
@@ -151,8 +153,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// Returns the expected outcome of a plugin call: the recorded outcome with the exceptions applied in order, reduced to
-/// the parts that the mode shows.
+/// Returns the expected outcome of a plugin call. The expected outcome is the recorded outcome after the edits of all
+/// its exceptions, reduced to the parts that are visible in this mode.
 pub(crate) fn expected(
     step: &Value,
     case: &str,
@@ -169,7 +171,7 @@ pub(crate) fn expected(
     }
     let mut outcome = on_store(&outcome, kind, store);
     for call in outcome["ipam_calls"].as_array_mut().into_iter().flatten() {
-        // Like Go's JSON, this JSON is compact and has sorted names.
+        // Write the network configuration as compact JSON with sorted member names, as Go does.
         if call["stdin"].is_object() {
             call["stdin"] = call["stdin"].to_string().into();
         }
@@ -182,7 +184,7 @@ pub(crate) fn expected(
     Ok(outcome)
 }
 
-/// Moves all network configurations in a recorded value to another store.
+/// Changes the store in all network configurations that a recorded value contains.
 pub(crate) fn on_store(value: &Value, kind: Kind, path: &str) -> Value {
     match value {
         Value::Object(fields) => {

@@ -1,6 +1,6 @@
-//! Lists the outcomes that are expected to differ from Calico's plugin, with the reasons.
+//! Lists the plugin calls whose expected outcome differs from Calico's plugin, with the reasons.
 //!
-//! An exception fails the test of its case if the plugin does what was recorded.
+//! If the plugin has the recorded outcome despite an exception, the test of the exception's case fails.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ use crate::edits::Edit::{
     Text,
 };
 
-/// Steps of a case whose expected outcome differs from the recorded outcome.
+/// Steps of a recorded case whose expected outcome differs from the recorded outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exception {
-    /// The name of a case, or [`EACH`].
+    /// The name of a recorded case, or [`EACH`].
     pub(crate) case: &'static str,
     pub(crate) steps: Steps,
     pub(crate) stores: Stores,
     pub(crate) edits: &'static [Edit],
-    /// The reason for the different outcome, in a sentence.
+    /// The reason for the different outcome.
     pub(crate) reason: &'static str,
 }
 
-/// The name that stands for all cases.
+/// The case name that stands for all recorded cases.
 pub(crate) const EACH: &str = "*";
 
-/// Steps of a case, counted from 1.
+/// Steps of a recorded case, counted from 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Steps {
     All,
@@ -63,7 +63,7 @@ impl fmt::Display for Exception {
     }
 }
 
-/// Cases that apply only to a cluster's store, with the reasons.
+/// Recorded cases that are replayed only on etcd, with the reasons.
 pub(crate) const ON_ETCD_ONLY: &[(&str, &str)] = &[
     ("cluster-information-missing", "an embedded store has no ClusterInformation"),
     ("cluster-information-without-flag", "an embedded store has no ClusterInformation"),
@@ -101,7 +101,7 @@ const CHECKED: &str = "CHECK looks at what there is";
 const FORWARDS: &str = "without an agent of Calico's the plugin lets the host forward IPv6";
 const REPLACED: &str = "an endpoint's floating addresses are replaced with the pod's address";
 
-/// Expects that the plugin call fails before it changes anything.
+/// Expects that the plugin call changes nothing and sends no IPAM call.
 const NOTHING_DONE: &[Edit] = &[AsBefore, Is(&["ipam_calls"], "[]")];
 const NOTHING_ASKED: &[Edit] = &[AsBefore, Is(&["ipam_calls"], "[]"), Is(&["api_requests"], "[]")];
 const OWN_NETNS: &[Edit] = &[
@@ -222,7 +222,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     case("names", One(15), NOTHING_DONE, FIRST),
     case("names", One(19), NOTHING_DONE, FIRST),
     case("names", One(21), &[Text("10.65.166.134", "10.65.166.129")], FIRST),
-    // The digits in the name are the first 11 hexadecimal digits of the SHA-1 of `default.0123456789abef`.
+    // The digits in the interface name are the first 11 hexadecimal digits of the SHA-1 of `default.0123456789abef`.
     case("same-first-eleven", From(2), &[Text("cali0123456789a", "calie44e16eb145")], CLASH),
     case(
         "same-first-eleven",

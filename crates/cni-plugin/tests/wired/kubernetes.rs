@@ -1,4 +1,5 @@
-//! Serves the small part of the Kubernetes API that the recording needs, over plain HTTP, and records the requests.
+//! Serves the small part of the Kubernetes API that replaying the recording needs, over plain HTTP, and records the
+//! requests.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,20 +10,21 @@ use tokio::net::TcpStream;
 
 use crate::carrier::{Served, serve};
 
-/// The Kubernetes API's address in each case's own network.
+/// The address of the Kubernetes API in each test case's own network namespace.
 pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8001);
 
 #[derive(Debug, Default)]
 struct Content {
-    /// The objects of the API, by URL path.
+    /// The objects of the Kubernetes API, by URL path.
     objects: Map<String, Value>,
-    /// How the API answers: `forbidden`, `unauthorized`, or empty for normal answers.
+    /// How the Kubernetes API answers all requests: with `forbidden`, with `unauthorized`, or normally (an empty
+    /// string).
     mode: String,
-    /// The requests since the last [`Api::requests`], in the form of the recording.
+    /// The requests since the last call of [`Api::requests`], in the format of the recording.
     requests: Vec<Value>,
 }
 
-/// A running Kubernetes API server. The server stops when this value is dropped.
+/// A running Kubernetes API server. The server stops when this `Api` is dropped.
 #[derive(Debug)]
 pub(crate) struct Api {
     content: Arc<Mutex<Content>>,
@@ -34,26 +36,27 @@ fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
 }
 
 impl Api {
-    /// Starts the API server in the calling thread's network.
+    /// Starts the Kubernetes API server in the calling thread's network namespace.
     pub(crate) fn start() -> Self {
         let content = Arc::<Mutex<Content>>::default();
         let shared = Arc::clone(&content);
         let served = serve(ADDRESS, move |stream| {
             let content = Arc::clone(&shared);
-            // A failed write means that the client has disconnected, which is fine.
+            // A failed write means that the HTTP client has disconnected, which is fine.
             async move { drop(answer(stream, &content).await) }
         });
         Self { content, _served: served }
     }
 
-    /// Replaces the API's objects and mode as a case's setup or a step says.
+    /// Replaces the API's objects and its kind of answers, as given in a case's setup or in a step.
     pub(crate) fn set(&self, kubernetes: &Value) {
         let mut content = locked(&self.content);
         content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();
         content.mode = kubernetes["mode"].as_str().unwrap_or_default().to_owned();
     }
 
-    /// Returns the API requests since the last call of this function, with consecutive duplicates removed.
+    /// Returns the requests to the Kubernetes API since the last call of this function, with consecutive duplicates
+    /// removed.
     pub(crate) fn requests(&self) -> Value {
         let mut requests = std::mem::take(&mut locked(&self.content).requests);
         requests.dedup();
@@ -64,7 +67,7 @@ impl Api {
 async fn answer(stream: TcpStream, content: &Mutex<Content>) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut request = String::new();
-    // A client that has timed out may disconnect without a request.
+    // An HTTP client that has timed out may disconnect without sending a request.
     if stream.read_line(&mut request).await? == 0 {
         return Ok(());
     }

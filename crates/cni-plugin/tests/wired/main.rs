@@ -1,12 +1,13 @@
-//! Replays the recorded calls of Calico's main plugin with Margay's main plugin. Each case runs on a machine of its
-//! own. Every call must have the recorded outcome: the exit status, the output, the requests to IPAM and the Kubernetes
-//! API, and the state of store, host and container after the call.
+//! Replays the recorded calls of Calico's main CNI plugin with Margay's main plugin. Each recorded case runs on its own
+//! machine: a set of Linux namespaces. Every plugin call must have the recorded outcome: the exit status, the output,
+//! and the requests to IPAM and the Kubernetes API. The state of store, host and container after the call must also
+//! match the recording.
 //!
-//! A test is named `store/mode/case`, for example `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin
-//! --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
+//! A test is named `store/mode/case`, for example `etcd/child/plain`, and is run by `cargo test --profile ci -p
+//! margay-cni-plugin --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-/// Pairs a test function with its name.
+/// Returns a test function together with its name.
 macro_rules! named {
     ($test:ident) => {
         (stringify!($test), $test)
@@ -58,16 +59,16 @@ impl Kind {
     }
 }
 
-/// The program that the main plugin finds as `calico-ipam`.
+/// Which program the main plugin finds under the name `calico-ipam`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// The main plugin's own program, so IPAM runs in the main plugin's process.
+    /// `calico-ipam` is the main plugin's own program, so IPAM runs in the main plugin's process.
     InProcess,
-    /// Another program, which the main plugin runs as a child process.
+    /// `calico-ipam` is another program, which the main plugin runs as a child process.
     Child,
 }
 
-/// The combinations of store and mode in which cases are replayed.
+/// The combinations of store and mode in which recorded cases are replayed.
 const STAGES: [(&str, Kind, Mode); 4] = [
     ("etcd/in_process", Kind::Etcd, Mode::InProcess),
     ("etcd/child", Kind::Etcd, Mode::Child),
@@ -75,10 +76,11 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Cases that wait most of their time. Slow cases start first, so the other cases run during the waits.
+/// Recorded cases that spend most of their time waiting. The slow cases start first, so that other cases run during the
+/// waits.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
-/// Number of threads that run cases. The number exceeds the usual number of processors, since some cases wait for a
-/// long time.
+/// Number of threads that replay recorded cases. The number of threads is larger than the usual number of processors,
+/// since some cases spend a long time waiting.
 const THREADS: usize = 8;
 
 fn main() -> ExitCode {
@@ -88,7 +90,7 @@ fn main() -> ExitCode {
     {
         return spy::run(name);
     }
-    // Start the service thread here, in the machine's own namespaces.
+    // Start the service thread now, while this process is in the machine's original namespaces.
     carrier::carrier();
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
@@ -108,13 +110,13 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// A test function with its name, from [`named!`].
+/// A test function together with its name, from [`named!`].
 pub(crate) type NamedTest = (&'static str, fn(&mut replay::Stage));
 
 /// A test that returns an error message on failure.
 pub(crate) type Test = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
-/// Returns the tests of all cases in all combinations of store and mode, slow cases first.
+/// Returns one test for each recorded case in each combination of store and mode, slow cases first.
 fn replays() -> impl Iterator<Item = (String, Test)> {
     let is_slow = |case: &&Case| SLOW.contains(&case.name.as_str());
     let (slow, others): (Vec<&Case>, Vec<&Case>) = record().cases.iter().partition(is_slow);
@@ -130,14 +132,14 @@ fn replays() -> impl Iterator<Item = (String, Test)> {
     })
 }
 
-/// Returns the message of a panic.
+/// Returns the message of a panic from its payload.
 pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Returns why this host cannot run the tests at all. A missing package does not count as a reason: without the
-/// package, the tests fail.
+/// Returns the reason why this host cannot run the tests at all, if there is one. A missing package does not prevent
+/// running the tests: without the package, the tests run and fail.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

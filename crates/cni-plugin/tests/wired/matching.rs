@@ -1,19 +1,19 @@
-//! Compares recorded values, which contain placeholders, with actual values.
+//! Compares expected values, which contain the recording's placeholders, with actual values.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value;
 
-/// A placeholder in exceptions for any value, or for the rest of a text.
+/// A placeholder that exceptions use for any value, or for the rest of a string.
 pub(crate) const ANY: &str = "<any>";
 
-/// The beginnings of error messages of Go's JSON parser. Of a recorded text, only the part before a message of Go's
-/// parser is compared.
+/// The beginnings of error messages of Go's JSON parser, which Margay's messages need not match. If a recorded string
+/// contains a message of Go's parser, only the part before this message is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// The texts of numbered placeholders. Within a case, each placeholder stands for one text, and no two placeholders
-/// stand for the same text.
+/// The strings for which numbered placeholders stand. Within a case, each placeholder stands for one string, and no two
+/// placeholders stand for the same string.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 
@@ -29,18 +29,18 @@ impl Bindings {
         }
     }
 
-    /// Returns the text of a placeholder, if a text is bound to the placeholder.
+    /// Returns the string for which a placeholder stands, if the string is known already.
     pub(crate) fn get(&self, placeholder: &str) -> Option<&str> {
         self.0.get(placeholder).map(String::as_str)
     }
 
-    /// Replaces bound texts with their placeholders, so that a reported difference is small.
+    /// Replaces known strings with their placeholders, so that a reported difference is short.
     fn reported(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |reported, (placeholder, bound)| reported.replace(bound, placeholder))
     }
 }
 
-/// A path at which two values differ, and both values.
+/// The path at which an expected and an actual value differ, and both values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     path: String,
@@ -54,7 +54,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Returns all places in which the actual value `came` differs from the expected value.
+/// Returns all paths at which the actual value `came` differs from the expected value.
 pub(crate) fn differences(expected: &Value, came: &Value, bindings: &mut Bindings) -> Vec<Difference> {
     let mut found = Vec::new();
     compare("", Some(expected), Some(came), bindings, &mut found);
@@ -94,7 +94,7 @@ fn compare(
     }
 }
 
-/// True if a text matches a pattern.
+/// Returns true if a string matches an expected string with placeholders.
 fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
     let complaint = OF_GOS_PARSER.iter().filter_map(|begin| pattern.find(begin)).min();
     let until = complaint.unwrap_or(pattern.len());
@@ -119,17 +119,17 @@ fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
 }
 
 enum Length {
-    /// The text is not a placeholder.
+    /// The expected string does not start with a placeholder.
     Literal,
-    /// The placeholder matches the rest of the text.
+    /// The placeholder matches the whole rest of the string.
     Rest,
-    /// The placeholder matches this many bytes of the text.
+    /// The placeholder matches this many bytes of the string.
     Is(usize),
-    /// The placeholder does not match the text.
+    /// The placeholder does not match the string.
     No,
 }
 
-/// Returns how much of a text a placeholder matches.
+/// Returns how much of a string a placeholder matches.
 fn length_of(placeholder: &str, text: &str) -> Length {
     let kind = placeholder.trim_matches(['<', '>']).split(':').next().unwrap_or_default();
     let run = |is: fn(char) -> bool| text.find(|letter| !is(letter)).unwrap_or(text.len());
@@ -150,7 +150,8 @@ fn length_of(placeholder: &str, text: &str) -> Length {
             0 => Length::No,
             length => Length::Is(length),
         },
-        // The kernel derives a link-local address from a hardware address, with the bytes `ff:fe` in the middle.
+        // The kernel derives a link-local address from the hardware address, and inserts the bytes `ff:fe` in the
+        // middle.
         "link-local" => match run(|letter| letter.is_ascii_hexdigit() || letter == ':') {
             length if text.starts_with("fe80::") && text[..length].contains("ff:fe") => Length::Is(length),
             _ => Length::No,

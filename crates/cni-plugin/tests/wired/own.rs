@@ -1,5 +1,5 @@
-//! Tests of the main plugin without a recording: killed calls, concurrent calls, CHECK, GC and STATUS, and a store that
-//! does not answer.
+//! Tests of the main plugin beyond the recording: killed calls, concurrent calls, CHECK, GC and STATUS, and a store
+//! that does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -15,13 +15,13 @@ use crate::record::case;
 use crate::replay::Stage;
 use crate::{Kind, Mode, NamedTest, Test};
 
-/// Number of rounds with killed calls on each store; `MARGAY_CRASH_ROUNDS` overrides this number.
+/// Number of test rounds with killed calls on each store; `MARGAY_CRASH_ROUNDS` overrides this number.
 const KILLS: u64 = 100;
-/// Number of ADDs that run concurrently.
+/// Number of ADDs that run at the same time.
 const CALLERS: usize = 16;
 /// Time limit of a plugin call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The store key of the endpoint of container `c1`.
+/// The store key of the WorkloadEndpoint of container `c1`.
 const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
 
 /// Returns all tests of this module, each with its name.
@@ -54,7 +54,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     .into_iter()
 }
 
-/// Runs a test with the setup of a recorded case.
+/// Runs a test on a machine with the setup of a recorded case.
 pub(crate) fn set_and_run(name: &str, kind: Kind, mode: Mode, test: fn(&mut Stage)) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
@@ -62,12 +62,13 @@ pub(crate) fn set_and_run(name: &str, kind: Kind, mode: Mode, test: fn(&mut Stag
         let mut stage = Stage::set(case(name).unwrap(), kind, mode, root.path(), etcd.as_ref());
         test(&mut stage);
     };
-    // Use a separate thread, since a thread cannot leave the case's namespaces again.
+    // Use a separate thread, since a thread that has entered the case's namespaces cannot leave them again.
     let ran = thread::scope(|scope| scope.spawn(running).join());
     ran.map_err(|panic| crate::said(&*panic))
 }
 
-/// Returns a plugin call on the network `net1` of CNI 1.1.0, with additional fields in the network configuration.
+/// Returns a plugin call on the network `net1` with CNI version 1.1.0, and with additional fields in the network
+/// configuration.
 fn call(stage: &Stage, verb: &str, container: &str, netns: &str, more: &Value) -> crate::call::Call {
     let mut stdin = json!({
         "cniVersion": "1.1.0", "name": "net1", "type": "calico", "datastore_type": "etcdv3",
@@ -93,7 +94,7 @@ pub(crate) fn succeed(came: &Came) -> &Value {
     &came.outcome["stdout"]
 }
 
-/// Checks that the containers have left nothing except the profile of their network.
+/// Checks that nothing remains of deleted containers, except the profile of their network.
 #[track_caller]
 pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     let scan = stage.scan();
@@ -108,7 +109,8 @@ pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     }
 }
 
-/// Kills ADD at random moments, and in every second round also DEL. The next DEL must leave nothing.
+/// Kills ADDs at random moments, and in every second round also DELs. After the next DEL, nothing of the container may
+/// remain.
 fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let time = |verb: &str| {
         let begun = Instant::now();
@@ -120,7 +122,7 @@ fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let mut cut_short = 0;
     for round in 0..rounds {
         let id = format!("k{round}");
-        // The speed of a machine varies, so the duration of a call is estimated continuously.
+        // The speed of the machine varies, so the test updates its estimate of a call's duration after each call.
         let kill = |verb: &str, whole: &mut Duration| {
             let came = call(stage, verb, &id, "a", &json!({})).run(whole.mul_f64(fastrand::f64()));
             let was_killed = came.outcome["exit"] != 0;
@@ -138,7 +140,7 @@ fn kills_leave_nothing_after_del(stage: &mut Stage) {
     assert!(cut_short * 4 > rounds, "of {rounds} ADDs only {cut_short} were cut short");
 }
 
-/// Tests that concurrent ADDs get different addresses, and that concurrent DELs release these addresses.
+/// Tests that concurrent ADDs get different addresses, and that concurrent DELs release all of them.
 fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     let names: Vec<String> = (0..CALLERS).map(|caller| format!("m{caller}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -160,7 +162,7 @@ fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests that an IPAM plugin in another process can open the store that the main plugin works on.
+/// Tests that an IPAM plugin in another process can open the embedded store while the main plugin is running.
 fn ipam_in_child_gets_store(stage: &mut Stage) {
     let begun = Instant::now();
     succeed(&run(stage, "ADD", "c1", "a"));
@@ -200,8 +202,8 @@ fn failed(came: &Came) -> String {
     came.outcome["stdout"]["details"].as_str().unwrap().to_owned()
 }
 
-/// Tests that GC removes endpoint, interface and address of attachments that the runtime does not list, and keeps young
-/// attachments.
+/// Tests that GC removes endpoint, interface and address of attachments that are not in the runtime's list, but keeps
+/// recent attachments.
 fn gc_removes_what_is_not_listed(stage: &mut Stage) {
     Place::add_netns("b");
     succeed(&run(stage, "ADD", "c1", "a"));
@@ -234,7 +236,8 @@ fn status(stage: &mut Stage) {
     assert_eq!(came.outcome["stdout"]["code"], 50, "{} {}", came.outcome, came.stderr);
 }
 
-/// Tests that containers reach each other and the host without Calico's agents and without a default route on the host.
+/// Tests that containers reach each other and the host, although the host has none of Calico's agents and no default
+/// route.
 fn containers_reach_each_other(stage: &mut Stage) {
     Place::add_netns("b");
     shell("ip addr add 192.0.2.1/32 dev lo");
@@ -246,7 +249,7 @@ fn containers_reach_each_other(stage: &mut Stage) {
     }
 }
 
-/// Creates a pool of prefixes, and returns the `ipam` object of a network that uses the pool.
+/// Creates a pool of prefixes. Returns the `ipam` object of a network that uses the new pool of prefixes.
 fn ipam_of_prefixes(stage: &Stage) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
@@ -258,8 +261,8 @@ fn ipam_of_prefixes(stage: &Stage) -> Value {
     json!({"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": ["prefixes"]})
 }
 
-/// Tests that ADD refuses prefixes for an external data plane, which would not route the prefixes. ADD must refuse
-/// before calling the data plane, and no address may stay assigned.
+/// Tests that ADD fails if a network with an external data plane assigns prefixes, because the data plane would not
+/// route the prefixes. ADD must fail before it calls the data plane, and no address may stay assigned.
 fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
@@ -270,7 +273,7 @@ fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
 }
 
-/// Tests that the host routes a whole prefix to its container, and that the container rejects packets for unused
+/// Tests that the host routes a whole prefix to its container, and that the container rejects packets to unused
 /// addresses of the prefix.
 fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
@@ -285,7 +288,7 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     shell(&ping(&format!("{prefix}:ab::5")));
     let refused = format!("{} | grep -q -i unreachable", ping(&format!("{prefix}:ab::6")));
     shell(&format!("! ping -6 -c 1 -W 1 -I 2001:db8:9::1 {prefix}:ab::6 >/dev/null; {refused}"));
-    // A runtime passes on only the result fields that CNI defines.
+    // Pass on only the result fields that CNI defines, as a runtime does.
     let mut known = result.clone();
     known.as_object_mut().unwrap().remove("margay.io/prefixes").unwrap();
     let again = json!({"ipam": ipam, "prevResult": known});
@@ -301,7 +304,8 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     assert_eq!(scan["host"]["links"], json!([]));
 }
 
-/// Tests `natOutgoing`: containers reach a network that has no route to the containers, and still reach each other.
+/// Tests `natOutgoing`: containers reach a network that has no route to the containers, and still reach each other
+/// without masquerading.
 fn nat_outgoing(stage: &mut Stage) {
     make_world();
     shell("echo 0 >/proc/sys/net/ipv4/ip_forward");
@@ -328,7 +332,7 @@ fn nat_outgoing(stage: &mut Stage) {
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
 }
 
-/// Tests that the plugin does not masquerade or enable forwarding on etcd.
+/// Tests that the plugin neither masquerades nor enables forwarding if the store is etcd.
 fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     make_world();
     set_nat_outgoing(stage, true);
@@ -339,7 +343,8 @@ fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
 }
 
-/// Tests forwarding and masquerading of a Margay network on a cluster's node, where the plugin changes neither.
+/// Tests that, on a node of a Calico cluster, the plugin changes neither forwarding nor masquerading for Margay's own
+/// network.
 fn nat_outgoing_is_left_to_felix_on_its_node(stage: &mut Stage) {
     std::fs::write("/var/lib/calico/nodename", "node1").unwrap();
     nat_outgoing_is_left_to_felix(stage);

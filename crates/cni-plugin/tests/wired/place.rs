@@ -1,4 +1,5 @@
-//! The machine of a case. Network, mounts and host name are private to a thread, and are gone when the thread ends.
+//! The machine on which a recorded case is replayed. The machine is a thread with its own network, mounts and host
+//! name, which are gone when the thread ends.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -14,15 +15,15 @@ use crate::record::{record, replaced};
 use crate::spy::PLUGINS;
 use crate::{Mode, kubernetes};
 
-/// The address of a case's etcd in the case's own network.
+/// The address of a test case's etcd in the case's own network namespace.
 pub(crate) const ETCD: &str = "127.0.0.1:2379";
-/// The host name in the recording.
+/// The host name of the machine on which the recording was made.
 const HOST_NAME: &str = "Recorder.Example";
-/// The folder of named network namespaces.
+/// The folder of the named network namespaces.
 pub(crate) const NETNS: &str = "/run/netns";
 
-/// Whether a host forwards IPv4 packets. The recorder's host forwarded IPv4, and so did new network namespaces on that
-/// host, until one case turned forwarding off for the later cases.
+/// Whether the host of a test case forwards IPv4 packets. While the recording was made, the host and its new network
+/// namespaces forwarded IPv4 packets, until one case turned forwarding off for all later cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forwarding {
     On,
@@ -30,23 +31,24 @@ pub(crate) enum Forwarding {
 }
 
 impl Forwarding {
-    /// Returns the IP forwarding settings of the host in a test case.
+    /// Returns whether the host forwarded IPv4 packets when this case was recorded.
     pub(crate) fn of(case: &str) -> Self {
         let place = |name: &str| record().cases.iter().position(|case| case.name == name);
         if place(case) > place("netns-of-the-host") { Self::Off } else { Self::On }
     }
 }
 
-/// The files and paths of a case's machine.
+/// The files and paths of a test case's machine.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) root: PathBuf,
-    /// Pairs of a placeholder and the text that it stands for.
+    /// Pairs of a placeholder and the string for which it stands.
     texts: Vec<(String, String)>,
 }
 
 impl Place {
-    /// Moves the calling thread to a machine of its own. `root` is an empty folder for the machine's disk.
+    /// Moves the calling thread to new network, mount and UTS namespaces: a machine of its own. `root` is an empty
+    /// folder, which becomes the machine's disk.
     pub(crate) fn enter(root: &Path, mode: Mode, forwarding: Forwarding) -> Self {
         for folder in ["bin", "files", PLUGINS, "var-lib/calico", "var-lib/cni", "var-log"] {
             fs::create_dir_all(root.join(folder)).unwrap();
@@ -70,7 +72,8 @@ impl Place {
             ("<files>".to_owned(), text(root.join("files"))),
         ];
         texts.extend(["a", "b", "c"].map(|name| (format!("<netns:{name}>"), format!("{NETNS}/{name}"))));
-        // The recording was made on ext4, and one recorded error contains the file system's type in hexadecimal.
+        // The recording was made on an ext4 file system, and one recorded error contains the file system type's number
+        // in hexadecimal.
         let kind = statfs(root).unwrap().filesystem_type().0;
         texts.push(("/plain\": ef53".to_owned(), format!("/plain\": {kind:x}")));
         let place = Self { root: root.to_owned(), texts };
@@ -79,10 +82,11 @@ impl Place {
         place
     }
 
-    /// Installs the plugins in the folders where plugin calls search for them, each IPAM plugin behind a spy.
+    /// Installs the plugins in the folders where the main plugin searches for them. Each IPAM plugin is replaced by a
+    /// spy that runs the real IPAM plugin.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
-        // The name of the program decides which plugin runs.
+        // One binary contains all plugins, and the name under which the binary is called selects the plugin.
         let main = env!("CARGO_BIN_EXE_margay-ipam");
         symlink(main, bin.join("calico")).unwrap();
         symlink(main, plugins.join("calico-ipam")).unwrap();
@@ -107,7 +111,7 @@ impl Place {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]}))
     }
 
-    /// Replaces the placeholders in a value with their texts.
+    /// Replaces the recording's placeholders in a JSON value with their strings.
     pub(crate) fn concrete(&self, value: &Value) -> Value {
         let texts: Vec<(&str, &str)> = self.texts.iter().map(|(from, to)| (from.as_str(), to.as_str())).collect();
         replaced(value, &texts)
@@ -117,7 +121,7 @@ impl Place {
         self.texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     }
 
-    /// Creates a network namespace as a runtime does. The namespace has only the interface `lo`, which is up.
+    /// Creates a named network namespace as a runtime does. The new namespace has only the interface `lo`, which is up.
     pub(crate) fn add_netns(name: &str) {
         shell(&format!("ip netns add {name}"));
         within(name, || {
@@ -126,9 +130,9 @@ impl Place {
         });
     }
 
-    /// Runs a recorded shell command on this machine.
+    /// Runs a recorded shell command in the namespaces of this machine.
     pub(crate) fn run(&self, line: &str) {
-        // By default, an interface pair has one queue per processor; the recorder's machine had two processors.
+        // By default a veth interface has one queue per processor, and the recording was made with two processors.
         let two = "numtxqueues 2 numrxqueues 2";
         let pair = format!("{two} type veth peer {two} name ");
         shell(&self.text(line).replace("type veth peer name ", &pair));
@@ -145,7 +149,7 @@ impl Place {
     }
 }
 
-/// Runs a function in a named network namespace.
+/// Runs a function in the network namespace with the given name.
 pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     let space = File::open(Path::new(NETNS).join(name)).unwrap();
     let inside = || {
@@ -155,20 +159,20 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Sets up a new network namespace as on the recorder's machine. Without this setup, a namespace has the IPv4 settings
-/// of the test's machine.
+/// Gives a new network namespace the settings that network namespaces had on the machine of the recording. Without this
+/// step, a new network namespace inherits the IPv4 settings of the machine that runs the tests.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {
             fs::write(format!("/proc/sys/net/ipv4/conf/{interface}/{name}"), "0").unwrap();
         }
     }
-    // Writing this sysctl also sets the default of new interfaces.
+    // Writing this sysctl also sets the default for new interfaces.
     let value = if forwarding == Forwarding::On { "1" } else { "0" };
     fs::write("/proc/sys/net/ipv4/ip_forward", value).unwrap();
 }
 
-/// Runs a shell command in the namespaces of the calling thread.
+/// Runs a shell command in the calling thread's namespaces.
 #[track_caller]
 pub(crate) fn shell(line: &str) {
     let output = Command::new("sh").args(["-c", line]).stdin(Stdio::null()).output().unwrap();

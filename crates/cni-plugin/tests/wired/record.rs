@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The documents of a store, by key.
+/// The documents of a store, by store key.
 pub(crate) type Documents = BTreeMap<String, Value>;
 
-/// The content of `fixtures/calico-plugin/transcript.json`. The fixture's README explains the fields.
+/// The content of `fixtures/calico-plugin/transcript.json`. The README in the fixture's folder explains the fields.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Record {
-    /// The store's documents at the start of a case.
+    /// The store's documents at the start of each case.
     pub(crate) start: Documents,
-    /// Further IPAM plugins in `CNI_PATH`: the name and script of each plugin.
+    /// The recording's other IPAM plugins in `CNI_PATH`: the name and the script of each plugin.
     pub(crate) ipam_plugins: BTreeMap<String, String>,
     pub(crate) cases: Vec<Case>,
 }
@@ -23,22 +23,22 @@ pub(crate) struct Record {
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) setup: Setup,
-    /// The steps of a case: calls of the plugin and changes from outside, in order.
+    /// The steps of the case in order: plugin calls, and changes that are not made by the plugin.
     pub(crate) steps: Vec<Value>,
 }
 
-/// The setup of a case in addition to `start`.
+/// The setup of a recorded case, in addition to the `start` documents.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Setup {
-    /// The content of `<files>/nodename`, if that file exists.
+    /// The content of the file `<files>/nodename`, if the file exists.
     pub(crate) nodename_file: Option<String>,
     #[serde(default)]
     pub(crate) store: Documents,
-    /// The keys of `start` that are left out in this case.
+    /// The keys of `start` that the store lacks in this case.
     #[serde(default)]
     pub(crate) without: Vec<String>,
-    /// Further files of the case: the path and content of each file.
+    /// More files of the recorded case: the path and the content of each file.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
     #[serde(default)]
@@ -61,7 +61,7 @@ impl Case {
     }
 }
 
-/// Returns the whole recording. The file is read only once.
+/// Returns the whole recording of Calico's main plugin. The recording's file is read only once.
 pub(crate) fn record() -> &'static Record {
     static RECORD: OnceLock<Record> = OnceLock::new();
     RECORD.get_or_init(|| {
@@ -78,21 +78,21 @@ pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// Finds a recorded step of a case. Steps are counted from 1.
+/// Finds a recorded step of a case by its number. Steps are numbered from 1.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }
 
-/// True if a recorded step is a call of the plugin.
+/// Returns true if a recorded step is a plugin call.
 pub(crate) fn is_call(step: &Value) -> bool {
     step.get("exit").is_some()
 }
 
-/// The fields of a step that contain the state after a plugin call.
+/// The fields of a recorded step that contain the state after the plugin call.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
-/// Returns the compared parts of a recorded plugin call, with omitted parts filled in. `before` is the state before the
-/// call, for steps that were recorded without a change.
+/// Returns the parts of a recorded plugin call that are compared, with default values for omitted parts. `before` is
+/// the state before the call, for steps that were recorded as leaving the state unchanged.
 pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     let mut outcome = Map::new();
     for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {
@@ -117,7 +117,7 @@ pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
     state
 }
 
-/// Replaces texts in all strings and names of a JSON value.
+/// Replaces strings in all string values and member names of a JSON value.
 pub(crate) fn replaced(value: &Value, texts: &[(&str, &str)]) -> Value {
     let text = |text: &str| texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
     match value {

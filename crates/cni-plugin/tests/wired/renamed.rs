@@ -1,23 +1,23 @@
-//! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node may claim any
-//! block first, but must use the same block from then on.
+//! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node may first claim
+//! any block, so Margay's block may differ from the recorded block, but the two blocks must correspond from then on.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// Pairs of a block or address that Margay chose and the recorded block or address.
+/// Pairs of the block or address that Margay chose and the corresponding recorded block or address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Renamed {
     blocks: Vec<(IpNet, IpNet)>,
-    /// Addresses whose ordinal in the block differs from the recording. Unlike Margay's ADD, Calico's ADD uses up an
-    /// address even if it fails early.
+    /// Addresses that have another ordinal in their block than the recorded address. The ordinals can differ because
+    /// Calico's ADD, unlike Margay's ADD, uses up an address even if the ADD fails early.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Renamed {
-    /// Learns pairs from handles that have addresses in both states. The blocks of a handle correspond in order, family
-    /// by family.
+    /// Adds pairs for each handle that holds addresses both in Margay's state and in the recorded state. Within a
+    /// handle and an address family, the first block corresponds to the first recorded block, and so on.
     pub(crate) fn learn(&mut self, wanted: &Value, came: &Value) {
         for (handle, blocks) in wanted["etcd"]["ipam"]["handles"].as_object().into_iter().flatten() {
             for v4 in [true, false] {
@@ -52,7 +52,7 @@ impl Renamed {
             .collect()
     }
 
-    /// Replaces Margay's addresses with the recorded addresses in an outcome.
+    /// Replaces Margay's addresses in an outcome with the corresponding recorded addresses.
     pub(crate) fn applied(&self, came: &Value) -> Value {
         match came {
             Value::String(text) => self.text(text).into(),
@@ -97,7 +97,8 @@ impl Renamed {
             found.map_or(address, |(_, recorded)| *recorded)
         };
         let renamed = address.map(|address| (address, of_address(of_block(address).unwrap_or(address))));
-        // A hardware address of eight bytes parses as an IPv6 address, so only renamed addresses may change.
+        // Replace a string only if it contains a renamed address: a hardware address of eight bytes would also parse as
+        // an IPv6 address.
         renamed.filter(|(from, to)| from != to).map_or_else(|| token.to_owned(), |(_, to)| to.to_string())
     }
 }

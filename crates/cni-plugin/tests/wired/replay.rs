@@ -1,4 +1,4 @@
-//! Replays a case of the recording.
+//! Replays one case of the recording.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,17 +22,17 @@ use crate::renamed::Renamed;
 use crate::scan;
 use crate::{Kind, Mode, spy};
 
-/// How long the kernel may take until all effects of a plugin call are visible.
+/// How long to wait until all effects of a plugin call on the kernel are visible.
 const SETTLES: Duration = Duration::from_millis(1500);
-/// Time limit of a plugin call, unless the call took longer in the recording.
+/// Time limit of a plugin call; a longer recorded duration raises the limit.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Maximum number of differences that are reported for one step.
 const WAIT: usize = 15;
 
-/// A function that does the work of the plugin.
+/// A function that runs the plugin, or a stand-in for the plugin.
 pub(crate) type Plugin = dyn Fn(&mut Stage, &Call, &Value) -> Came + Sync;
 
-/// A machine with a store and a Kubernetes API on which a case is replayed.
+/// A machine with a store and a Kubernetes API, on which a recorded case is replayed.
 pub(crate) struct Stage {
     pub(crate) place: Place,
     pub(crate) books: Books,
@@ -41,14 +41,14 @@ pub(crate) struct Stage {
     pub(crate) mode: Mode,
     kind: Kind,
     api: Api,
-    /// The store's documents at the start of the case.
+    /// The store's documents at the start of the test case.
     start: Documents,
-    /// The forwarding from the case's network to etcd.
+    /// Forwards connections from the case's network namespace to etcd.
     _way: Option<Served>,
 }
 
 impl Stage {
-    /// Moves the calling thread to a machine with the setup of a case.
+    /// Moves the calling thread to a new machine with the setup of a recorded case.
     pub(crate) fn set(case: &Case, kind: Kind, mode: Mode, root: &Path, etcd: Option<&Lent>) -> Self {
         let place = Place::enter(root, mode, Forwarding::of(&case.name));
         let way = etcd.map(Lent::reach);
@@ -57,8 +57,8 @@ impl Stage {
         if kind != Kind::Etcd {
             // An embedded store needs neither ClusterInformation nor Nodes.
             start.retain(|key, _| !key.contains("/clusterinformations/") && !key.contains("/nodes/"));
-            // The recorded host had no Felix, so nothing was masqueraded; with `natOutgoing`, the plugin would
-            // masquerade on an embedded store.
+            // The recorded host had no Felix, so nothing was masqueraded. Turn `natOutgoing` off, because Margay's
+            // plugin masquerades on an embedded store.
             let pools = start.iter_mut().filter(|(key, _)| key.contains("/ippools/"));
             pools.for_each(|(_, pool)| pool["spec"]["natOutgoing"] = json!(false));
         }
@@ -91,7 +91,7 @@ impl Stage {
         self.kind == Kind::Etcd
     }
 
-    /// Moves the times of endpoints and allocations into the past.
+    /// Moves the times in all WorkloadEndpoints and allocations into the past.
     pub(crate) fn age_all(&self, by: Duration) {
         let ages = |key: &str| key.contains("/workloadendpoints/") || key.contains("/assignment/");
         let of_age = self.books.all().into_iter().filter(|(key, _)| ages(key));
@@ -99,7 +99,7 @@ impl Stage {
         self.books.put_all(&aged.collect());
     }
 
-    /// Reads the state of store, host and containers.
+    /// Reads the current state of store, host and containers.
     pub(crate) fn scan(&self) -> Value {
         json!({
             "etcd": books::scan(self.kind, &self.start, &self.books.all()),
@@ -115,8 +115,8 @@ impl Stage {
         Call::of(&self.place.concrete(&call), &self.place.root)
     }
 
-    /// Applies a recorded change from outside the plugin. For a step that only reads a file, the function returns the
-    /// differences from the recorded content.
+    /// Applies a recorded change that is not made by the plugin. For a step that only reads a file, returns how the
+    /// file differs from the recorded content.
     fn change(&self, case: &str, number: usize, step: &Value) -> Vec<Difference> {
         let text = |name: &str| step[name].as_str().unwrap();
         match text("do") {
@@ -167,21 +167,21 @@ fn applicable(case: &str, number: usize, kind: Kind) -> impl Iterator<Item = &'s
 fn host_local_files() -> Value {
     let read = |path: &Path| fs::read_dir(path).into_iter().flatten().map(|entry| entry.unwrap().path());
     let files = read(Path::new("/var/lib/cni/networks")).flat_map(|network| read(&network).collect::<Vec<_>>());
-    // The lock file has no content to compare.
+    // Skip lock files, since their content is irrelevant.
     let files = files.filter(|path| path.file_name().is_some_and(|name| name != "lock"));
     let text = |path: &Path| fs::read_to_string(path).unwrap().trim_end().replace("\r\n", "\n");
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
 }
 
-/// The exceptions of a case that changed an expected outcome, and the exceptions without which the outcome did not
-/// match.
+/// Two lists of a case's exceptions: those that changed an expected outcome, and those without which the outcome would
+/// not match.
 #[derive(Debug, Default)]
 struct Needed {
     changing: Vec<&'static Exception>,
     needed: Vec<&'static Exception>,
 }
 
-/// Replays a case on a store. The returned error lists the differences.
+/// Replays a recorded case on a store. The returned error lists the differences from the expected outcome.
 pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
@@ -189,7 +189,7 @@ pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Resu
         let mut stage = Stage::set(case, kind, mode, root.path(), etcd.as_ref());
         play_on(&mut stage, case, plugin)
     };
-    // Use a separate thread, since a thread cannot leave the case's namespaces again.
+    // Use a separate thread, since a thread that has entered the case's namespaces cannot leave them again.
     let played = std::thread::scope(|scope| scope.spawn(playing).join());
     played.unwrap_or_else(|panic| Err(crate::said(&*panic)))
 }
@@ -231,7 +231,7 @@ fn play_on(stage: &mut Stage, case: &Case, plugin: &Plugin) -> Result<(), String
     if report.is_empty() { Ok(()) } else { Err(report) }
 }
 
-/// Returns the state of a host and its containers before any change.
+/// Returns the state of the host and its containers at the start of the case, before any change.
 fn fresh(netns: &[String]) -> Value {
     let settings = json!({
         "ipv4/ip_forward": "1",
@@ -251,7 +251,7 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Reads the state until the state is as expected or no longer changes.
+/// Reads the machine's state repeatedly, until it is the expected state or no longer changes.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
@@ -266,8 +266,8 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares the outcome of a plugin call with the expected outcome. The state is read until it is as expected or no
-/// longer changes.
+/// Compares the outcome of a plugin call with the expected outcome. The machine's state is read repeatedly, until it is
+/// the expected state or no longer changes.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -301,7 +301,7 @@ fn judge(
         if stage.kind != Kind::Etcd {
             without_known_next_hop(&mut outcome);
         }
-        // The `details` beside a recorded error message are Margay's own.
+        // The `details` of an error are not compared, since they differ between Margay and Calico.
         if wanted["stdout"]["msg"].is_string() && wanted["stdout"].get("details").is_none() {
             outcome["stdout"].as_object_mut().and_then(|error| error.remove("details"));
         }
@@ -330,8 +330,8 @@ fn judge(
     Ok((wrong, unneeded))
 }
 
-/// Removes a neighbour entry that a container has only without Calico's agents: the entry of the next hop of the
-/// container's routes.
+/// Removes from a container's state the neighbour entry of its routes' next hop, which a container has only without
+/// Calico's agents.
 fn without_known_next_hop(state: &mut Value) {
     let containers = state["netns"].as_object_mut().into_iter().flatten();
     for (_, interface) in containers.flat_map(|(_, it)| it["interfaces"].as_object_mut().into_iter().flatten()) {
@@ -342,7 +342,7 @@ fn without_known_next_hop(state: &mut Value) {
     }
 }
 
-/// Returns a copy of a document whose times are earlier by `by`.
+/// Returns a copy of a document in which all times are earlier by `by`.
 fn older(document: &Value, by: Duration) -> Value {
     let text = |text: &str| {
         let go = ipam_core::timestamps::parse_go_string(text).map(|time| ipam_core::timestamps::go_string(time - by));
@@ -357,7 +357,7 @@ fn older(document: &Value, by: Duration) -> Value {
     }
 }
 
-/// Formats the differences of a step as an error message.
+/// Formats the differences of a recorded step as an error message.
 fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     let mut report = format!("{what} (- expected, + came):\n");
     for difference in wrong.iter().take(WAIT) {
@@ -373,14 +373,15 @@ fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     report
 }
 
-/// Calls the real plugin.
+/// Runs the real plugin binary.
 pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
-    // A recorded call that was killed gets no longer time limit.
+    // If the recorded call was killed, its recorded duration does not raise the time limit.
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
     let patience = patient(patience);
     let mut came = call.run(patience);
-    // STATUS gives a store less than a second, which may be too short on a busy machine. A runtime would also retry.
+    // STATUS waits less than a second for the store, which may be too short on a busy machine, so repeat the call. A
+    // runtime would also repeat STATUS.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

@@ -1,4 +1,4 @@
-//! Reads the state of a machine: interfaces, addresses, routes and settings, in the form of the recording.
+//! Reads the state of a machine (interfaces, addresses, routes and settings) in the format of the recording.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::place::{NETNS, within};
 
-/// The compared settings of each interface of the host, as paths in `/proc/sys/net`.
+/// The settings that are compared for each interface of the host, as paths in `/proc/sys/net`.
 const OF_THE_HOST: [&str; 10] = [
     "ipv4/conf/<if>/route_localnet",
     "ipv4/conf/<if>/proxy_arp",
@@ -23,7 +23,7 @@ const OF_THE_HOST: [&str; 10] = [
     "ipv6/conf/<if>/forwarding",
     "ipv6/conf/<if>/accept_ra",
 ];
-/// The compared settings of a container, and of each interface of the container.
+/// The settings that are compared for each container and for each interface of the container.
 const OF_A_CONTAINER: [&str; 5] = [
     "ipv4/ip_forward",
     "ipv6/conf/all/forwarding",
@@ -33,10 +33,10 @@ const OF_A_CONTAINER: [&str; 5] = [
 ];
 const OF_ITS_INTERFACES: [&str; 2] = ["ipv6/conf/<if>/disable_ipv6", "ipv6/conf/<if>/accept_dad"];
 
-/// Interface flags that the kernel still changes some time after a configuration change.
+/// Interface flags that the kernel may still change some time after the interface was configured.
 const SETTLE_LATER: [&str; 3] = ["LOWER_UP", "NO-CARRIER", "M-DOWN"];
 
-/// Returns the host's part of the state, read in the calling thread's network.
+/// Returns the host's part of the state, read in the calling thread's network namespace.
 pub(crate) fn host() -> Value {
     let shown = Shown::here();
     let mut interfaces = Map::new();
@@ -50,14 +50,14 @@ pub(crate) fn host() -> Value {
     json!({"links": interfaces.keys().collect::<Vec<_>>(), "interfaces": interfaces})
 }
 
-/// Returns the state of the containers, which are the named network namespaces.
+/// Returns the state of all containers, that is, of all named network namespaces.
 pub(crate) fn containers() -> Value {
     let names = fs::read_dir(NETNS).into_iter().flatten().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.into_string().unwrap()).map(|name| (name.clone(), within(&name, container))).collect()
 }
 
-/// True if each interface that is up has its link-local address, unless IPv6 is off on the interface. The kernel
-/// assigns the link-local address within a second after both ends of a pair are up.
+/// Returns true if each interface that is up has its link-local address. Interfaces on which IPv6 is off are ignored.
+/// The kernel assigns the link-local address within a second after both ends of a veth pair are up.
 pub(crate) fn is_settled(scan: &Value) -> bool {
     let of_a_container = |container: &Value| has_all(container, &container["sysctls"]);
     has_all(&scan["host"], &Value::Null) && scan["netns"].as_object().unwrap().values().all(of_a_container)
@@ -88,7 +88,7 @@ fn setting(path: &str) -> Value {
     }
 }
 
-/// The output of `ip` in the calling thread's network.
+/// The output of `ip` commands in the calling thread's network namespace.
 #[derive(Debug)]
 struct Shown {
     links: Vec<Value>,
@@ -96,7 +96,7 @@ struct Shown {
     neighbours: Vec<Value>,
 }
 
-/// Runs a batch of `ip` commands, and parses the output of each command.
+/// Runs a batch of `ip` commands, and parses the JSON output of each command.
 fn ip(commands: &str) -> Vec<Vec<Value>> {
     let mut ip = Command::new("ip")
         .args(["-details", "-json", "-batch", "-"])
@@ -112,7 +112,7 @@ fn ip(commands: &str) -> Vec<Vec<Value>> {
 
 impl Shown {
     fn here() -> Self {
-        // For a single routing table, `ip` would show only one family.
+        // Query all routing tables: for a single table, `ip` would list the routes of only one address family.
         let batch = "addr show\nroute show table all\nneigh show nud permanent\nneigh show proxy\n";
         let [links, mut routes, mut neighbours, proxies] = ip(batch).try_into().unwrap();
         routes.retain(|route| route["table"] == "main");
@@ -120,7 +120,7 @@ impl Shown {
         Self { links, routes, neighbours }
     }
 
-    /// Returns all interfaces except `lo`, with the fields that host and containers have in common.
+    /// Returns all interfaces except `lo`, with the fields that are recorded for both hosts and containers.
     fn interfaces(&self) -> impl Iterator<Item = (String, Map<String, Value>)> {
         let named = self.links.iter().map(|link| (link["ifname"].as_str().unwrap().to_owned(), link));
         named.filter(|(name, _)| name != "lo").map(|(name, shown)| {
@@ -133,11 +133,12 @@ impl Shown {
         })
     }
 
-    /// Returns the routes of an interface, or the routes of all interfaces together with the interfaces' names.
+    /// Returns the routes of one interface. If no interface is given, returns all routes, each with the name of its
+    /// interface.
     fn routes(&self, of: Option<&str>) -> Value {
         let chosen = self.routes.iter().filter(|route| of.is_none_or(|name| route["dev"] == name));
         let mut routes: Vec<Value> = chosen.map(|shown| route(shown, of.is_none())).collect();
-        // The order of the kernel's own routes varies, so sort these routes by interface.
+        // The order in which the kernel lists its own routes varies, so sort these routes by interface.
         let places: Vec<usize> = (0..routes.len()).filter(|at| routes[*at]["dst"] == "fe80::/64").collect();
         let mut kernels: Vec<Value> = places.iter().map(|at| routes[*at].clone()).collect();
         kernels.sort_by_key(|route| route["dev"].to_string());
@@ -162,7 +163,7 @@ fn link(shown: &Value) -> Value {
     })
 }
 
-/// Returns an address in the form of the recording; rare fields appear only if they are set.
+/// Returns an address in the format of the recording, where rarely used fields appear only if they are set.
 fn address(shown: &Value) -> Value {
     let text = format!("{}/{}", shown["local"].as_str().unwrap(), shown["prefixlen"]);
     let mut address = json!({"address": text, "scope": shown["scope"]});

@@ -1,5 +1,5 @@
-//! Runs the spy, which replaces an IPAM plugin in `CNI_PATH`. The spy records its environment and standard input, and
-//! runs the real IPAM plugin.
+//! Runs the spy, a program that replaces an IPAM plugin in `CNI_PATH`. The spy records its environment variables and
+//! standard input, and runs the real IPAM plugin.
 //!
 //! The spy is the test program itself, called under the IPAM plugin's name.
 
@@ -11,17 +11,17 @@ use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::{Value, json};
 
-/// The folder of the IPAM plugins themselves, beside the folder in `CNI_PATH`.
+/// The folder that contains the real IPAM plugins, beside the spies' folder in `CNI_PATH`.
 pub(crate) const PLUGINS: &str = "plugins";
-/// The file of recorded IPAM calls, one JSON object per line, beside the folder in `CNI_PATH`.
+/// The file to which spies write the IPAM calls, one JSON object per line, beside the folder in `CNI_PATH`.
 pub(crate) const CALLS: &str = "calls";
 
-/// True if a program with this name is a spy.
+/// Returns true if a program with this name is a spy.
 pub(crate) fn is_spy(name: &str) -> bool {
     name == "calico-ipam" || name == "host-local" || name.starts_with("ipam-")
 }
 
-/// Runs the IPAM plugin with this name, and passes on the plugin's output and exit status.
+/// Runs the real IPAM plugin with this name, and passes on the plugin's output and exit status.
 pub(crate) fn run(name: &str) -> ExitCode {
     let path = PathBuf::from(std::env::var_os("CNI_PATH").expect("CNI_PATH leads to what is noted"));
     let root = path.parent().unwrap();
@@ -32,7 +32,7 @@ pub(crate) fn run(name: &str) -> ExitCode {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{name}: {error}"));
-    // The IPAM plugin may end without reading all of its standard input.
+    // Ignore the error: the IPAM plugin may end without reading all of its standard input.
     let _ = plugin.stdin.take().unwrap().write_all(stdin.as_bytes());
     let output = plugin.wait_with_output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -47,8 +47,8 @@ pub(crate) fn run(name: &str) -> ExitCode {
     ExitCode::from(output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// Returns the IPAM calls that were recorded since the last call of this function. `given` is the main plugin's
-/// standard input.
+/// Returns the IPAM calls that the spies have recorded since the last call of this function. `given` is the main
+/// plugin's standard input.
 pub(crate) fn calls(root: &Path, given: &str) -> Value {
     let path = root.join(CALLS);
     let noted = fs::read_to_string(&path).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A stand-in for the plugin that does the recorded work with the commands `ip` and `sysctl`. The replay tests are
-//! tested with the stand-in: the replay tests must accept the stand-in's work.
+//! A stand-in for Margay's plugin, which makes the recorded changes with the commands `ip` and `sysctl`. The stand-in
+//! is used to test the replay, which must accept the stand-in's changes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::place::{shell, within};
 use crate::record::{Documents, is_call, replaced};
 use crate::replay::Stage;
 
-/// Does what was recorded of a successful ADD, or of a DEL.
+/// Makes the changes of a recorded successful ADD, or of a recorded DEL.
 pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     assert!(is_call(step));
     ask_api(step);
@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // The new interface is the one that did not exist before the ADD.
+        // The new host interface is the recorded interface that did not exist before the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()
@@ -62,11 +62,11 @@ fn ask_api(step: &Value) {
     }
 }
 
-/// Calls the IPAM plugins as recorded.
+/// Calls the IPAM plugins as the recorded main plugin did.
 fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     for ipam in step["ipam_calls"].as_array().unwrap() {
         let name = ipam["plugin"].as_str().unwrap();
-        // In the mode `InProcess`, the main plugin does not call IPAM through the spy.
+        // In the mode `InProcess`, the main plugin does not call IPAM plugins through the spies.
         let folder = if stage.mode == Mode::Child { "bin" } else { crate::spy::PLUGINS };
         let env = stage.place.concrete(&ipam["env"]);
         let env = env.as_object().unwrap().iter().map(|(name, value)| (name, value.as_str().unwrap()));
@@ -87,14 +87,14 @@ fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     }
 }
 
-/// Returns the addresses of a result, in old and new CNI versions.
+/// Returns the addresses of a CNI result, in the result format of old or new CNI versions.
 fn addresses(step: &Value) -> Vec<String> {
     let new = step["stdout"]["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
     let old = ["ip4", "ip6"].iter().map(|family| &step["stdout"][family]["ip"]);
     new.chain(old).filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Creates an interface pair and its routes, in the order of the recorded plugin.
+/// Creates a container's interface pair and its routes, in the same order as the recorded plugin.
 fn wire(step: &Value, netns: &str, interface: &str, host: &str) {
     let addresses = addresses(step);
     let (six, four): (Vec<&String>, Vec<&String>) = addresses.iter().partition(|address| address.contains(':'));
@@ -170,7 +170,7 @@ fn wire(step: &Value, netns: &str, interface: &str, host: &str) {
     }
 }
 
-/// Returns the texts for the placeholders of a step.
+/// Returns the strings that replace the placeholders of a recorded step.
 fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeMap<String, String> {
     let text = step.to_string();
     let mut fillings = BTreeMap::from([("<time>".to_owned(), "2026-11-24T01:02:03Z".to_owned())]);
@@ -179,7 +179,7 @@ fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeM
             let new = || match kind {
                 "<mac:" => {
                     let path = format!("/sys/class/net/{interface}/address");
-                    // `ip netns exec` mounts the /sys of the named network namespace.
+                    // `ip netns exec` mounts a /sys that shows the named network namespace.
                     let output = Command::new("ip").args(["netns", "exec", netns, "cat", &path]).output().unwrap();
                     String::from_utf8(output.stdout).unwrap().trim().to_owned()
                 }
@@ -192,7 +192,7 @@ fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeM
     fillings
 }
 
-/// Changes the store's documents to the recorded documents.
+/// Changes the store's documents to the documents that were recorded after the step.
 fn write(stage: &Stage, step: &Value, texts: &[(&str, &str)]) {
     let Some(recorded) = step["etcd"]["documents"].as_object() else { return };
     let outside = |key: &str| key.contains("/profiles/") || key.contains("/workloadendpoints/");

@@ -1,5 +1,5 @@
-//! Tests for defects of Calico's plugin that no case of the recording shows. Margay's calls must not have these
-//! defects.
+//! Tests for defects of Calico's plugin that no recorded case shows. Margay's plugin must not have the tested defects
+//! of Calico's plugin.
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -19,11 +19,11 @@ use crate::record::{Documents, case};
 use crate::replay::Stage;
 use crate::{Kind, Mode, NamedTest, Test};
 
-/// The address of a server that accepts connections and never answers.
+/// The address of a test server that accepts connections and never answers.
 const SILENT: &str = "127.0.0.1:8002";
-/// Time limit of a plugin call whose own deadline is 10 s.
+/// Time limit of a plugin call whose own timeout is 10 s.
 const DEADLINE: Duration = Duration::from_secs(14);
-/// Number of ADDs in which Felix must be faster than the plugin.
+/// Minimum number of ADDs in which Felix must have added the route before the plugin.
 const RACES: u32 = 40;
 
 /// Returns all tests of this module, each with its name.
@@ -57,7 +57,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     .into_iter()
 }
 
-/// Returns the first plugin call of a case, with some fields replaced.
+/// Returns the first plugin call of a recorded case, with some fields replaced.
 fn first_call(case_name: &str, changes: &[(&str, &str, Value)]) -> Value {
     let mut step = case(case_name).unwrap().steps[0].clone();
     for (part, name, value) in changes {
@@ -81,7 +81,7 @@ fn fails_in_time(stage: &Stage, step: &Value) -> Came {
     came
 }
 
-/// Tests that ADD and DEL end at their deadline, with the error code that makes the runtime retry.
+/// Tests that ADD and DEL end at their deadline, with the CNI error code that makes the runtime retry.
 fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     let _server = silent();
     for verb in ["ADD", "DEL"] {
@@ -90,7 +90,7 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
         assert_eq!(came.outcome["stdout"]["code"], 11, "{verb}: {}", came.outcome);
     }
     assert_eq!(stage.scan()["host"]["links"], json!([]));
-    // DEL removes the interface even if the store is dead.
+    // DEL removes the interface even if the store does not answer.
     let add = first_call("plain", &[]);
     let del = first_call("plain", &[("env", "CNI_COMMAND", json!("DEL"))]);
     succeed(&stage.call(&add).run(patient(DEADLINE)));
@@ -102,7 +102,8 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
-/// Tests a Kubernetes API that does not answer. ADD leaves nothing behind. DEL does not need the API and succeeds.
+/// Tests ADD and DEL with a Kubernetes API that does not answer. The ADD fails and leaves nothing of its container
+/// behind. DEL does not need the Kubernetes API and succeeds.
 fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     let _server = silent();
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -118,7 +119,8 @@ fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
 }
 
-/// Tests a network namespace that cannot be entered: DEL reports the namespace, but still removes endpoint and address.
+/// Tests DEL with a network namespace that cannot be entered. DEL reports the namespace, but still removes the
+/// container's endpoint and address.
 fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let del = ("env", "CNI_COMMAND", json!("DEL"));
@@ -132,13 +134,13 @@ fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     nothing_left(stage, "after the second DEL");
 }
 
-/// Tests a Felix that adds the host's route to the first address before the plugin does. The plugin must still add the
-/// route to the second address.
+/// Tests an ADD while Felix adds the host's route to the container's first address before the plugin does. The plugin
+/// must still add the host's route to the second address.
 fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
     let first = address(&stage.call(&add).run(patient(DEADLINE)));
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
-    // Each ADD gets the next address of the block.
+    // Each ADD gets the next free address of the block.
     let expected = |round: u32| Ipv4Addr::from(u32::from(first) + 1 + round);
     let (round, done) = (AtomicU32::new(0), AtomicBool::new(false));
     let felix = || {
@@ -172,14 +174,14 @@ fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     assert!(faster > 0, "Felix was never faster: {RACES} ADDs have shown nothing");
 }
 
-/// Returns the first IPv4 address of a plugin call's result.
+/// Returns the first IPv4 address in the result of a plugin call.
 #[track_caller]
 fn address(came: &Came) -> Ipv4Addr {
     let address = succeed(came)["ips"][0]["address"].as_str().unwrap();
     address.split('/').next().unwrap().parse().unwrap()
 }
 
-/// Tests that a pod's damaged endpoint does not prevent DEL.
+/// Tests that DEL succeeds even if the pod's WorkloadEndpoint is damaged.
 fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/node1-k8s-pod1-eth0";
@@ -191,8 +193,9 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
-/// Tests containers whose host interfaces would have the same name. One container's id is exactly the id part of that
-/// name, and another container's id starts with it. A third container is in another namespace.
+/// Tests containers whose generated host interface names would be equal. The id of one container is exactly the id part
+/// of the generated interface name, and the id of another container starts with that part. A third container is in
+/// another Kubernetes namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
@@ -216,7 +219,7 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     for netns in ["a", "b", "c"] {
         assert_eq!(scan["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
     }
-    // A repeated ADD of the container that has the usual name keeps that name.
+    // A repeated ADD of the container whose interface has the usual name keeps that name.
     succeed(&call(stage, "ADD", containers[0]));
     assert_eq!(stage.scan()["host"]["links"].as_array().unwrap().len(), 3);
     for container in containers {
@@ -225,8 +228,8 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests concurrent containers whose host interfaces would have the same name: no container takes another container's
-/// interface. An ADD may fail when it races with two others, and must then leave nothing of its container.
+/// Tests concurrent ADDs whose generated host interface names would be equal: no container takes another container's
+/// interface. An ADD may fail when it races with two other ADDs, but must then leave nothing of its container.
 fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -259,17 +262,17 @@ fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests a restarted machine on which another container has the old address of a container that the runtime restarts
-/// with its old id.
+/// Tests a container that the runtime restarts with its old id after a reboot, while another container has the old
+/// address.
 fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let of = |container: &str, netns: &str| {
         let netns = json!(format!("{NETNS}/{netns}"));
         first_call("plain", &[("env", "CNI_CONTAINERID", json!(container)), ("env", "CNI_NETNS", netns)])
     };
     let first = address(&stage.call(&of("c1", "a")).run(patient(DEADLINE)));
-    // The kernel removes the interfaces of a namespace some time after the namespace itself.
+    // The kernel removes a namespace's interfaces some time after the namespace itself.
     shell("ip netns del a; while ip link show calic1 2>/dev/null; do sleep 0.02; done; ip netns add a; ip netns add b");
-    // DEL was not called, and the allocation was released like an allocation of an earlier boot.
+    // DEL was not called; instead, the address was released as a leftover of an earlier boot.
     stage.books.release(first.into());
     let changes = [("env", "CNI_ARGS", json!(format!("IP={first}")))];
     let mut other = of("c2", "b");
@@ -287,7 +290,7 @@ fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     assert_eq!(endpoint.unwrap()["spec"]["ipNetworks"], json!([format!("{second}/32")]));
 }
 
-/// Calls CHECK with the result of ADD.
+/// Calls CHECK with the result of an ADD.
 #[track_caller]
 fn check(stage: &Stage, mut step: Value, result: &Value) -> Came {
     step["env"]["CNI_COMMAND"] = json!("CHECK");
@@ -300,7 +303,7 @@ fn is_fine(came: &Came) {
     assert_eq!(came.outcome, json!({"exit": 0, "stdout_text": "OK\n"}), "{}", came.stderr);
 }
 
-/// Runs the first ADD of a case that `wanted` accepts, and the CHECK after that ADD.
+/// Runs the first ADD of a recorded case that `wanted` accepts, and then CHECK.
 fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
     let steps = &case(name).unwrap().steps;
     let is_wanted = |step: &&Value| step["do"] == "ADD" && step["exit"] == 0 && wanted(&step["stdin"]);
@@ -321,8 +324,8 @@ fn check_of_pod_without_ipam(stage: &mut Stage) {
     add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
 }
 
-/// Tests a container that joined a second network, which adds no interface: CHECK of both networks succeeds, and GC of
-/// the second network leaves the container unchanged.
+/// Tests a container that is in a second network, which adds no interface. CHECK of both networks succeeds, and GC of
+/// the second network changes nothing of the container.
 fn check_and_gc_of_second_network(stage: &mut Stage) {
     let adds: Vec<Value> = ["net1", "net2"]
         .map(|network| {
@@ -352,8 +355,8 @@ fn check_and_gc_of_second_network(stage: &mut Stage) {
     assert!(!scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
-/// Tests a restarted pod with an hour-old endpoint and a new address. GC must keep the pod, because the runtime's list
-/// may be older than the new address.
+/// Tests a restarted pod that has an hour-old WorkloadEndpoint and a new address. GC must keep the pod's endpoint and
+/// address, because the runtime may have made its list before the address was assigned.
 fn gc_spares_restarted_pod(stage: &mut Stage) {
     let steps = &case("pod-restarted").unwrap().steps;
     succeed(&stage.call(&steps[0]).run(patient(DEADLINE)));
@@ -370,7 +373,7 @@ fn gc_spares_restarted_pod(stage: &mut Stage) {
     assert!(scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
-/// Tests a deleted store: GC and DEL succeed, and DEL still removes the container's interface.
+/// Tests GC and DEL after the store was deleted: both succeed, and DEL still removes the container's interface.
 fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     let mut add = first_call("plain", &[]);
     add["stdin"]["cniVersion"] = json!("1.1.0");
@@ -388,8 +391,8 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// Tests the file of etcd's certificate authority. Other users who can write to the file could choose the etcd that the
-/// plugin trusts.
+/// Tests that the plugin rejects a certificate authority file that other users may write to. Users who can write to the
+/// certificate authority file could make the plugin trust another etcd.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));

@@ -1,4 +1,4 @@
-//! Creates the hosts and containers of the tests, which are network namespaces.
+//! Creates the test hosts and containers, which are network namespaces.
 
 #![allow(dead_code)] // Each test program uses only a part of this module.
 
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// Runs a test on a thread in a new network namespace. If the test panics, returns the panic's message as the error.
+/// Runs a test function on a thread in a new network namespace. If the test function panics, returns the panic's
+/// message as the error.
 pub(crate) fn on_a_host(test: fn()) -> Result<(), String> {
     let run = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
@@ -26,7 +27,7 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// A network namespace that a child process keeps.
+/// A network namespace that a sleeping child process keeps alive.
 pub(crate) struct Netns(pub(crate) Child);
 
 impl Netns {
@@ -47,7 +48,7 @@ impl Netns {
         format!("/proc/{}/ns/net", self.0.id()).into()
     }
 
-    /// Runs `work` on a thread in the network namespace.
+    /// Runs `work` on a new thread in this network namespace.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(self.path()).unwrap();
         let run = || {

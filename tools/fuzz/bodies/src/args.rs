@@ -1,10 +1,10 @@
-//! Checks the parser of `CNI_ARGS` against a naive parser.
+//! Compares the parser of `CNI_ARGS` with a naive parser.
 
 use std::net::IpAddr;
 
 use cni_plugin::fuzzing::{ParsedArgs, parse_args};
 
-/// Runs the target `cni_args` on an input.
+/// Runs the fuzz target `cni_args` on an input.
 pub fn cni_args(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     assert_eq!(parse_args(&text).ok(), expected(&text), "{text:?}");
@@ -13,7 +13,7 @@ pub fn cni_args(data: &[u8]) {
     }
 }
 
-/// Returns the values that the parser must return, or `None` if the parser must refuse the text.
+/// Returns the values that the parser under test must return, or `None` if it must return an error.
 fn expected(text: &str) -> Option<ParsedArgs> {
     let mut said = ParsedArgs::default();
     if text.is_empty() {

@@ -1,5 +1,5 @@
 //! Checks that a decoded block encodes and decodes to an equal block, and that a block stays consistent under every
-//! operation.
+//! operation on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use kv::Key;
 use serde_json::Value;
 use time::{Duration, OffsetDateTime};
 
-/// Maximum number of input bytes that choose operations on the block.
+/// Maximum number of input bytes that choose random operations on the block.
 const STEPS: usize = 24;
 
-/// Runs the target `block_json`. An input that does not start with `{` starts with a byte that gives the number of
-/// operation bytes, followed by the operation bytes. The rest of the input is the JSON of a block.
+/// Runs the fuzz target `block_json` on an input. If the input does not start with `{`, its first byte is the number of
+/// operation bytes, and the operation bytes follow. The rest of the input is the JSON document of a block.
 pub fn block_json(data: &[u8]) {
     let (work, text) = match data.split_first() {
         Some((count, rest)) if *count != b'{' => rest.split_at((usize::from(*count) % STEPS).min(rest.len())),
@@ -31,7 +31,7 @@ pub fn block_json(data: &[u8]) {
     }
 }
 
-/// Returns the key of the block that the text seems to contain.
+/// Returns the store key of the block that a JSON text seems to contain.
 fn key_of(text: &[u8]) -> Key {
     let json: Value = serde_json::from_slice(text).unwrap_or_default();
     let cidr = json["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());
@@ -42,7 +42,8 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::UNIX_EPOCH + Duration::days(20_000)
 }
 
-/// Checks that the block encodes and decodes to an equal block, and that each address is either free or allocated.
+/// Checks that a block encodes and decodes to an equal block, and that each of its addresses is either free or
+/// allocated.
 fn check(block: &Block) {
     let key = keys::block(block.cidr());
     let text = block.encode().unwrap();

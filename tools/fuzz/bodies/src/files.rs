@@ -1,4 +1,4 @@
-//! Checks stores on disk in which one file is damaged. Each damaged store must be read correctly or refused.
+//! Checks stores on disk of which one file is damaged. A damaged store must either be read correctly, or be rejected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,21 @@ use kv_mvcc::{Blocking, MvccStore};
 
 use crate::store::block_on;
 
-/// The undamaged stores in the format of [`pack`].
+/// The undamaged stores to start from, in the format of [`pack`].
 const STORES: [(&dyn Engine, &[u8]); 2] =
     [(&Redb, include_bytes!("../../stores/redb.pack")), (&Sled, include_bytes!("../../stores/sled.pack"))];
 
-/// The number of transactions in each packed store.
+/// The number of transactions that each packed store contains.
 const STEPS: u64 = 12;
 
-/// Silences the panic hook, because some engines panic over damaged files and the store turns these panics into errors.
-/// A panic that leaves [`damaged_file`] still fails the run.
+/// Silences the panic hook: some engines panic over damaged files, and the store turns these panics into errors. A
+/// panic that [`damaged_file`] does not catch still fails the fuzz run.
 pub fn quiet_engines() {
     std::panic::set_hook(Box::new(|_| {}));
 }
 
-/// Runs the target `damaged_file`. The input chooses an engine, a file of the engine's store, and the damage to the
-/// file.
+/// Runs the fuzz target `damaged_file` on an input. The input chooses an engine, a file of that engine's store, and how
+/// this file is damaged.
 pub fn damaged_file(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let (engine, packed) = STORES[usize::from(input.arbitrary::<u8>().unwrap()) % STORES.len()];
@@ -44,7 +44,7 @@ pub fn damaged_file(data: &[u8]) {
 }
 
 fn complain(what: &str, wrong: &str) {
-    // Print the failure here, because the panic hook may be silent.
+    // Print the failure here, because the panic hook may be silenced.
     #[expect(clippy::print_stderr, reason = "prints the error before the process exits")]
     {
         eprintln!("{what}: {wrong}");
@@ -52,7 +52,7 @@ fn complain(what: &str, wrong: &str) {
     panic!("{what}: {wrong}");
 }
 
-/// Creates a temporary folder, in memory if possible.
+/// Creates a temporary folder, on a file system in memory if possible.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -65,13 +65,13 @@ fn write(folder: &Path, files: &[(PathBuf, Vec<u8>)]) {
     }
 }
 
-/// Damages one file of a store and returns a description of the damage.
+/// Damages one file of a store, and returns a description of the damage.
 fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstructured<'_>) -> Result<String> {
     let (path, bytes) = &mut files[choice];
     let mut what = path.display().to_string();
     let written = written_parts(bytes);
     while !input.is_empty() && !bytes.is_empty() {
-        // Damage mostly bytes that are not zero, because most of a file is zeros.
+        // Mostly damage bytes that are not zero, because large parts of a file are zeros.
         let at = match input.arbitrary::<u32>()? as usize {
             at if at % 8 == 0 || written.is_empty() => (at / 8) % bytes.len(),
             at => written[(at / 8) % written.len()].min(bytes.len() - 1),
@@ -112,7 +112,7 @@ fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstru
     Ok(what)
 }
 
-/// Returns the positions of the bytes that are not zero.
+/// Returns the positions of all bytes of a file that are not zero.
 fn written_parts(bytes: &[u8]) -> Vec<usize> {
     bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| at).collect()
 }
@@ -121,7 +121,7 @@ fn open(engine: &dyn Engine, path: &Path, create: Create) -> kv::Result<MvccStor
     open_blocking(engine, path, &OpenOptions::default().with_create(create).with_blocking(Blocking::InPlace))
 }
 
-/// Reads the whole store, writes to the store, and reads the whole store again after reopening the store.
+/// Reads the whole store, writes to it, reopens it, and reads the whole store again.
 async fn use_twice(engine: &dyn Engine, path: &Path) -> kv::Result<std::result::Result<(), String>> {
     let store = open(engine, path, Create::Never)?;
     if let Err(wrong) = check(&store, STEPS).await? {
@@ -143,8 +143,8 @@ async fn step(store: &MvccStore, n: u64) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Compares the store with the content that the store must have after all steps before `n`. Returns the difference, if
-/// any.
+/// Compares the store with the content that it must have after the steps before step `n`. Returns a description of the
+/// first difference, or `None` if there is no difference.
 async fn check(store: &MvccStore, n: u64) -> kv::Result<std::result::Result<(), String>> {
     let found: Vec<(String, Vec<u8>)> =
         store.list(Range::All).await?.kvs.iter().map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect();
@@ -167,7 +167,7 @@ fn is_typed(error: &kv::Error) -> bool {
     }
 }
 
-/// Creates a store of an engine and packs the store's files, for `tools/fuzz/stores`.
+/// Creates a store of an engine, and packs its files for `tools/fuzz/stores`.
 pub fn packed_store(name: &str) -> Vec<u8> {
     let (engine, _) = STORES.into_iter().find(|(engine, _)| engine.name() == name).unwrap();
     let folder = scratch();
@@ -185,7 +185,7 @@ pub fn packed_store(name: &str) -> Vec<u8> {
     pack(&files)
 }
 
-/// Collects all files in a folder and its subfolders, except the files of queues.
+/// Collects all files in a folder and its subfolders, except the queue files of stores.
 fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -197,12 +197,12 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
-/// The size in bytes of a piece of a packed file. Pieces that contain only zeros are not stored.
+/// The size in bytes of the pieces into which a packed file is split. Pieces that contain only zeros are not packed.
 const PIECE: usize = 64;
 
-/// Packs files into one byte string. Each packed file consists of the lengths of its path and content, the path, and
-/// the pieces that are not all zeros. The number of a piece precedes the piece, and `u32::MAX` ends a file. Numbers
-/// have 4 bytes, little endian.
+/// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
+/// content, its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX`
+/// ends a file. Lengths and numbers have 4 bytes, in little-endian order.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();
@@ -220,7 +220,7 @@ fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     packed
 }
 
-/// The part of the packed files that was not read yet.
+/// The rest of the packed files, which was not read yet.
 struct Packed(&'static [u8]);
 
 impl Packed {
@@ -260,7 +260,7 @@ fn unpack(packed: &'static [u8]) -> Vec<(PathBuf, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Undamaged stores must pass the target, so that a failure of the target is due to the damage.
+    /// Tests that the fuzz target passes on undamaged stores. A failure of the target is then due to the damage.
     #[test]
     fn packed_stores_pass_without_damage() {
         for (engine, packed) in STORES {

@@ -1,10 +1,10 @@
-//! Checks bytes on the daemon's private socket, as the client and the daemon read them.
+//! Checks how the client and the daemon read arbitrary bytes from the daemon's private socket.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use wire::{Frame, FrameKind, Hello, MAX_REQUEST_BODY_BYTES, StallReport, keys};
 
-/// Runs the target `frames` on bytes that a client or a daemon has sent.
+/// Runs the fuzz target `frames` on bytes that a client or a daemon has sent.
 pub fn frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
@@ -31,7 +31,7 @@ fn look(frame: &Frame) {
     }
 }
 
-/// Checks that a frame's body, if the body can be decoded, encodes and decodes to an equal value.
+/// Checks that the body of a frame encodes and decodes to an equal value, if the body can be decoded.
 fn same<T: Serialize + DeserializeOwned>(frame: &Frame) {
     let Ok(body) = frame.decode::<T>() else { return };
     let written = Frame::new(frame.kind, &body).unwrap();

@@ -1,4 +1,5 @@
-//! Checks the main plugin's parsers: of a configuration, an IPAM plugin's result, a kubeconfig and a WorkloadEndpoint.
+//! Checks the main plugin's parsers of a network configuration, an IPAM plugin's result, a kubeconfig and a
+//! WorkloadEndpoint.
 
 use std::net::IpAddr;
 
@@ -7,10 +8,11 @@ use ipam_core::model::{Document, WorkloadEndpoint, keys};
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// A secret that no error message may contain. The seeds use this text for every secret of a kubeconfig.
+/// A secret that no error message may contain. The seeds contain this string as every secret of a kubeconfig.
 const SECRET: &str = "c2VjcmV0";
 
-/// Runs the target `main_plugin`. The first byte of the input chooses the parser: `c`, `r`, `k` or `e`.
+/// Runs the fuzz target `main_plugin` on an input. The first byte of the input chooses one of the parsers: it is `c`,
+/// `r`, `k` or `e`.
 pub fn main_plugin(data: &[u8]) {
     match data {
         [b'c', text @ ..] => conf(text),
@@ -27,8 +29,8 @@ fn conf(text: &[u8]) {
     }
 }
 
-/// Checks that the result's parser returns the addresses of `ips` in order, or of `ip4` and `ip6` in a result of an old
-/// CNI version.
+/// Checks which addresses the parser of IPAM results returns: those in `ips` in order, or those in `ip4` and `ip6` of a
+/// result of an old CNI version.
 fn result(text: &[u8]) {
     let Ok(addresses) = parse_ipam_result(text) else { return };
     let json: Value = serde_json::from_slice(text).unwrap();
@@ -50,7 +52,7 @@ fn kubeconfig(text: &[u8]) {
     }
 }
 
-/// Checks that an endpoint encodes and decodes to an equal endpoint, and that every field can be read.
+/// Checks that a WorkloadEndpoint encodes and decodes to an equal one, and that every field can be read.
 fn endpoint(text: &[u8]) {
     let key = keys::workload_endpoint("default", "node1-cni-c1-eth0");
     let Ok(endpoint) = WorkloadEndpoint::decode(&key, text) else { return };

@@ -1,4 +1,4 @@
-//! Checks the encoding of a store's rows, and stores with wrong rows whose checksums are right.
+//! Checks the encoding of a store's rows. Also checks stores whose rows have wrong content but right checksums.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
@@ -10,13 +10,15 @@ use kv_mvcc::{MemoryTable, MvccStore, Table, Write, fuzzing};
 
 use crate::store::{block_on, open};
 
-/// Runs the target `row_codec`. The input consists of the length of a key, the key, and a row.
+/// Runs the fuzz target `row_codec` on an input. The input consists of the length of a key, the key, and the bytes of a
+/// row.
 pub fn row_codec(data: &[u8]) {
     let (key, row) = match data.split_first() {
         Some((length, rest)) => rest.split_at(usize::from(*length).min(rest.len())),
         None => (data, data),
     };
-    // First check the row unchanged, which the checksum mostly refuses, and then with the right checksum.
+    // First check the row as it is, which usually fails because of its checksum; then check the row with the right
+    // checksum.
     fuzzing::check_row(key, row);
     let sealed = fuzzing::seal(key, row);
     fuzzing::check_row(key, &sealed);
@@ -24,7 +26,8 @@ pub fn row_codec(data: &[u8]) {
     assert_eq!(fuzzing::unseal(&[key, b"x"].concat(), &sealed), None, "a row belongs to its key");
 }
 
-/// Runs the target `damaged_rows`. The input chooses rows of a store and how each chosen row is changed.
+/// Runs the fuzz target `damaged_rows` on an input. The input chooses rows of a store, and how each chosen row is
+/// changed.
 pub fn damaged_rows(data: &[u8]) {
     static WHOLE: OnceLock<Vec<(Vec<u8>, Vec<u8>)>> = OnceLock::new();
     let whole = WHOLE.get_or_init(|| {
@@ -41,12 +44,13 @@ pub fn damaged_rows(data: &[u8]) {
     }
     if let Err(error) = block_on(use_all(&table)) {
         let text = error.to_string();
-        // This text is the store's error after an engine has panicked, and the engine in memory never panics.
+        // The store returns this error after its engine has panicked, and the engine in memory must never panic.
         assert!(!text.contains("the engine gave up"), "{text}");
     }
 }
 
-/// Fills a store with some history: overwritten, deleted and recreated keys, a value in several rows, and a compaction.
+/// Fills a store with keys that have some history: overwritten, deleted and recreated keys, a value that is split into
+/// several rows, and a compaction.
 async fn fill(store: &MvccStore) {
     let put = |key: &str, len: usize| Op::put(key, vec![7; len]);
     for n in 0..6 {
@@ -84,7 +88,7 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
             let more = input.bytes(input.len().min(9))?;
             payload.splice(place..place, more.iter().copied());
         }
-        // The payload of another row might also be decodable as the payload of this row.
+        // The payload of another row could also be decoded under this row's key.
         4 => {
             let (other_key, other) = &rows[usize::from(input.arbitrary::<u8>()?) % rows.len()];
             payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();
@@ -104,12 +108,12 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
     Ok(Write::Put(key.clone(), fuzzing::seal(key, &payload)))
 }
 
-/// Calls every method of a store, up to the first error that reports a panic.
+/// Calls every method of a store, and stops at the first error that reports a panic.
 async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     let store = open(Box::new(table.clone()))?;
     let now = store.status().revision;
     let mark = store.status().compacted;
-    // Each call may fail, because each call may need a damaged row.
+    // Each store call below may fail, because the call may have to read a damaged row.
     let _ = quiet(store.list(Range::All).await)?;
     for at in [mark.get(), mark.get().saturating_add(1), now.get().saturating_sub(1), now.get()] {
         let _ = quiet(store.range(RangeRequest::new(Range::All).with_at(Revision::new(at))).await)?;
@@ -134,7 +138,8 @@ async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     store.close().await
 }
 
-/// Returns the answer, or `None` for an error. An error that reports a panic is returned as an error.
+/// Returns the answer of a store call, or `None` if the call failed. An error that reports a panic is returned
+/// unchanged.
 fn quiet<T>(answer: kv::Result<T>) -> kv::Result<Option<T>> {
     match answer {
         Err(error) if error.to_string().contains("the engine gave up") => Err(error),

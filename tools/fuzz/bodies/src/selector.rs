@@ -1,10 +1,10 @@
-//! Checks that a displayed selector parses to an equal selector, and selects equal labels.
+//! Checks that a printed selector parses to an equal selector, and that both match the same labels.
 
 use ipam_core::model::Labels;
 use ipam_core::selector::{MAX_SELECTOR_BYTES, Selector};
 
-/// Runs the target `selector`. The input is the selector's text, a line feed, and labels as `key=value`, one per line.
-/// No selector contains a line feed.
+/// Runs the fuzz target `selector` on an input. The input is the text of a selector, a line feed, and labels in the
+/// form `key=value`, one per line. The text of a selector cannot contain a line feed.
 pub fn selector(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (text, labels) = text.split_once('\n').unwrap_or((&text, ""));
@@ -23,14 +23,15 @@ pub fn selector(data: &[u8]) {
         }
     };
     let shown = selector.to_string();
-    // Displaying a selector adds spaces that a long text may lack, so the displayed text can exceed the maximum length.
+    // Printing a selector adds spaces that its original text may lack, so the printed text can exceed the maximum
+    // length.
     if shown.len() <= MAX_SELECTOR_BYTES {
         assert_eq!(shown.parse(), Ok(selector.clone()), "{text} is shown as {shown}");
     }
     let matches = selector.matches(&labels);
     let combined = |text: String| text.parse::<Selector>().map(|selector| selector.matches(&labels));
     if !text.trim_matches([' ', '\t']).is_empty() {
-        // The combined selectors can only fail because they are too long or too deep.
+        // Parsing a combined selector fails only if its text is too long or nested too deeply.
         assert_ne!(combined(format!("!({text})")), Ok(matches), "{text}");
         assert!(combined(format!("({text}) || all()")).is_ok_and(|all| all) || text.len() > 90, "{text}");
         assert_ne!(combined(format!("({text}) && all()")), Ok(!matches), "{text}");
@@ -38,7 +39,7 @@ pub fn selector(data: &[u8]) {
     assert_eq!(selector.uses_global(), shown_global(&shown), "{shown}");
 }
 
-/// True if the displayed selector contains `global()` outside of quotes.
+/// Returns true if the printed selector contains `global()` outside of quotes.
 fn shown_global(shown: &str) -> bool {
     let (mut rest, mut outside) = (shown, String::new());
     while let Some(start) = rest.find(['\'', '"']) {

@@ -1,4 +1,4 @@
-//! Checks the validation of transactions against a second implementation of the rules X1 to X4 and T8.
+//! Compares the validation of transactions with a second implementation of the conformance rules X1 to X4 and T8.
 
 use arbitrary::{Result, Unstructured};
 use kv::{
@@ -10,7 +10,7 @@ use kv_mvcc::MemoryTable;
 use crate::ranges::{key, range};
 use crate::store::{block_on, open};
 
-/// Runs the target `txn_check` on an input.
+/// Runs the fuzz target `txn_check` on an input.
 pub fn txn_check(data: &[u8]) {
     let txn = txn(&mut Unstructured::new(data)).unwrap();
     let faults = faults(&txn);
@@ -45,7 +45,8 @@ fn txn(input: &mut Unstructured<'_>) -> Result<Txn> {
     Ok(Txn::new().with_compares(compares).with_success(success).with_failure(failure))
 }
 
-/// Generates a list of a few items. Sometimes one item is repeated up to about the maximum number of items.
+/// Generates a list of a few random items. Sometimes one of the items is repeated, up to about the maximum number of
+/// items.
 fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for _ in 0..input.int_in_range(0..=4)? {
@@ -56,7 +57,7 @@ fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -
     Ok(all)
 }
 
-/// Generates a key. Some keys have about the maximum length.
+/// Generates a key. Some of the generated keys have about the maximum length.
 fn any_key(input: &mut Unstructured<'_>) -> Result<Key> {
     if input.ratio(1, 16)? {
         return Ok(Key::from(vec![b'k'; input.int_in_range(4095..=4098)?]));
@@ -111,7 +112,7 @@ fn op(input: &mut Unstructured<'_>) -> Result<Op> {
     Ok(if input.arbitrary()? { op.with_prev() } else { op })
 }
 
-/// Returns all violations of the rules X1 to X4 and T8 in a transaction.
+/// Returns all violations of the conformance rules X1 to X4 and T8 in a transaction.
 fn faults(txn: &Txn) -> Vec<ErrorKind> {
     let mut faults = Vec::new();
     for count in [txn.compares.len(), txn.success.len(), txn.failure.len()] {
@@ -170,7 +171,7 @@ fn op_size(op: &Op) -> usize {
 }
 
 fn range_faults(range: &Range) -> Vec<ErrorKind> {
-    // A page of a range starts after a key, so a bound of the range may be one byte longer than a key.
+    // The next page of a range starts directly after a key, so a bound of a range may be one byte longer than a key.
     let (ends, most): (&[&Key], usize) = match range {
         Range::Key(key) | Range::Prefix(key) => (&[key], 4096),
         Range::From(from) => (&[from], 4097),
@@ -189,8 +190,8 @@ fn range_faults(range: &Range) -> Vec<ErrorKind> {
     faults
 }
 
-/// Returns the size of a range in bytes as the rules count it: the size of the key, or of both ends of the range. The
-/// end of a prefix range counts as long as the prefix.
+/// Returns the size of a range in bytes as the conformance rules define it: the length of the key, or of both bounds.
+/// The upper bound of a prefix range counts as long as the prefix.
 fn range_size(range: &Range) -> usize {
     match range {
         Range::Key(key) => key.as_bytes().len(),

@@ -1,4 +1,4 @@
-//! Runs every fuzz target on its seeds.
+//! Runs every fuzz target on the target's seeds.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
@@ -28,14 +28,14 @@ fn fuzz_targets_all_take_their_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // Every fuzzer tries these inputs first.
+        // Every fuzzer tries such simple inputs first.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }
     }
 }
 
-/// The fuzz programs, the folders of seeds and [`TARGETS`] must have the same names.
+/// Tests that the fuzz programs, the folders of seeds and [`TARGETS`] have the same names.
 #[test]
 fn fuzz_targets_are_complete() {
     let table: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
@@ -43,8 +43,8 @@ fn fuzz_targets_are_complete() {
     assert_eq!(names(folder("seeds")), table);
 }
 
-/// Recreates the stores in `tools/fuzz/stores`: run `cargo test -p fuzz-bodies -- --ignored make_stores`, then check
-/// the diff.
+/// Recreates the packed stores in `tools/fuzz/stores`: run `cargo test -p fuzz-bodies -- --ignored make_stores`, then
+/// check the diff.
 #[test]
 #[ignore = "writes tools/fuzz/stores"]
 fn make_stores() {

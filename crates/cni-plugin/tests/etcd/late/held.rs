@@ -1,5 +1,6 @@
-//! Tests one late ADD, whose commit reaches etcd only after the DEL. If the pending commit of the ADD is recorded, no
-//! address leaks. Without the record one address leaks, and the test must detect this leak.
+//! Tests a late ADD: the ADD's commit reaches etcd only after the DEL of the same container. If the ADD has recorded
+//! its pending commit, no address leaks. Without the recorded pending commit one address leaks, and the test must
+//! detect the leak.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,20 +15,21 @@ use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 use crate::server::send_signal;
 
-/// Delay of all messages to etcd until the ADD's commit has been sent. The delay is longer than a DEL takes.
+/// How long the proxy delays all messages to etcd, until the ADD has sent its commit. The proxy's delay is longer than
+/// a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
 /// Maximum number of attempts in which the DEL is so slow that the ADD's commit arrives before the DEL ends.
 const SLOW_DELS: usize = 10;
 
-/// Returns the number of leaked addresses after an ADD's commit that arrived after the DEL.
+/// Returns the number of leaked addresses after an ADD whose commit reached etcd after the DEL.
 fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let left = (0..SLOW_DELS).find_map(|_| left_of_an_add(&before_del));
     left.expect("no commit arrived after its DEL, because the DELs were too slow")
 }
 
-/// Returns the number of leaked addresses after an ADD and a DEL; returns `None` if the ADD's commit arrived before the
-/// end of the DEL.
+/// Returns the number of addresses that an ADD and a DEL leak. Returns `None` if the ADD's commit reached etcd before
+/// the end of the DEL.
 fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let lab = Lab::start();
     let runtime = beside();
@@ -37,7 +39,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let conf = lab.conf_at(&[format!("http://{address}")]);
     Call::new("ADD", "c0", &conf).ok();
     proxy.set(LinkCondition::Slow(ON_ITS_WAY));
-    // Unlike a dead process, a stopped process keeps the lock of its host, so the ADD gets a lock file of its own.
+    // Unlike a dead process, a stopped process keeps the host lock, so the late ADD gets a lock file of its own.
     let mut apart = conf.clone();
     apart["ipam_lock_file"] = lab.root.path().join("other.lock").display().to_string().into();
     let add = Call::new("ADD", "c1", &apart);
@@ -51,8 +53,8 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
         }
     };
     let sent = Instant::now();
-    // The ADD sends its commit immediately after recording it. The stopped process then does nothing more, like a dead
-    // process.
+    // The ADD sends its commit immediately after recording the pending commit. The ADD process, which is stopped after
+    // sending the commit, does nothing more, like a dead process.
     sleep(Duration::from_millis(100));
     send_signal(late.id(), Signal::SIGSTOP).unwrap();
     proxy.set(LinkCondition::Up);

@@ -1,4 +1,4 @@
-//! A node and its etcd members, with the node's plugin calls, the pending commits of these calls, and their outcome.
+//! A node and its etcd members. Runs the node's plugin calls, and reads the calls' pending commits and outcomes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// Maximum number of times that a plugin call is repeated in a round.
 const ATTEMPTS: usize = 100;
 
-/// A node whose plugins query a chosen etcd member first.
+/// A node whose plugins query a chosen etcd member before the other members.
 #[derive(Debug)]
 pub(super) struct Host<'a> {
     lab: &'a Lab,
@@ -43,7 +43,7 @@ pub(super) struct Host<'a> {
 pub(super) struct Settled {
     /// The addresses in the result of ADD; empty for DEL.
     pub(super) addresses: Vec<IpAddr>,
-    /// The number of times that the call reported sending a pending commit again.
+    /// The number of times that the call has logged a message about sending a pending commit again.
     pub(super) sent_again: usize,
     /// The number of failed attempts before the call succeeded.
     pub(super) failed: usize,
@@ -58,7 +58,8 @@ impl<'a> Host<'a> {
         Self { lab, order, notes: PendingCommitFolder::new(PENDING_COMMITS_FOLDER, store.to_string()), locks }
     }
 
-    /// Returns the etcd member that is queried first. The rounds stop this member.
+    /// Returns the etcd member that plugins query first. The rounds of the test stop the etcd member that plugins query
+    /// first.
     pub(super) fn stopped(&self) -> &Etcd {
         &self.lab.etcds[self.order[0]]
     }
@@ -113,7 +114,7 @@ impl<'a> Host<'a> {
         self.notes.recorded_here(&attachment).unwrap()
     }
 
-    /// Runs an operation on the store through one etcd member.
+    /// Runs an operation on the store, connected to one etcd member.
     fn through<T>(&self, member: &Etcd, work: impl AsyncFnOnce(&Ipam) -> Option<T>) -> Option<T> {
         let location = stores::at(&format!("etcd://{}", member.address())).unwrap();
         runtime().block_on(async {
@@ -124,7 +125,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Releases the node's empty blocks, through an etcd member that keeps running.
+    /// Releases the node's empty blocks, connected to an etcd member that keeps running.
     pub(super) fn give_back(&self) {
         let owner = Owner::host(NODE);
         let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
@@ -133,8 +134,9 @@ impl<'a> Host<'a> {
         assert!(given.is_some(), "the blocks of the node could not be released");
     }
 
-    /// Waits until the etcd member that was stopped has forwarded all requests that it received, and has applied all
-    /// commits. The next write through the member comes after all earlier requests.
+    /// Waits until the etcd member that was stopped has forwarded all its received requests, and has applied all
+    /// commits. The wait ends with a write through the continued etcd member, because etcd orders a write after all
+    /// earlier requests.
     pub(super) fn until_all_has_landed(&self) {
         until_disconnected(self.stopped());
         let until = Instant::now() + WAIT;
@@ -145,9 +147,9 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Checks that these containers have exactly these addresses, and that no other address is held.
+    /// Checks that the given containers hold exactly the given addresses, and that no other address is held.
     pub(super) fn check(&self, expected: &BTreeMap<&str, Vec<IpAddr>>) -> Result<(), String> {
-        // Reading the store fails unless blocks, handles and affinities agree.
+        // `books` panics unless the store's blocks, handles and affinities agree.
         let held = self.lab.books().held;
         for (container, addresses) in expected {
             let handle = format!("net1.{container}");
@@ -164,7 +166,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Returns bytes that only this pending commit writes: the block with the new address.
+/// Returns bytes that only the given pending commit writes: the block document with the new address.
 pub(super) fn mark_of(note: &PendingCommit) -> Vec<u8> {
     let block = note.txn.success.iter().find_map(|op| match op {
         Op::Put { key, value, .. } => keys::parse_block(key).map(|_| value.as_bytes().to_vec()),

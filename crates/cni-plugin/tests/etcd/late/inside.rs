@@ -1,5 +1,5 @@
-//! Observes an etcd from outside, even while the etcd is stopped: its unread bytes, its log on disk, and whether it is
-//! processing a request.
+//! Observes an etcd process from outside, even while the process is stopped: its unread bytes, its log on disk, and
+//! whether it is processing a request.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use crate::server::Etcd;
 
-/// Time limit for etcd to process the requests that it has received.
+/// Time limit for etcd to process all requests that its sockets have received.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Number of bytes of etcd's log that are read in one step.
+/// Number of bytes that are read from etcd's write-ahead log in one step.
 const PIECE: usize = 256 * 1024;
-/// The codes of socket states in `/proc/net/tcp`.
+/// The numeric codes of TCP states in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 
-/// The server's ends of the client connections to an etcd.
+/// The server side of all client connections of an etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Connections {
-    /// The number of connections, including connections that etcd has not accepted yet.
+    /// The number of client connections, including those that etcd has not accepted yet.
     pub(super) count: usize,
-    /// The number of unread bytes, plus the number of connections that etcd has not accepted yet.
+    /// The number of bytes that etcd has not read yet, plus the number of connections that etcd has not accepted yet.
     pub(super) unread: u64,
 }
 
-/// Counts the client connections of an etcd. The connection of a dead client counts until the server has read all its
-/// data.
+/// Counts the client connections of an etcd. The connection of a dead client is counted until etcd has read all data
+/// from that connection.
 pub(super) fn connections(etcd: &Etcd) -> Connections {
     let port = etcd.address().port();
     let table = fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp can be read");
@@ -45,7 +45,7 @@ pub(super) fn connections(etcd: &Etcd) -> Connections {
     connections
 }
 
-/// Returns how many requests an etcd has started, and how many of these requests are unfinished.
+/// Returns how many requests an etcd has started to process, and how many requests are unfinished.
 fn requests(etcd: &Etcd) -> (u64, u64) {
     let metrics = etcd.ask("/metrics").expect("an etcd that is well tells what it does");
     let sum = |name: &str| -> u64 {
@@ -57,8 +57,8 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     (begun, begun.saturating_sub(ended))
 }
 
-/// Waits until two consecutive checks of an etcd find that a condition on its connections holds and no request is
-/// unfinished.
+/// Waits until two consecutive checks of an etcd find no unfinished request, and find that its connections meet the
+/// given condition.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     let end = Instant::now() + PATIENCE;
     let mut before = None;
@@ -85,12 +85,12 @@ pub(super) fn until_disconnected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }
 
-/// An etcd's write-ahead log, from a mark on. The log contains each proposal before the proposal is applied, even if
-/// the conditions of the transaction do not hold.
+/// An etcd's write-ahead log, read from a marked position on. etcd logs each proposal before applying the proposal,
+/// even if the conditions of the transaction do not hold.
 #[derive(Debug)]
 pub(super) struct Log {
     folder: PathBuf,
-    /// The mark: a file of the log, and an offset in that file.
+    /// The marked position: a file of the log, and an offset in that file.
     mark: (PathBuf, u64),
 }
 
@@ -101,19 +101,19 @@ impl Log {
         log
     }
 
-    /// Moves the mark to the end of the log.
+    /// Sets the marked position to the end of the log.
     pub(super) fn mark(&mut self) {
         let (file, before) = self.files().pop().expect("an etcd has a log");
         self.mark = (file.clone(), before + written(&file, before).len() as u64);
     }
 
-    /// Counts how often these bytes were written to the log since the mark.
+    /// Counts how often the given bytes were written to the log since the marked position.
     pub(super) fn count(&self, bytes: &[u8]) -> usize {
         let finder = |(file, from): (PathBuf, u64)| occurrences(&written(&file, from), bytes);
         self.files().into_iter().map(finder).sum()
     }
 
-    /// Lists the log's files that continue after the mark, each with the offset to read it from.
+    /// Lists the log's files with data after the marked position, each with the offset where that data starts.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let entries = self.folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
         let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|end| end == "wal")).collect();
@@ -124,7 +124,8 @@ impl Log {
     }
 }
 
-/// Reads the bytes that were written to a file from an offset on. The file is preallocated with zeros.
+/// Reads the bytes that etcd has written to a log file from an offset on. etcd preallocates the log file, filled with
+/// zeros.
 fn written(file: &Path, from: u64) -> Vec<u8> {
     let mut file = File::open(file).unwrap();
     file.seek(SeekFrom::Start(from)).unwrap();

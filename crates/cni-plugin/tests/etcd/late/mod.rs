@@ -1,15 +1,16 @@
-//! Tests late ADDs, in rounds: an etcd is stopped (SIGSTOP) while ADDs of the real plugin are running, the ADDs are
-//! killed, the runtime sends DEL, and etcd continues.
+//! Tests late ADDs in rounds. An etcd is stopped (SIGSTOP) while ADDs of the real plugin are running. While etcd is
+//! stopped, the ADDs are killed and the runtime sends DEL; then etcd continues.
 //!
-//! Three of four rounds run on one etcd. Every fourth round runs on a cluster of three members, and stops the member
-//! that the ADDs have queried. On the cluster, the DEL succeeds before the stopped member reads the ADDs' requests. A
-//! round has one or several concurrent ADDs, on a node with or without a block. The ADDs are killed, stopped until the
-//! end (as if their death went unnoticed), or run into their time limit. The next calls are one DEL, two concurrent
-//! DELs, or the ADD again, each repeated until it succeeds. After all late commits have arrived, the store must contain
-//! nothing of a deleted container, and no pending commit of any container.
+//! Three of four rounds run on a single etcd. Every fourth round runs on a cluster of three etcd members, and stops the
+//! member that the ADDs have queried. On the three-member cluster, the DEL succeeds before the stopped member reads the
+//! requests of the ADDs. In a round, one or several concurrent ADDs run on a node that may or may not have a block. The
+//! ADDs are killed, or stopped until the end of the round (as if their death went unnoticed), or time out. After the
+//! ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and repeats each until it succeeds. After
+//! all late commits have arrived, the store must contain nothing of a deleted container, and no pending commit may
+//! remain.
 //!
-//! `MARGAY_LATE_SEED` and `MARGAY_LATE_ROUNDS` choose other rounds and the number of rounds; `make torture MODE=late`
-//! sets both variables.
+//! `MARGAY_LATE_SEED` sets the random seed and `MARGAY_LATE_ROUNDS` the number of rounds; `make torture MODE=late` sets
+//! both variables.
 
 mod held;
 mod host;
@@ -35,14 +36,14 @@ use tally::{Commit, Tally};
 
 const ROUNDS: u64 = 40;
 const SEED: u64 = 20_261_122;
-/// Prevents etcd from connecting to itself, so that every connection is a plugin's.
+/// Prevents etcd from connecting to itself, so that every counted connection comes from a plugin.
 const ALONE: &str = "--enable-grpc-gateway=false";
 /// Makes a cluster detect the loss of its leader quickly.
 const QUICK: [&str; 3] = [ALONE, "--heartbeat-interval=30", "--election-timeout=300"];
-/// Number of ADDs that are measured to estimate the duration of an ADD.
+/// Number of ADDs that are run to estimate the duration of an ADD.
 const MEASURED: usize = 15;
 
-/// One or several etcd members, their logs, and the timing of ADDs on these members.
+/// One or several etcd members, their write-ahead logs, and the measured duration of ADDs on these members.
 struct Site {
     lab: Lab,
     logs: Vec<Log>,
@@ -66,7 +67,7 @@ impl Site {
     }
 }
 
-/// One etcd, a cluster of three members, and the counts of the rounds so far.
+/// The two test clusters (one etcd, and three members), and the counts of all rounds so far.
 struct World {
     one: Site,
     three: Site,
@@ -109,7 +110,7 @@ impl World {
     }
 }
 
-/// Runs the runtime's next calls and continues etcd, in the order of the plan.
+/// Runs the runtime's calls that follow the ADDs, and continues the stopped etcd, in the order of the plan.
 fn next_calls(
     host: &Host<'_>,
     plan: &Plan,
@@ -135,7 +136,7 @@ fn next_calls(
         let calls = plan.containers.iter().flat_map(|container| std::iter::repeat_n(container, times));
         let calls: Vec<_> = calls.map(|container| scope.spawn(move || host.settle(verb, container))).collect();
         if plan.when == When::Before && plan.place == Place::One {
-            // The pause is sometimes longer than the time limit of a plugin call.
+            // The pause before etcd continues is sometimes longer than the time limit of a plugin call.
             let most = if random.once_in(10) { 1_300_000 } else { 20_000 };
             thread::sleep(Duration::from_micros(random.below(most)));
             go_on();
@@ -153,7 +154,8 @@ fn next_calls(
     Ok(done)
 }
 
-/// Checks that the containers hold exactly the addresses of the next calls' results, and no addresses after their DEL.
+/// Checks that after a repeated ADD each container holds exactly the addresses in the ADD's result, and after a DEL no
+/// address.
 fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();
@@ -168,7 +170,7 @@ fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     host.check(&nothing).map_err(about)
 }
 
-/// Prints the seed and number of the round in which a test panics.
+/// When a test panics, prints the seed and the number of the round.
 struct Saying(u64, u64);
 
 impl Drop for Saying {

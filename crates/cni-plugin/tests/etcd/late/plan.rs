@@ -1,11 +1,11 @@
-//! Draws the plan of a round from the round's random numbers.
+//! Draws the plan of a test round from the round's random numbers.
 
 use crate::random::Random;
 
-/// One of this many rounds runs on the cluster of three etcd members.
+/// Every `CLUSTER`th round runs on the cluster of three etcd members.
 const CLUSTER: u64 = 4;
 
-/// The etcd servers of a round.
+/// Which etcd servers a test round uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     One,
@@ -21,40 +21,40 @@ impl Place {
     }
 }
 
-/// How the plugins of a node use the host lock.
+/// How the plugins of a node use the host lock file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostLocks {
-    /// All plugins use one lock, and therefore run one after another.
+    /// All plugins use one lock file, and therefore run one after another.
     Shared,
     /// Each plugin has its own lock file, as if its wait for the host lock had timed out.
     Apart,
 }
 
-/// The moment of an ADD at which etcd is stopped.
+/// When etcd is stopped during an ADD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// At a random moment of the ADD.
+    /// etcd is stopped at a random moment of the ADD.
     Any,
-    /// When the ADD's pending commit is recorded.
+    /// etcd is stopped when the ADD has recorded its pending commit.
     Watched,
-    /// After the ADD itself was stopped, at about the processor time at which the ADD has the answer to its last read
-    /// before the commit. The ADD then often sends its commit to a stopped etcd.
+    /// First the ADD is stopped, at about the time when it has the answer to its last read before the commit; then etcd
+    /// is stopped. When the stopped ADD continues, it often sends its commit to a stopped etcd.
     Stopped,
 }
 
-/// How the ADDs of a round end.
+/// How the ADDs of a test round end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The ADDs are killed while etcd is stopped.
     Killed,
-    /// The ADDs are stopped together with etcd, and killed after etcd has read their requests, so their connections
-    /// stay open until then.
+    /// The ADDs are stopped together with etcd, and killed after etcd has read the ADDs' requests, so the ADDs'
+    /// connections stay open until then.
     Frozen,
-    /// The ADDs run into their own time limit.
+    /// The ADDs are stopped by their own time limit.
     TimedOut,
 }
 
-/// The runtime's next plugin calls after the ADDs.
+/// The plugin calls that the runtime sends after the ADDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Del,
@@ -62,22 +62,23 @@ pub(super) enum Next {
     AddAgain,
 }
 
-/// The moment at which the runtime's next calls run.
+/// When the runtime's calls after the ADDs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// While etcd is stopped. On a cluster, the calls also end before etcd continues.
+    /// The runtime's calls run while etcd is stopped. On a cluster, the runtime's calls also end before the stopped
+    /// member continues.
     Before,
-    /// At the moment when etcd continues.
+    /// The runtime's calls start at the moment when etcd continues.
     With,
-    /// After etcd has read all data that was sent to it.
+    /// The runtime's calls start after etcd has read all data that was sent to it.
     After,
 }
 
-/// The plan of a round.
+/// The random plan of a test round.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) place: Place,
-    /// The index of the cluster's etcd member that is queried first.
+    /// The index of the cluster's etcd member that plugins query first.
     pub(super) first: usize,
     /// True if the node releases its blocks before the round.
     pub(super) new_block: bool,
@@ -87,8 +88,8 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// True if the node releases its blocks while etcd is stopped. Only the other members of a cluster can process a
-    /// release while one member is stopped.
+    /// True if the node releases its blocks while an etcd member is stopped. Only a cluster can release blocks while
+    /// one member is stopped, because the other members process the request.
     pub(super) gives_back: bool,
 }
 
@@ -96,7 +97,7 @@ impl Plan {
     pub(super) fn draw(round: u64, random: &mut Random) -> Self {
         let place = if round % CLUSTER == CLUSTER - 1 { Place::Cluster } else { Place::One };
         let fate = *random.pick(&[Fate::Killed, Fate::Killed, Fate::Frozen, Fate::Frozen, Fate::TimedOut]);
-        // A stopped ADD would keep a shared lock.
+        // A stopped ADD would keep the shared host lock, and all later calls would wait for it.
         let shared = random.once_in(4) && fate != Fate::Frozen;
         let containers = if random.once_in(3) { 2 + random.below(3) } else { 1 };
         Self {

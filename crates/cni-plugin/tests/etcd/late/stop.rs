@@ -17,14 +17,14 @@ const LONGEST_ADD: Duration = Duration::from_millis(500);
 /// Maximum time of an ADD between an answer of etcd and the ADD's next request.
 const LONGEST_STEP: Duration = Duration::from_millis(10);
 
-/// The measured duration of ADDs, used to stop etcd in the middle of an ADD.
+/// The measured duration of ADDs, from which the moment for stopping etcd is calculated.
 #[derive(Debug)]
 pub(super) struct Timing {
     /// The duration of an ADD, with a margin.
     pub(super) life: Duration,
-    /// Approximate processor time at which an ADD has the answer to its last read, but has not recorded its pending
-    /// commit. The estimate is adjusted after each round: down if the commit was recorded before etcd was stopped, and
-    /// up if no commit was recorded afterwards.
+    /// Approximate processor time that an ADD has used when it has the answer to its last read, but has not recorded
+    /// its pending commit. The estimated time is decreased after a round in which etcd was stopped too late, and
+    /// increased after a round in which no pending commit was recorded.
     until_answered: Cell<Duration>,
 }
 
@@ -37,8 +37,8 @@ impl Timing {
         self.life / 64
     }
 
-    /// Starts the ADDs, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and the number of ADDs that
-    /// had succeeded.
+    /// Starts the ADDs of a round, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how many
+    /// ADDs had already succeeded.
     pub(super) fn stop(&self, host: &Host<'_>, plan: &Plan, random: &mut Random) -> (Vec<Victim>, usize) {
         let mut victims: Vec<Victim> = plan.containers.iter().map(|container| host.start(container)).collect();
         let chosen = usize::try_from(random.below(victims.len() as u64)).unwrap();
@@ -52,7 +52,7 @@ impl Timing {
                 wait_for(&mut victims, is_noted);
             }
             Pace::Stopped => {
-                // Vary the moment at which the ADD is stopped.
+                // Vary the moment at which the ADD process is stopped.
                 let spread = random.below(u64::try_from((2 * self.step()).as_nanos()).unwrap());
                 let ran = self.until_answered.get() + Duration::from_nanos(spread);
                 let until = Instant::now() + LONGEST_ADD;
@@ -80,7 +80,7 @@ impl Timing {
     }
 }
 
-/// Waits for a condition, at most for the maximum duration of an ADD.
+/// Waits until a condition holds, for at most the maximum duration of an ADD.
 fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     let until = Instant::now() + LONGEST_ADD;
     while !there() && !victims.iter_mut().all(Victim::is_over) && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! Counts the situations and outcomes of all rounds with late ADDs.
+//! Counts the situations and outcomes of all test rounds with late ADDs.
 
 use std::collections::BTreeMap;
 
@@ -6,28 +6,29 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// In a test with at least this many rounds, a fifth of the rounds must have a commit in flight.
+/// In a test run of at least this many rounds, a fifth of the rounds must have a commit in flight.
 const MANY: u64 = 100;
 
-/// A commit whose ADD is dead or stopped, or has timed out.
+/// A commit of an ADD that was killed, was stopped, or has timed out.
 #[derive(Debug)]
 pub(super) struct Commit {
     /// Bytes that identify the commit in etcd's log.
     pub(super) mark: Vec<u8>,
     /// The number of times that the log contained the commit when etcd was stopped.
     pub(super) before: usize,
-    /// The number of times that the log contained the commit after etcd had read all data and before the next call. On
-    /// a cluster, the log is read after the next call and before the stopped member continues.
+    /// The number of times that the log contained the commit when etcd had read all data and the next call had not
+    /// started. On a cluster, the commits in the log are counted after the next call and before the stopped member
+    /// continues.
     pub(super) between: Option<usize>,
 }
 
-/// Counts of situations and outcomes over all rounds.
+/// Counts of situations and outcomes over all test rounds.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// The number of rounds with a commit in flight: a commit that was still pending when its ADD was dead or stopped,
-    /// or had timed out.
+    /// The number of rounds with a commit in flight: a commit that was pending when its ADD was killed, was stopped, or
+    /// timed out.
     in_flight: u64,
-    /// The number of `in_flight` rounds with a commit that etcd's log did not contain yet.
+    /// The number of rounds with a commit in flight that etcd's log did not contain yet when etcd was stopped.
     to_come: u64,
     counts: BTreeMap<String, u64>,
 }
@@ -41,7 +42,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts the situation at the moment when etcd was stopped.
+    /// Counts a round by its situation at the moment when etcd was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -63,7 +64,7 @@ impl Tally {
         }
     }
 
-    /// Counts the outcome after all commits have arrived.
+    /// Counts a round by its outcome, after all commits have reached etcd.
     pub(super) fn landed(&mut self, plan: &Plan, commits: &[Commit], next: &[Settled], log: &Log) {
         let sent_again: usize = next.iter().map(|settled| settled.sent_again).sum();
         for commit in commits {
@@ -90,7 +91,7 @@ impl Tally {
         }
     }
 
-    /// Checks that enough of these rounds had commits in flight for a meaningful test.
+    /// Checks that enough of the test's rounds had commits in flight for a meaningful test.
     pub(super) fn proves_something(&self, rounds: u64) {
         let Self { in_flight, to_come, .. } = *self;
         let [least, least_to_come] = if rounds < MANY { [1, 0] } else { [rounds / 5, rounds / 10] };

@@ -1,4 +1,4 @@
-//! The small part of the Kubernetes API that the recording needs, over plain HTTP.
+//! The small part of the Kubernetes API that replaying the recording needs, over plain HTTP.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-/// The objects of the Kubernetes API, and how the API refuses requests.
+/// The objects of the Kubernetes API, and which requests the API refuses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
-    /// The objects of the API, by URL path.
+    /// The objects of the Kubernetes API, by URL path.
     pub(crate) objects: Map<String, Value>,
-    /// The kinds of refusals, by resource: `forbidden`, `unauthorized`, `error` or `silent`.
+    /// How the Kubernetes API refuses requests for a resource: as `forbidden`, `unauthorized`, `error` or `silent`.
     pub(crate) refuse: Map<String, Value>,
-    /// True if KubeVirt's resource definitions are missing.
+    /// True if KubeVirt's custom resource definitions are missing in the API.
     pub(crate) without_kubevirt: bool,
 }
 
 impl Content {
-    /// Reads the API's content from a step, or from a case's setup.
+    /// Reads the API's content from the JSON of a recorded step, or of a recorded case's setup.
     pub(crate) fn of(kubernetes: &Value) -> Self {
         let map = |name: &str| kubernetes[name].as_object().cloned().unwrap_or_default();
         Self { objects: map("objects"), refuse: map("refuse"), without_kubevirt: kubernetes["kubevirt"] == false }
@@ -67,7 +67,7 @@ fn serve(mut stream: TcpStream, content: &Content) {
         return;
     }
     let length = body.len();
-    // A failed write means that the client has disconnected, which is fine.
+    // A failed write means that the HTTP client has disconnected, which is fine.
     let _ = write!(stream, "HTTP/1.1 {status} .\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
 }
 
@@ -77,7 +77,8 @@ fn refusal(code: u16, reason: &str, message: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-/// Returns the HTTP status code and the body of an answer. A status of 0 means no answer.
+/// Returns the HTTP status code and the body of the answer to a request. The status code 0 means that the server sends
+/// no answer.
 fn answer(content: &Content, path: &str) -> (u16, String) {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let (group, plural, name, place) = match parts[..] {

@@ -1,16 +1,17 @@
-//! Lists the recorded calls whose outcome Margay improves, with the expected outcomes.
+//! Lists the recorded calls for which Margay has a better outcome than Calico, with the expected outcomes.
 
 use serde_json::{Value, json};
 
 use super::Expected;
 
-/// A recorded call for which a better outcome is expected.
+/// A recorded call for which Margay is expected to have a better outcome than Calico.
 pub(crate) struct Deviation {
     pub(crate) case: &'static str,
-    /// The index of the step in the recorded case.
+    /// The index of the call's step in the recorded case.
     pub(crate) step: usize,
     _why: &'static str,
-    /// Changes the recorded outcome to the better outcome. The second argument is the state before the call.
+    /// A function that changes the recorded outcome to the better, expected outcome. The function's second argument is
+    /// the state of the store before the call.
     pub(crate) better: fn(&mut Expected, &Value),
 }
 
@@ -116,7 +117,7 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
         _why: FAMILY,
         better: |it, _| {
             let answer = |address: &str| json!({"exit": 0, "stdout": {"cniVersion": "1.0.0", "ips": [{"address": address}], "routes": [{"dst": address}]}});
-            // The third call is the DEL after the recorded failure.
+            // The third call is the DEL after the recorded failure of the ADDs.
             let nothing = json!({"exit": 0, "stdout": null});
             it.said = json!([answer("10.66.0.9/32"), answer("fd80:24e2:f998:72d6::21/128"), nothing]);
             let (handle, six) = ("net1.vmi.shop.till", "fd80:24e2:f998:72d6::21");
@@ -125,7 +126,7 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
     },
 ];
 
-/// Returns the attributes of a virtual machine's ordinary pod on node1.
+/// Returns the attributes of an address that belongs to a virtual machine's ordinary pod on node1.
 fn pod(namespace: &str, pod: &str, machine: &str) -> Value {
     json!({"namespace": namespace, "node": "node1", "pod": format!("virt-launcher-{pod}"), "vmi-name": machine,
         "vm-uid": "aaaaaaaa-0000-4000-8000-000000000001", "vmi-uid": "bbbbbbbb-0000-4000-8000-000000000001"})
@@ -141,7 +142,7 @@ fn gives_up(it: &mut Expected, _: &Value) {
 }
 
 impl Expected {
-    /// Expects a successful ADD with these addresses.
+    /// Changes the expected outcome to a successful ADD with the given addresses.
     fn answers(&mut self, addresses: &[&str]) {
         let ips: Vec<Value> = addresses.iter().map(|address| json!({"address": address})).collect();
         let routes: Vec<Value> = addresses.iter().map(|address| json!({"dst": address})).collect();
@@ -149,13 +150,13 @@ impl Expected {
         self.said = json!({"cniVersion": "1.0.0", "ips": ips, "routes": routes});
     }
 
-    /// Expects an address to be free and its handle to be deleted.
+    /// Changes the expected state: the address is free, and its handle is deleted.
     fn frees(&mut self, address: &str) {
         let gone = self.state["addresses"].as_object_mut().unwrap().remove(address).unwrap();
         self.state["handles"].as_object_mut().unwrap().remove(gone["handle"].as_str().unwrap()).unwrap();
     }
 
-    /// Expects one owner of an address to be removed.
+    /// Changes the expected state: the address no longer has this owner.
     fn clears(&mut self, address: &str, owner: &str) {
         let holder = self.state["addresses"][address].as_object_mut().unwrap();
         let gone = holder.remove(owner).unwrap();
@@ -165,7 +166,7 @@ impl Expected {
         }
     }
 
-    /// Expects an address in this block to be held by this handle, with the attributes `owner`.
+    /// Changes the expected state: the handle holds the address in the given block, with the attributes `owner`.
     fn holds(&mut self, address: &str, handle: &str, block: &str, owner: &Value) {
         self.state["addresses"][address] = json!({"handle": handle, "attributes": owner});
         self.state["handles"][handle][block] = 1.into();

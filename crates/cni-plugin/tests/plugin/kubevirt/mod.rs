@@ -1,5 +1,6 @@
-//! Replays Calico's recorded calls for virtual machines, each from the recorded state before the call. The calls run
-//! the real program under Calico's name on a real etcd, beside a Kubernetes API with the recorded answers.
+//! Replays the recorded calls of Calico's plugin for virtual machines, each from the recorded state before the call.
+//! The calls run the real program under Calico's plugin name on a real etcd, with a Kubernetes API that sends the
+//! recorded answers.
 
 mod api;
 mod deviations;
@@ -29,13 +30,13 @@ use testkit::server::Etcd;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) exit: u8,
-    /// The expected output: a result, an error's code and message, or null.
+    /// The expected output of the call: a result, an error's code and message, or null.
     pub(crate) said: Value,
-    /// The expected state of the store, in the form of [`brief`].
+    /// The expected state of the store, in the form that [`brief`] returns.
     pub(crate) state: Value,
 }
 
-/// The etcd, the Kubernetes API and the program for replaying the recording.
+/// The etcd, the Kubernetes API and the plugin binary on which the recording is replayed.
 struct Stage {
     _etcd: Etcd,
     address: String,
@@ -46,7 +47,7 @@ struct Stage {
     folder: tempfile::TempDir,
 }
 
-/// Writes a kubeconfig for the API at a URL.
+/// Writes a kubeconfig for a Kubernetes API at the given URL.
 fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
     let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -54,7 +55,7 @@ fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]});
     let path = folder.join("kubeconfig");
     std::fs::write(&path, text.to_string()).unwrap();
-    // The mode of the file must not depend on the umask.
+    // The kubeconfig's file mode must not depend on the umask.
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path
 }
@@ -94,8 +95,8 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a plugin call. Returns the exit status and the output of the call. An error is returned without its
-    /// details, which are Margay's own.
+    /// Runs a plugin call. Returns the exit status and the standard output of the call. A returned error has no
+    /// `details`, which differ between Margay and Calico.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [
@@ -120,14 +121,16 @@ impl Stage {
     }
 }
 
-/// Returns the expected outcome of a call: the recorded outcome or, with a deviation, the better outcome.
+/// Returns the expected outcome of a call: the better outcome if `DEVIATIONS` lists the call, or else the recorded
+/// outcome.
 fn expected(case: &str, at: usize, call: &Value, before: &Value, after: &Value) -> Expected {
     let stdout = &call["stdout"];
     let said = match call["exit"].as_u64() {
         Some(1) => json!({"code": stdout["code"], "msg": stdout["msg"]}),
         _ => stdout.clone(),
     };
-    // A recorded call that was killed or has panicked needs a deviation.
+    // A recorded call that was killed or has panicked has no valid exit status, so `DEVIATIONS` must list the expected
+    // outcome.
     let exit = call["exit"].as_u64().and_then(|exit| u8::try_from(exit).ok()).unwrap_or(u8::MAX);
     let mut expected = Expected { exit, said, state: after.clone() };
     if let Some(Deviation { better, .. }) = DEVIATIONS.iter().find(|one| one.case == case && one.step == at) {
@@ -145,7 +148,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
     let begun = Instant::now();
     let (exit, said) = match step["plugin"].as_str() {
         Some("calico-ipam") => stage.call(&step["env"], &step["stdin"]),
-        // For the main plugin, replay only its calls of the IPAM plugin.
+        // If the recorded call is of the main plugin, replay only its calls of the IPAM plugin.
         _ => {
             let calls = step["ipam_calls"].as_array().unwrap();
             let mut said = Vec::new();

@@ -1,4 +1,4 @@
-//! The state of a datastore: as recorded, as stored, and in a brief form for comparison.
+//! The state of a datastore: the recorded state, the stored state, and a brief form of both for comparison.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,15 +8,15 @@ use serde_json::{Map, Value, json};
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
-/// The prefix of all keys that the allocator uses.
+/// The prefix of all etcd keys that the allocator uses.
 const IPAM: &str = "/calico/ipam/v2/";
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 
-/// The documents of a datastore, by key.
+/// The documents of a datastore, by etcd key.
 pub(crate) type State = BTreeMap<String, Value>;
 
-/// Replaces the placeholders of the recording with values.
+/// Replaces the recording's placeholders in a JSON value with concrete values.
 fn concrete(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -37,7 +37,7 @@ fn concrete(value: &mut Value) {
     }
 }
 
-/// Advances a recorded state by one step of the recording.
+/// Updates a recorded state with the effects of one step of the recording.
 pub(crate) fn advance(state: &mut State, step: &Value) {
     let key = || step["key"].as_str().unwrap().to_owned();
     match step["do"].as_str().unwrap() {
@@ -56,7 +56,7 @@ pub(crate) fn advance(state: &mut State, step: &Value) {
 }
 
 /// Returns a state in the form of `etcd.ipam` in the recording: the handles, and the holder of each address, without
-/// times and Margay's own attributes.
+/// times and without Margay's own attributes.
 pub(crate) fn brief(state: &State) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in state {
@@ -79,7 +79,8 @@ fn holder(entry: &Value) -> Value {
         let mut owner = entry[name].as_object().cloned().unwrap_or_default();
         let time = owner.remove("timestamp");
         assert_eq!(time.is_some(), !owner.is_empty(), "each owner has a time: {entry}");
-        // A virtual machine's address has no attributes of Margay, since such an address belongs to no container.
+        // Margay stores no attributes of its own on a virtual machine's address, since such an address belongs to no
+        // container.
         if !entry["handle_id"].as_str().unwrap_or_default().contains(".vmi.") {
             owner.retain(|name, _| !name.starts_with("margay.io/"));
         }
@@ -93,7 +94,7 @@ fn holder(entry: &Value) -> Value {
     holder
 }
 
-/// Returns the assigned addresses of a block, with their entries and ordinals.
+/// Returns the assigned addresses of a block document, each with its attribute entry and its ordinal.
 fn allocations(block: &Value) -> Vec<(IpAddr, &Value, usize)> {
     let cidr: IpNet = block["cidr"].as_str().unwrap().parse().unwrap();
     let first = u128_of(cidr.network());
@@ -118,7 +119,7 @@ fn address_of(number: u128, is_v4: bool) -> IpAddr {
     if is_v4 { IpAddr::V4(u32::try_from(number).unwrap().into()) } else { IpAddr::V6(number.into()) }
 }
 
-/// Returns the sequence number of each held address's assignment.
+/// Returns the `sequenceNumberForAllocation` of each held address, by address and handle.
 pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     let blocks = state.iter().filter(|(key, _)| key.starts_with(BLOCKS));
     let numbers = blocks.flat_map(|(_, block)| {
@@ -130,8 +131,8 @@ pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     numbers.collect()
 }
 
-/// Returns a function that renames addresses in any JSON value: the new addresses of a found state become the new
-/// addresses of the expected state, in order within each family.
+/// Returns a function that replaces addresses in any JSON value. The returned function maps the new addresses of a
+/// found state to the new addresses of the expected state, in order within each family.
 pub(crate) fn renaming(before: &Value, expected: &Value, found: &Value) -> impl Fn(&Value) -> Value + use<> {
     let new = |state: &Value| -> Vec<IpAddr> {
         let named = state["addresses"].as_object().unwrap().keys();
@@ -156,7 +157,7 @@ fn renamed(value: &Value, pairs: &[(IpAddr, IpAddr)]) -> Value {
         if net.addr() != net.network() || net.prefix_len() == net.max_prefix_len() {
             return other(net.addr()).map_or_else(|| text.clone(), |to| format!("{to}/{}", net.prefix_len()));
         }
-        // The renamed text is a block, or an address that is the first of its block.
+        // The string to rename is a block in CIDR notation, or the first address of a block.
         let in_block = pairs.iter().find(|(from, _)| net.contains(from));
         in_block.map_or_else(|| text.clone(), |(_, to)| IpNet::new(*to, net.prefix_len()).unwrap().trunc().to_string())
     };

@@ -1,4 +1,4 @@
-//! Tests of verbs for pods of virtual machines, in cases that the recording does not cover.
+//! Tests of CNI verbs for pods of virtual machines, in cases that the recording does not cover.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ fn kubevirt_launcher_is_plain_pod_on_other_networks() {
     assert_eq!((allocator.deleted.borrow().len(), &allocator.deleted.borrow()[0].vm), (1, &None));
 }
 
-/// Tests that the container's own address is released even if the Kubernetes API cannot be reached.
+/// Tests that DEL releases the container's own address even if the Kubernetes API cannot be reached.
 #[test]
 fn kubevirt_launcher_is_refused_and_released_without_api() {
     let allocator = willing();
