@@ -211,10 +211,10 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// A time limit that is long enough for every test in this file.
+    /// A time limit that is long enough for each test in this file.
     const LONG: Duration = Duration::from_secs(10);
 
-    /// Starts a server that echoes, a proxy to it, and a connection through the proxy.
+    /// Starts an echo server, a proxy in front of it, and a connection through the proxy.
     async fn echo() -> (Proxy, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let proxy = Proxy::to(listener.local_addr().unwrap()).unwrap();
@@ -230,7 +230,7 @@ mod tests {
         (proxy, stream)
     }
 
-    /// The number of bytes of `sent` that the server echoes before the connection ends.
+    /// The number of bytes of `sent` that the server echoes before the connection closes.
     async fn sent_back(stream: &mut TcpStream, sent: &[u8]) -> usize {
         stream.write_all(sent).await.unwrap();
         let (mut buffer, mut count) = (vec![0; sent.len()], 0);
