@@ -307,28 +307,29 @@ impl Pages {
         self
     }
 
-    /// Sets the size that pages should have, in bytes of keys and values. For each page, an etcd cluster walks through
-    /// all remaining keys of the range. On an embedded store, other users wait while a page is read.
+    /// Sets the size that pages should have, in bytes of keys and values. Smaller pages cost more: for each page, an
+    /// etcd cluster walks through all remaining keys of the range. Larger pages delay others: an embedded store serves
+    /// nobody else while it reads a page.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// The revision of the pages; unset before the first page if [`new`](Self::new) got no revision.
+    /// The revision at which the pages are read; unset before the first page if [`new`](Self::new) got no revision.
     pub fn revision(&self) -> Revision {
         self.at
     }
 
-    /// True if the last page of the range was read.
+    /// Returns true if the last page of the range has been read.
     pub fn is_over(&self) -> bool {
         self.rest.is_none()
     }
 
-    /// Reads the next page of keys in ascending order; returns `None` after the last page.
+    /// Reads the next page, with its keys in ascending order; returns `None` after the last page.
     ///
     /// # Errors
-    /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
+    /// `Compacted` if the revision was compacted between two pages, or any error of [`Store::range`].
     pub async fn next<S: Store + ?Sized>(&mut self, store: &S) -> Result<Option<Vec<Kv>>> {
         Ok(self.next_answer(store).await?.map(|page| page.kvs))
     }
@@ -349,13 +350,14 @@ impl Pages {
     }
 }
 
-/// The purpose of the writes through a handle.
+/// Says what a store handle writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// Writes of any kind.
+    /// The handle makes writes of any kind.
     #[default]
     Any,
-    /// Releases of addresses. When the disk is full, an embedded store frees history and reserved space for a release.
+    /// Releases of addresses. If the disk is full, an embedded store drops history or uses reserved space to make room
+    /// for released addresses.
     Release,
 }
