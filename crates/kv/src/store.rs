@@ -308,8 +308,8 @@ impl Pages {
     }
 
     /// Sets the size that pages should have, in bytes of keys and values. Smaller pages cost more: for each page, an
-    /// etcd cluster walks through all remaining keys of the range. Larger pages delay others: an embedded store serves
-    /// nobody else while it reads a page.
+    /// etcd cluster walks through all remaining keys of the range. On an embedded store,
+    /// larger pages make other processes wait longer, because no other process can use the store during a page.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
