@@ -152,8 +152,8 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
 /// a store, minus some room for the rest of the request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// Chooses the key for an additional read: if possible a key that the transaction uses anyway, because permissions are
-/// granted per key.
+/// Chooses the key for the added read. Because permissions are granted per key, this is a key that the transaction
+/// already uses, if it uses one.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -165,17 +165,17 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
     }
 }
 
-/// Maximum number of keys and ranges that are tested for a missing permission after a refusal.
+/// After a refused transaction, maximum number of keys and ranges that are tested for a missing permission.
 const MAX_TRIED_RANGES: usize = 32;
 
-/// A use of a range of keys that requires a permission.
+/// A read or write of a key range, for which the user needs a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum KeyUse {
     Read(Range),
     Write(Range),
 }
 
-/// Returns the distinct ranges that a transaction reads or writes.
+/// Returns the ranges that a transaction reads or writes, without duplicates.
 fn uses(txn: &Txn) -> Vec<KeyUse> {
     let of_op = |op: &Op| match op {
         Op::Put { key, .. } => KeyUse::Write(Range::Key(key.clone())),
@@ -197,7 +197,7 @@ fn is_denied(error: &Error) -> bool {
 }
 
 impl EtcdStore {
-    /// Finds the key for which the user lacks permission. Adds the key, and the command that grants the permission, to
+    /// Finds the key for which the user lacks permission. Adds this key, and the command that grants the permission, to
     /// the error.
     pub(crate) async fn with_refused_key(&self, error: Error, txn: &Txn, deadline: Instant) -> Error {
         if !is_denied(&error) {
@@ -222,7 +222,7 @@ impl EtcdStore {
     }
 }
 
-/// Adds to an error the range for which permission is missing, and the command that grants the permission.
+/// Adds the key range for which the user lacks permission to an error, with the command that grants the permission.
 pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     if !is_denied(&error) {
         return error;
@@ -235,7 +235,7 @@ pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     error.with_detail(format!("{before}it may not {verb} {range}{grant}"))
 }
 
-/// Returns the first part of a key's path, for example `/calico/`.
+/// Returns the first directory of a key's path, for example `/calico/`.
 fn folder(key: &Key) -> Option<String> {
     let key = key.to_string();
     let end = key.strip_prefix('/')?.find('/')? + 2;

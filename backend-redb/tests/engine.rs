@@ -1,4 +1,4 @@
-//! Tests that redb meets the requirements on an engine.
+//! Runs the tests that every engine must pass on redb.
 
 use std::process::ExitCode;
 

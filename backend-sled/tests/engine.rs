@@ -1,4 +1,4 @@
-//! Tests that sled meets the requirements on an engine.
+//! Runs the tests that every engine must pass on sled.
 
 use std::process::ExitCode;
 
