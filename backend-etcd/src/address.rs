@@ -23,7 +23,7 @@ pub(crate) enum TlsUse {
 /// The address at which a member of an etcd cluster listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The URL: The member's URL: `http://host:port`, `https://host:port`, or `unix://` and the path of a socket.
+    /// The member's URL, for example `http://host:port`, `https://host:port` or `unix:///path`.
     pub(crate) url: String,
     pub(crate) transport: Transport,
 }
@@ -140,8 +140,7 @@ mod tests {
             ("Https://c:3/", "https://c:3", Transport::Tls),
             ("unix:///run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
             ("unix:/run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
-            // Note that etcd 3.4 takes this endpoint for a socket file named `localhost:2379` in etcd's working
-            // directory.
+            // In etcd 3.4, this endpoint means a socket file named `localhost:2379` in etcd's working directory.
             ("unix://localhost:2379", "unix://localhost:2379", Transport::Unix),
         ] {
             let address = parse(endpoint).unwrap();

@@ -1,5 +1,5 @@
-//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. It also
-//! tracks the newest revision in any answer, and checks that servers have a supported version.
+//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. This module
+//! also tracks the newest revision in any answer, and checks that servers have a supported version.
 //!
 //! All requests are sent to one member until that member fails; then they are sent to the next member. No member is
 //! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer with
@@ -293,7 +293,7 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
 }
 
 /// Sends the request to one member. If the member rejects the login token, renews the token once and sends the request
-/// again. This is safe, because a server that rejects a token has not executed the request.
+/// again. Sending it again is safe, because a server that rejects a token has not executed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -354,8 +354,8 @@ pub(crate) struct ObservedCluster {
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
-    /// The answer may be older than that, if the member that sends it lags behind. For example, a watch may begin on a
-    /// member that lags behind.
+    /// The answer may be older than earlier answers if the member that sends it lags behind. For example, a watch may
+    /// begin on a member that lags behind.
     OfMember,
 }
 
@@ -412,11 +412,11 @@ impl ObservedCluster {
 const MIN_VERSION: [u32; 2] = [3, 4];
 
 /// For each minor version of etcd, the first patch version that keeps a deletion in the history if the deletion is at
-/// the compaction revision. On older etcd versions, a watch can miss the deletion.
+/// the compaction revision. On older etcd versions, a watch can miss a deletion at the compaction revision.
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
-/// For each minor version of etcd, the first patch version whose progress reports never precede an event that they
-/// cover. Kubernetes also requires these patch versions of etcd.
+/// For each minor version of etcd, the first patch version whose progress reports never arrive before an event that
+/// they cover. Kubernetes also requires at least these patch versions of etcd.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 /// Returns true if an etcd server with this version sends correct progress reports.

@@ -29,11 +29,12 @@ const DNS_PORT: u16 = 53;
 /// Maximum size in bytes of a UDP answer to a DNS query without EDNS (RFC 1035). DNS answers that are longer need TCP.
 const MAX_UDP_BYTES: usize = 512;
 
-/// Returns the members from a domain's SRV records, ordered by priority and weight. These are the members with TLS if
-/// there are any. Otherwise they are the members without TLS, but only if TLS is not configured.
+/// Returns the members from a domain's SRV records, ordered by priority and weight. If the domain has records for
+/// members with TLS, only these members are returned. Members without TLS are returned only if there are none with TLS
+/// and TLS is not configured.
 ///
 /// # Errors
-/// `NotSent` if the domain has no such SRV records, or if no name server answers.
+/// `NotSent` if the domain has no SRV records for usable members, or if no name server answers.
 pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {

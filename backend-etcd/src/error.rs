@@ -20,8 +20,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         _ => made,
     };
     // If etcd is out of space, it refuses a write either before it proposes the write to the cluster, or after it has
-    // processed the proposal. The answer does not show which of the two happened, but after the answer the write cannot
-    // be applied later.
+    // processed the proposal. The answer does not show at which of these two points etcd refused, but after the answer
+    // the write cannot be applied later.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
@@ -205,7 +205,7 @@ pub(crate) const NO_SPACE_ADVICE: &str = "etcd's quota is used up, and it takes 
 pub(crate) const CORRUPT_ADVICE: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
     wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
 
-/// Returns advice for an error that shows that a member cannot be reached, rejects the login, or is not an etcd server.
+/// Returns advice for errors of a member that cannot be reached, rejects the login, or is not an etcd server.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
     let says =

@@ -12,7 +12,7 @@
 //! - A write is sent again only if no earlier attempt was sent to a member.
 //! - An answer with an older revision than before, or from another cluster, is reported as an error.
 //! - A watch that has lost its connection resumes without gaps and without repeated events.
-//! - A transaction that only has compares is as fresh as a read.
+//! - A transaction that contains only compares never returns an older state than a read.
 //!
 //! The private module `error` defines what each failure means. If a key has a lease, a put of this key without a lease
 //! is refused (see the private module `txn`).
@@ -172,8 +172,8 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// Adds the transaction's size, or its number of operations, to an error about a limit. A server whose limits are lower
-/// than etcd's defaults returns the error without this number.
+/// Adds the transaction's size, or its number of operations, to an error about a limit. A server with lower limits than
+/// etcd's defaults returns errors that lack the size or the number of operations.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

@@ -378,7 +378,7 @@ impl Endpoint {
             (None, None) => None,
         };
         // The future is boxed because only the first request needs to connect. Without the box, the future of each
-        // request would contain the memory for connecting.
+        // request would reserve the memory that connecting needs.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)

@@ -8,15 +8,15 @@
 //!   makes the answer as fresh as that of other reads.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
 //!   has attached. To prevent this, the guard requires that the keys which the transaction puts without a lease have no
-//!   lease. The guard consists of compares, and of reads in the failure branch that show whether the guard was the
-//!   compare that failed. The guard may exceed limits on compares, operations or bytes, and it cannot be used if the
-//!   failure branch writes. The keys are then read just before the transaction, which leaves a short gap. A key needs
-//!   no guard if a compare of the transaction requires its range to be empty. If a key has a lease, this is reported
-//!   even if another compare fails, too.
+//!   lease. The guard consists of compares, and of reads in the failure branch. These reads show whether a leased key
+//!   made the transaction fail. The guard may exceed limits on compares, operations or bytes, and it cannot be used if
+//!   the failure branch writes. The keys are then read just before the transaction, which leaves a short gap. A key
+//!   needs no guard if a compare of the transaction requires its range to be empty. A lease on a key is reported even
+//!   if another compare fails, too.
 //!
 //! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After such a
 //! refusal, one small request per key finds the key for which the user lacks permission. The requests that search for
-//! this key change nothing in the store.
+//! the denied key change nothing in the store.
 
 use std::collections::BTreeSet;
 
@@ -152,8 +152,8 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
 /// a store, minus some room for the rest of the request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// Chooses the key for the added read. Because permissions are granted per key, this is a key that the transaction
-/// already uses, if it uses one.
+/// Chooses the key for the added read. Because permissions are granted per key, prefers a key that the transaction
+/// already uses.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -197,8 +197,8 @@ fn is_denied(error: &Error) -> bool {
 }
 
 impl EtcdStore {
-    /// Finds the key for which the user lacks permission. Adds this key, and the command that grants the permission, to
-    /// the error.
+    /// Finds the key for which the user lacks permission. Adds the denied key, and the command that grants the
+    /// permission, to the error.
     pub(crate) async fn with_refused_key(&self, error: Error, txn: &Txn, deadline: Instant) -> Error {
         if !is_denied(&error) {
             return error;

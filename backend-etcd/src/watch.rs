@@ -3,8 +3,8 @@
 //! For each watch, a task reads etcd's messages and splits them into whole revisions. The task reads even if the
 //! watcher does not: all streams of a connection share one flow-control window, so a few unread streams would stall
 //! every call on the connection. The total size of the events that are queued for a watcher is limited. When the queue
-//! is full, the task closes the stream and delivers the remaining batches as the watcher reads. Then it opens the watch
-//! again at the next revision.
+//! is full, the task closes the stream and delivers the remaining batches as the watcher reads. Then the task opens the
+//! watch again at the next revision.
 //!
 //! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
 //! was restored to an older state. The same linearizable read is made if a watch starts above the revision of the
@@ -72,8 +72,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task of a watch sends its reason as an error before it ends. If no such error arrives, the task panicked
-        // or its runtime was shut down.
+        // The task of a watch sends its reason as an error before it ends. If the channel closes without an error, the
+        // task panicked or its runtime was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -114,7 +114,8 @@ impl EtcdResponse for ConfirmedWatch {
 
 /// The reason why the event stream of a watch ended.
 enum WatchCut {
-    /// The stream failed, or the watch's own task closed it. In this case, the watch can resume on a new stream.
+    /// The stream failed, or the watch's own task closed it. After a failure of its stream, the watch can resume on a
+    /// new stream.
     Off(Error),
     /// The watch has ended and cannot resume.
     Over(Error),
@@ -147,8 +148,9 @@ impl EtcdWatcher {
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
         // The start of the watch is above the member's revision: the member lags behind, or the cluster was restored to
-        // an older state. If the cluster was restored, the watch could wait forever, so a linearizable read checks
-        // this. The member has no event to send yet, so the read cannot be blocked by an unread stream.
+        // an older state. If the cluster was restored, the watch could wait for ever, so a linearizable read first
+        // checks that the cluster was not restored. The member has no event to send yet, so the read cannot be blocked
+        // by an unread stream.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;
@@ -256,8 +258,8 @@ impl EtcdWatcher {
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // Wait for room in the queue before the next stream is opened, because otherwise it would have to be closed at
-        // once.
+        // Wait for room in the queue before the next stream is opened, because otherwise the new stream would have to
+        // be closed at once.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 

@@ -50,8 +50,7 @@ fn dead_port() -> u16 {
 #[tokio::test]
 async fn srv_members_are_looked_up_and_asked_in_order() {
     let (dns, etcd, other) = (Dns::start().unwrap(), Etcd::start().unwrap(), Etcd::start().unwrap());
-    // The second member has a lower priority and belongs to another cluster. A request to the second member would
-    // therefore fail.
+    // The member `other` has the lowest priority and belongs to another cluster, so a request to it would fail.
     dns.set(PLAIN, &[(7, 0, port(&other)), (3, 1, dead_port()), (3, 9, port(&etcd))]);
     let store = store(&dns);
     for _ in 0..3 {

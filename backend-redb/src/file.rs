@@ -1,5 +1,5 @@
-//! Implements the file that redb reads and writes. It needs fewer syncs than redb's own file backend, and closing it
-//! writes nothing.
+//! Implements the file that redb reads and writes. The file of this module needs fewer syncs than redb's own file
+//! backend, and closing it writes nothing.
 //!
 //! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. One
 //! sync marks the file as open, one belongs to the commit, and four belong to closing, which records redb's allocator
@@ -37,7 +37,7 @@ enum FilePhase {
     /// While redb opens the file, header writes are held back. This variant contains the header that redb has written
     /// last, if any; it is not in the real file yet.
     Opening(Option<Vec<u8>>),
-    /// The file has not been changed since redb opened it. The content that the file had then might not be durable.
+    /// The file has not been changed since redb opened it. The content of the unchanged file might not be durable.
     AsFound,
     /// The file has been synced since it was opened, and all operations go directly to the real file.
     Open,

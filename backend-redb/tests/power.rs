@@ -1,7 +1,7 @@
 //! Runs the conformance cases on a redb store whose simulated disk loses power.
 //!
-//! Both redb and the journal write to this disk. When its power fails, each sector that was not synced has its old or
-//! its new content.
+//! Both redb and the journal write to the simulated disk. When the power of the simulated disk fails, each sector that
+//! was not synced has its old or its new content.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -39,7 +39,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 ///
 /// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
 /// Therefore a commit consists of one sled batch, a flush and a separate sync, all under a write lock. Read views hold
-/// the read side of that lock.
+/// the same lock for reading while they are open.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
@@ -198,11 +198,11 @@ impl Worker {
 
     /// Runs `work` on the worker's thread, and waits for the sled database that it returns.
     ///
-    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. That thread
-    /// records the error, but in one of two places (`exit_reservation`) it wakes no waiting thread. Therefore `watched`
-    /// regularly checks whether sled has recorded an error. If sled has recorded an error, `watched` calls `wake`. If
-    /// the worker still hangs after that, its thread is left running. The time limit `limit` is for panics of sled's
-    /// threads, which leave no recorded error.
+    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
+    /// that abandons the write records the error, but in one of two places (`exit_reservation`) it wakes no waiting
+    /// thread. Therefore `watched` regularly checks whether sled has recorded an error. If sled has recorded an error,
+    /// `watched` calls `wake`. If the worker still hangs after `wake`, its thread is left running. The time limit
+    /// `limit` is for panics of sled's threads, which leave no recorded error.
     fn watched(
         &self,
         config: &Config,
@@ -231,10 +231,10 @@ impl Worker {
     }
 }
 
-/// Wakes a thread that still waits for a sled write after a disk error. To do so, this function requests a change of
-/// sled's log. This change fails at once because of the disk error, and the failure wakes all waiting threads. The
-/// waiting thread may hold a lock that all sled databases in the process share. Only one kind of change does not need
-/// this lock: opening a tree that does not exist.
+/// Wakes a thread that still waits for a sled write after a disk error. To wake the thread, this function requests a
+/// change of sled's log. The change fails at once because of the disk error, and the failure wakes all waiting threads.
+/// The waiting thread may hold a lock that all sled databases in the process share. Opening a tree that does not exist
+/// is the only change of the log that does not need the shared lock.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }

@@ -69,8 +69,8 @@ impl Case {
         self.group
     }
 
-    /// The numbers of the rules that the test case judges. A failure of the case counts against its first rule, unless
-    /// the failure names a different rule.
+    /// The numbers of the rules that the test case judges. A failure of the test case counts against its first rule,
+    /// unless the failure names a different rule.
     pub fn rules(&self) -> &'static [&'static str] {
         self.rules
     }

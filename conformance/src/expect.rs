@@ -77,7 +77,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl From<kv::Error> for Failure {
-    /// Reports the error of a store call that had to succeed as a failure of the case.
+    /// Turns the error of a store call that had to succeed into a failure of the test case.
     #[track_caller]
     fn from(error: kv::Error) -> Self {
         Self::new(format!("a {} that has to succeed", error.operation()), "an answer", error.to_string())
@@ -85,7 +85,7 @@ impl From<kv::Error> for Failure {
 }
 
 impl From<tokio::task::JoinError> for Failure {
-    /// Reports a panic of a task, in the store or in the test case, as a failure of the case.
+    /// Turns a panic of a task, in the store or in the test case, into a failure of the case.
     #[track_caller]
     fn from(error: tokio::task::JoinError) -> Self {
         Self::new("a task of the case", "no panic", error.to_string())
@@ -157,7 +157,7 @@ pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::R
     }
 }
 
-/// Checks that the kind of an error is `Compacted`, and that it has the correct compaction mark or none.
+/// Checks that an error kind is `Compacted` with the correct compaction mark, or with none.
 #[track_caller]
 pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) -> Checked {
     match kind {

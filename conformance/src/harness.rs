@@ -16,11 +16,11 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// Says whether other clients may write to a store while a test case uses the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tenancy {
-    /// Other clients may write to the store while the test case runs. Such a case uses only keys with its prefix, does
-    /// not compact, and does not expect consecutive revisions.
+    /// Other clients may write to the store while the test case runs. A test case on a shared store uses only keys with
+    /// its prefix, does not compact, and does not expect consecutive revisions.
     Shared,
-    /// Only the test case uses the store. Such a case may read every key, count revisions, compact and close the store,
-    /// and kill the store's processes.
+    /// Only the test case uses the store. A test case on an exclusive store may read every key, count revisions,
+    /// compact and close the store, and kill the store's processes.
     Exclusive,
 }
 
@@ -153,9 +153,9 @@ pub struct RefusedUser {
 /// [`fresh`](Self::fresh) runs on a tokio runtime and must not block its thread.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// The abilities of this test environment. A test case that needs an ability outside this list is ignored, and the
-    /// test output shows the reason. The list of ignored cases that the caller passes to [`main`](crate::main) must
-    /// name each such case.
+    /// The abilities of this test environment. If a test case needs an ability that is not listed, the case is ignored,
+    /// and the test output shows the reason. Every case that is ignored in this way must be in the list of ignored
+    /// cases that the caller passes to [`main`](crate::main).
     fn abilities(&self) -> &[Ability];
 
     /// Says whether other clients use the stores of this harness, too. On shared stores, test cases that need an
@@ -170,7 +170,7 @@ pub trait Harness: Send + Sync + 'static {
     /// Makes an empty store for the exclusive use of one test case.
     ///
     /// # Errors
-    /// Any error that prevents making the store. The test case that needs the store then fails.
+    /// Any error that prevents making the store. If the store cannot be made, the test case that needs it fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
     /// Makes an empty store of a special kind for the exclusive use of one test case. The suite never calls this method
@@ -187,8 +187,8 @@ pub trait Harness: Send + Sync + 'static {
     /// [`Ability::Processes`].
     ///
     /// # Errors
-    /// `Locked` if another process had the store open during the whole wait. Otherwise any error of opening the store,
-    /// for example `Corrupt`.
+    /// `Locked` if another process had the store open during the whole wait. Any other error of opening the store, for
+    /// example `Corrupt`.
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         let _ = wait;
         Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())
@@ -199,13 +199,13 @@ pub trait Harness: Send + Sync + 'static {
     /// [`Ability::Folder`].
     ///
     /// # Errors
-    /// If the store's address cannot contain this folder.
+    /// The folder's path cannot be part of a store address.
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
     /// Makes the store in this folder (see [`address_in`](Self::address_in)) look as if a later version had written it.
-    /// The store is closed during this call. Requires [`Ability::Format`].
+    /// The suite calls this method while the store is closed. Requires [`Ability::Format`].
     ///
     /// # Errors
     /// Any error that prevents changing the store's files.
@@ -284,12 +284,12 @@ pub trait Fixture: Debug + Send + Sync {
     /// Returns the number of bytes that the store occupies on the disk. Requires [`Ability::Measure`].
     ///
     /// # Errors
-    /// Any error of measuring the store.
+    /// Any error that prevents measuring the store.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
 
-    /// The servers of the store, always in one order. Requires [`Ability::Network`].
+    /// The servers of the store, always in the same order. Requires [`Ability::Network`].
     fn servers(&self) -> Vec<Server> {
         Vec::new()
     }
@@ -325,7 +325,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Requires [`Ability::Copies`].
     ///
     /// # Errors
-    /// Any error of copying the store.
+    /// Any error that prevents copying the store.
     async fn take_copy(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
@@ -333,7 +333,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Restores the store from the copy while the test case still has handles on it. Requires [`Ability::Copies`].
     ///
     /// # Errors
-    /// Any error of restoring the store.
+    /// Any error that prevents restoring the store.
     async fn put_back(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot put one back".into())
     }
@@ -376,7 +376,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// The address with which another process can [`join`](Harness::join) the store. Requires [`Ability::Processes`].
     ///
     /// # Errors
-    /// If the store has no address.
+    /// The store has no address that another process can use.
     fn address(&self) -> Result<String, BoxError> {
         Err("the harness lists Processes but its fixture has no address".into())
     }
@@ -385,7 +385,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// disk operation fails. Requires [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// Any error of arranging the power cut.
+    /// Any error that prevents arranging the power cut.
     fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot cut it after {operations} operations").into())
     }

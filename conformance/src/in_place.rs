@@ -17,7 +17,7 @@ use crate::harness::{Ability, BoxError, Fixture, Harness};
 /// is the only writer, but the store is never new.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
-/// Maximum number of foreign keys that the error about a store in use lists.
+/// Maximum number of foreign keys (keys of other clients) that an error message lists.
 const MAX_NAMED_KEYS: usize = 3;
 
 /// Says how to handle foreign keys: keys in the store that no test case has written.
@@ -31,9 +31,9 @@ pub enum ForeignKeys {
 
 /// A test environment in which all cases use one store, one after another; the store is emptied between two cases.
 ///
-/// The environment can reopen, close and measure the store and report watch progress if the inner environment can. It
-/// has no other abilities. If the store is not empty when a test case begins, the case fails, unless foreign keys may
-/// be erased.
+/// Of the inner environment's abilities, this environment keeps only these: reopen, close and measure the store, and
+/// report watch progress. If the store is not empty when a test case begins, the case fails, unless foreign keys may be
+/// erased.
 #[derive(Debug)]
 pub struct InPlaceHarness<H> {
     store: H,

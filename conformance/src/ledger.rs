@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// Checks that the store contains every acknowledged write and no write with the outcome "not applied". Each write
-    /// must be complete and must have run only once.
+    /// in the store must be complete and must have run only once.
     pub(crate) async fn is_true(&self, handle: &BoundedHandle) -> Checked {
         let found = handle.read(Range::prefix(PREFIX)).await?;
         holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)

@@ -24,7 +24,7 @@ const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 /// Runs all conformance cases on a store, as the `main` function of a test with `harness = false`.
 ///
 /// The list `ignored` names the test cases that this environment cannot run. If the environment cannot run a test case
-/// outside this list, the test fails: no case may be skipped unnoticed. The test output lists an ignored case as
+/// that is not in `ignored`, the test fails: no case may be skipped unnoticed. The test output lists an ignored case as
 /// ignored, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
@@ -56,8 +56,8 @@ pub enum FailureFrequency {
 /// Like [`main`], for a store that is known to fail some test cases.
 ///
 /// Test cases with a known failure run, too, and each of them must break exactly the listed rule. The test fails if a
-/// case breaks a different rule, or passes although its failure is listed as [`FailureFrequency::Always`]. The check of
-/// passing cases keeps the list of known failures correct.
+/// case breaks a different rule, or passes although its failure is listed as [`FailureFrequency::Always`]. A case that
+/// passes against expectation fails the test, because otherwise the list of known failures would become outdated.
 pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
     if let Some(code) = play_role(&harness) {
         return code;

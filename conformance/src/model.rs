@@ -41,7 +41,7 @@ impl Model {
         self.mark
     }
 
-    /// The entries of a range at a revision.
+    /// The entries that a key range contains at a revision.
     fn state(&self, range: &Range, at: Revision) -> Vec<Kv> {
         if at == self.revision {
             return self.now.within(range).cloned().collect();

@@ -17,7 +17,7 @@ const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
 const STEPS_PER_PIECE: u32 = 20_000;
 
 /// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The load is
-/// measured at the first call and then at most every five seconds, which takes about 40 ms.
+/// measured at the first call, and later at most every five seconds. A measurement takes about 40 ms.
 #[must_use]
 pub fn patient(limit: Duration) -> Duration {
     limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
@@ -37,7 +37,8 @@ fn slowness() -> f64 {
     }
 }
 
-/// The time that all pieces of work took, divided by the time they would take at the speed of the quickest piece.
+/// The measured slowdown: the time that all pieces of work took, divided by the time they would take at the speed of
+/// the quickest piece.
 fn measure() -> f64 {
     let begun = Instant::now();
     let (mut pieces, mut quickest) = (0_u32, Duration::MAX);

@@ -42,7 +42,7 @@ pub struct Proxy {
 struct Control {
     server: SocketAddr,
     link: watch::Sender<LinkCondition>,
-    /// The number of cuts of the link so far. Each cut ends the connections that exist at that time.
+    /// The number of cuts of the link so far. Each cut ends all connections that are open at that moment.
     cuts: watch::Sender<u64>,
     /// The number of bytes that the proxy has dropped.
     lost: watch::Sender<usize>,
@@ -54,7 +54,7 @@ impl Proxy {
     /// Starts a proxy in front of this server.
     ///
     /// # Errors
-    /// If no port is free.
+    /// No TCP port is free.
     pub fn to(server: SocketAddr) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;

@@ -269,7 +269,7 @@ impl Store for RemoteStore {
     }
 }
 
-/// A test harness that makes stores whose clients have this fault.
+/// A test harness that makes stores whose clients have one given fault.
 struct RemoteHarness(ClientFault);
 
 #[derive(Debug)]

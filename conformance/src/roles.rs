@@ -32,8 +32,8 @@ const ROLES: &[(&str, RoleFunction)] = &[
 ///
 /// Conformance cases with several processes run their own executable as child processes. [`main`](crate::main()) plays
 /// the roles of child processes. If a program calls [`run`](crate::run()) with a harness that lists
-/// [`Processes`](crate::Ability::Processes), it must call this function first. If this function returns an exit status,
-/// the program must exit with it.
+/// [`Processes`](crate::Ability::Processes), the program must call this function before anything else. If this function
+/// returns an exit status, the program must exit with that status.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);

@@ -19,10 +19,10 @@ pub struct RunOptions {
     /// The time limit for one store call or for one batch of a watch; 10 s by default. The limits `patience` and
     /// `case_limit` apply to a quiet machine, and grow with its load; see [`patient`](crate::patient).
     pub patience: Duration,
-    /// The time limit for one test case, or for one round of a case with many rounds; 2 minutes by default. The runner
-    /// ends a case after this time even if the store blocks its threads; it then abandons the blocked threads.
+    /// The time limit for one test case, or for one round of a case with many rounds; 2 minutes by default. When a test
+    /// case exceeds this limit, the runner ends it, even if the store blocks its threads; these threads are abandoned.
     pub case_limit: Duration,
-    /// Stops the run when the flag becomes true: the runner abandons the current case and starts no further case.
+    /// Stops the run when this flag becomes true: the runner abandons the current case and starts no further case.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -117,7 +117,7 @@ impl Report {
 /// not be called on an async runtime.
 ///
 /// # Errors
-/// If no tokio runtime can be started. Faults of the store are reported as a [`Verdict`] and not as an error.
+/// No tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an error.
 pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
@@ -133,7 +133,7 @@ impl Run {
     /// Creates a run of the selected test cases.
     ///
     /// # Errors
-    /// If no tokio runtime can be started.
+    /// No tokio runtime could be started.
     pub fn new(harness: impl Harness, options: &RunOptions) -> Result<Self, BoxError> {
         let stage = Stage::new(Arc::new(harness), options.clone())?;
         let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();
@@ -234,10 +234,10 @@ mod tests {
         }
     }
 
-    /// Returns the verdict of case `B01`, which reads an absent key, on a store with this mishap.
+    /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
-        // Only a store that blocks its thread has to reach the time limit of the test case. With other mishaps, the
-        // test case may take longer on a busy machine.
+        // Only a store that blocks its thread has to reach the time limit of the test case. On stores with other
+        // faults, the case must be allowed more time on a busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

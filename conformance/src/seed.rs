@@ -10,7 +10,7 @@ pub(crate) const SEED: &str = "CONFORMANCE_SEED";
 static CHOSEN: LazyLock<u64> = LazyLock::new(|| given().ok().flatten().unwrap_or_else(|| fastrand::u64(..)));
 
 /// The random seed of all random cases of this process: the number in the environment variable `CONFORMANCE_SEED`, or
-/// else a random number. A report of a test run should show the seed, because the run can be repeated with it.
+/// else a random number. A report of a test run should show the random seed, with which the run can be repeated.
 pub fn seed() -> u64 {
     *CHOSEN
 }

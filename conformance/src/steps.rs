@@ -68,8 +68,8 @@ impl Steps {
         same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
     }
 
-    /// Checks a store after a crash. It must contain every acknowledged step and at most one more step, and no step in
-    /// part. Returns the number of steps that the store contains.
+    /// Checks a store after a crash. After the crash, the store must contain every acknowledged step and at most one
+    /// more, and no step in part. Returns the number of steps that the store contains.
     pub(crate) async fn check_crashed(&self, store: &BoundedHandle, acknowledged: u64) -> Checked<u64> {
         let steps = self.at(store.revision().await?)?;
         if steps < acknowledged {

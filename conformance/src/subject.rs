@@ -35,7 +35,7 @@ const MAX_CONCURRENT_WRITES: usize = 64;
 /// The progress of a test case, which is reported to the runner's thread.
 #[derive(Debug)]
 pub(crate) enum CaseProgress {
-    /// A round of the test case begins, and the time limit restarts.
+    /// A new round of the test case begins, which restarts its time limit.
     RoundBegan,
     Finished(Checked),
 }
@@ -254,8 +254,8 @@ impl Subject {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Reports to the runner that a round begins, which restarts the time limit of the test case. Rounds reopen the
-    /// store, and some stores take seconds to open.
+    /// Reports to the runner that a round begins, which restarts the time limit of the test case. The limit restarts
+    /// because each round may reopen the store, and some stores take seconds to open.
     pub(crate) fn next_round(&self) {
         // If the runner has abandoned the test case, no thread receives the report.
         let _ = self.progress.send(CaseProgress::RoundBegan);

@@ -207,7 +207,7 @@ impl<H> BrokenHarness<H> {
 
 #[derive(Debug)]
 struct BrokenFixture {
-    // The field is `None` while the store is being reopened.
+    // The store is `None` while it is being reopened.
     store: Option<Arc<dyn Store>>,
     inner: Box<dyn Fixture>,
     broken: Broken,

@@ -69,8 +69,8 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Child role: writes steps; the first argument is their width and the second is the first step. The third argument is
-/// the number of steps; without it, the child process writes until it is killed.
+/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument is
+/// the number of steps; without this argument, the child process writes until it is killed.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
@@ -288,8 +288,8 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After a crash, the process that opens the store is killed as well, twice in a row. The killed openings must leave
-/// the store unchanged.
+/// After a crash, the process that opens the store is killed as well, twice in a row. Opening the store must not change
+/// it, even if the process is killed meanwhile.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;

@@ -131,7 +131,8 @@ pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> 
     }
 }
 
-/// A store must keep its revision when its process is killed after a compaction at the newest revision, a deletion.
+/// A store must keep its revision when it is compacted at its newest revision, a deletion, and its process is then
+/// killed.
 pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
     let rounds = 50;
     t.let_go().await?;

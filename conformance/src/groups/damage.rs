@@ -136,8 +136,8 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 /// If a store's largest file is missing, empty, a folder or garbage, opening or reading the store must fail with an
-/// error. A store with such a file must not be recreated or changed. Once the largest file is restored, the store must
-/// be intact.
+/// error. A store whose largest file is damaged in this way must not be recreated or changed. Once the largest file is
+/// restored, the store must be intact.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
@@ -183,12 +183,12 @@ fn put_back(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::write(path, bytes)
 }
 
-/// Hundreds of times and at random places, flips bits, truncates files, writes zeros and removes files.
+/// Flips bits, truncates files, writes zeros and removes files, hundreds of times and at random places.
 pub(crate) async fn any_damage(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
-    // A different seed in the environment selects different damage.
+    // A different random seed in the environment selects different damage.
     let seed = if std::env::var_os(SEED).is_some() { seed() } else { 0x5eed };
     let mut random = Rng::with_seed(seed);
     let (mut right, mut refused) = (0, 0);

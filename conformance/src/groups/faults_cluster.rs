@@ -52,7 +52,7 @@ fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
     ledger.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).collect()
 }
 
-/// The counts that all incrementing clients share.
+/// The counts that all clients share while they increment the counter.
 #[derive(Debug, Default)]
 struct ClientCounts {
     /// The highest counter value in an acknowledged write or in a read.
@@ -262,7 +262,7 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
     const CALLS: usize = 100;
     for dead in 0..MEMBERS {
         t.signal(dead, Signal::SIGKILL)?;
-        // Calls fail until the two remaining servers have elected a leader.
+        // Store calls fail until the two remaining servers have elected a leader.
         only(&t, (dead + 1) % MEMBERS).await?.heals().await?;
         only(&t, (dead + 2) % MEMBERS).await?.heals().await?;
         let handle = first_at(&t, dead).await?;
@@ -291,7 +291,7 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
 }
 
 pub(crate) async fn left_far_behind(t: Subject) -> Checked {
-    // A leader keeps fewer writes than this for a lagging member, so the member must get a complete snapshot.
+    // For a lagging member, a leader keeps fewer past writes than this number, so the member needs a complete snapshot.
     const WRITES: usize = 6000;
     let (_, [behind, other]) = roles(&t).await?;
     let watching = only(&t, behind).await?;

@@ -11,8 +11,8 @@ use crate::subject::{BoundedHandle, Subject, UnusedAddress, in_time};
 
 const ROUNDS: usize = 5;
 
-/// Sends a transaction to the store and drops the answer on the network. Returns what the client reports, and the
-/// revision of the transaction.
+/// Sends a transaction to the store and drops the answer on the network. Returns the client's result, and the revision
+/// at which the transaction happened.
 async fn without_reply(
     t: &Subject,
     (proxy, far): (&Proxy, &BoundedHandle),

@@ -14,11 +14,11 @@ use crate::subject::{Subject, text};
 
 /// How long a process waits for the store lock in a test where it must not get the lock.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// The number of turns at the store between two output lines of a child process. The time limit for one output line
-/// thus covers ten turns of each process.
+/// Number of times that a child process opens the store between two lines of its output. The time limit for one output
+/// line thus covers ten turns at the store for each process.
 const REPORTED_TURNS: u64 = 10;
 
-/// Child role: opens the store and reports the result. The argument is the maximum time to wait for the store, in
+/// Child role: opens the store and prints the result. The role's argument is the maximum time to wait for the store, in
 /// milliseconds.
 pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     let wait = Duration::from_millis(job.argument(0)?);
@@ -36,7 +36,7 @@ pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// While a process holds the store, this process and another one each wait for it, exactly as long as requested.
+/// If a process holds the store, any other process must wait for it for exactly the requested time.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
@@ -50,7 +50,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
         holds("as long a wait in another process", waited >= wait, &waited)?;
     }
     same("the store after all that", t.value("k").await?.as_deref(), Some("v"))?;
-    // A waiting process gets the store as soon as the process that holds it closes it.
+    // A waiting process gets the store as soon as the holder closes the store.
     let mut waiting = t.process("try", &[60_000])?;
     t.let_go().await?;
     same("what a waiting process finds", waiting.say("joined").await?, "v".to_owned())?;
@@ -102,8 +102,8 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
 }
 
-/// A process that waits for a store gets it when the process that holds the store is killed. After that kill, the store
-/// must contain no part of an unfinished transaction.
+/// A process that waits for a store gets it when the process that holds the store is killed. After the holder was
+/// killed, the store must contain no part of an unfinished transaction.
 pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;

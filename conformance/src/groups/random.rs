@@ -192,8 +192,9 @@ impl SequenceRun {
 
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
-    /// This method does not check the event of a deletion exactly at the compaction mark. Old versions of etcd lose
-    /// such an event. Case W11 tests nothing else, so it can be listed as a known failure without hiding other faults.
+    /// This method does not check the event of a deletion exactly at the compaction mark. Old versions of etcd lose the
+    /// event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark,
+    /// so this case can be listed as a known failure without hiding other faults.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };

@@ -86,7 +86,7 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys while no client is writing. Both checkers judge these reads, too.
+/// Reads all keys while no client is writing. Both checkers also judge these reads between the rounds.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -104,7 +104,7 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// The last value that this client saw at each key, with which some of its compare-and-swaps succeed.
+    /// The last value that this client saw at each key. Compare-and-swaps use these values, so some of them succeed.
     known: [u32; KEYS],
     number: usize,
     written: usize,

@@ -30,8 +30,8 @@ pub(crate) async fn replay_then_live(t: Subject) -> Checked {
     puts(&t, PAST).await?;
     let writer = t.another().await?;
     let writes = tokio::spawn(async move { writer.write_all(LIVE, |i| Op::put(format!("p/{i}"), "live")).await });
-    // Several watches start one after another while the writer runs. Each watch therefore switches from past to live
-    // events at a different revision.
+    // Several watches start one after another while the writer runs. Each watch switches from past to live events at a
+    // different revision.
     for _ in 0..5 {
         let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
         gives_all(&mut watcher, base.next(), after(base, PAST as i64)).await?;
@@ -158,8 +158,8 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         t.compact(revisions[3]).await?;
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
-    // The quiet watch got no events, so the compaction mark may be past the revision at which the watch stands. The
-    // quiet watch may deliver its event or end with `Compacted`, but must not stay silent.
+    // The quiet watch got no events, so the compaction mark may be past the watch's next revision. The quiet watch may
+    // deliver its event or end with `Compacted`, but must not stay silent.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {
         Ok(batch) => same("the first batch of a watch of a quiet range", batch.revision, last)?,

@@ -55,14 +55,14 @@ impl CallGenerator {
         }
     }
 
-    /// Remembers the entries of a read; later guards on their revisions then sometimes hold.
+    /// Remembers the revisions of the entries that a read returned, so that some later guards hold.
     pub(crate) fn learn(&mut self, kvs: &[Kv]) {
         for kv in kvs {
             self.set(&kv.key, kv.mod_revision);
         }
     }
 
-    /// Remembers the entries that a transaction wrote or read; later guards on their revisions then sometimes hold.
+    /// Remembers the revisions of the entries that a transaction wrote or read, so that some later guards hold.
     pub(crate) fn learn_txn(&mut self, txn: &Txn, answer: &TxnResponse) {
         self.newest = answer.revision;
         let branch = if answer.succeeded { &txn.success } else { &txn.failure };

@@ -15,7 +15,7 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Returns true if a write that began with this floor may have the given revision.
+    /// Returns true if the given revision is newer than every revision that clients knew when the call began.
     pub(super) fn is_below(self, revision: Revision) -> bool {
         self.answered.max(self.seen) < revision
     }

@@ -73,8 +73,8 @@ impl Call {
 pub struct Stream {
     /// The number of the recorder through which the watch was opened.
     pub client: u64,
-    /// The request with which the watch was opened. In later parts of a history, its start revision is after the events
-    /// of the earlier parts.
+    /// The request with which the watch was opened. In later parts of a history, the start revision of this request is
+    /// after the events of the earlier parts.
     pub request: WatchRequest,
     /// The batches that the watch delivered, and the error that ended it, each with the time of its arrival.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,

@@ -77,8 +77,8 @@ impl Replay {
     }
 
     /// Judges the next part of a recorded history. The store's log in `log` must contain all revisions since the
-    /// previous part, up to a moment at which no call was running. Writes with unknown outcome may appear in the log of
-    /// a later part.
+    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear only in the
+    /// log of a later part.
     ///
     /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
@@ -147,8 +147,8 @@ impl Replay {
         Ok(applied.events)
     }
 
-    /// Applies the events of a client that is not recorded. Such events must be possible in the current state of the
-    /// store.
+    /// Applies the events of a client that is not recorded. The events of an unrecorded client must be possible in the
+    /// current state of the store.
     fn follow(&mut self, batch: &Batch) -> Result<Vec<Event>, Violation> {
         let mut events = Vec::with_capacity(batch.events.len());
         for event in &batch.events {

@@ -16,7 +16,7 @@ use crate::state::State;
 pub(super) struct PendingCall {
     pub(super) call: Call,
     pub(super) floor: Floor,
-    /// If the caller got no answer: the revision of the log at which the call happened.
+    /// The revision of the log at which an unanswered call happened, once it is known.
     pub(super) found_at: Option<Revision>,
 }
 
@@ -34,14 +34,15 @@ pub(super) struct JudgedPart {
     calls: Vec<PendingCall>,
     /// The acknowledged writes whose revisions the replay has not reached yet.
     acknowledged: BTreeMap<Revision, usize>,
-    /// The answered calls that wrote nothing, in descending order of the revision that they saw. The next observing
-    /// call to judge is the last element.
+    /// The answered calls that wrote nothing, in descending order of the revision that they saw. The last element is
+    /// the next call to judge.
     observers: Vec<(Revision, usize)>,
     /// The writes with unknown outcome, indexed by the entries that they may put.
     putters: HashMap<(Key, Value), Vec<usize>>,
     /// The writes with unknown outcome that can only delete keys.
     deleters: Vec<usize>,
-    /// The revisions of deletions that no acknowledged call explains, each with the calls that may have made it.
+    /// The revisions of deletions that no acknowledged call explains, each with the calls that may have made the
+    /// deletion.
     deletions: Vec<(Revision, Vec<usize>)>,
 }
 
@@ -148,7 +149,8 @@ impl JudgedPart {
         if first_put(batch).is_some() {
             self.calls[first].found_at = Some(batch.revision);
         } else {
-            // Once all such deletions are known, `match_deletions` decides which of the fitting calls made this one.
+            // Several calls may fit; `match_deletions` chooses one when all deletions without an acknowledged call are
+            // known.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)

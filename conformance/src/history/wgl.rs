@@ -69,7 +69,7 @@ pub(crate) struct SearchFailure {
     pub(crate) tried: SearchExtent,
     /// The largest number of calls that any tried order explains.
     pub(crate) explained: usize,
-    /// The state of the store after that largest number of explained calls.
+    /// The state of the store after the longest explained sequence of calls.
     pub(crate) state: KeyStates,
     /// The calls that could have come next, but whose answers do not fit the state.
     pub(crate) stuck: Vec<Call>,
@@ -140,7 +140,7 @@ struct Search {
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
     /// The visited states from which no order continues, with the unanswered calls that were in the order at that time.
-    /// A state is a dead end, too, if more unanswered calls have been used to reach it.
+    /// If a visited state is reached again with more unanswered calls in the order, it is also a dead end.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,

@@ -24,7 +24,7 @@ impl<'a> RoleJob<'a> {
     /// Reads the job of this child process from its environment variables.
     ///
     /// # Errors
-    /// If no environment variable has the address of a store.
+    /// No environment variable has the address of a store.
     pub(crate) fn of_this_process(harness: &'a dyn Harness, arguments: Vec<u64>) -> Result<Self, BoxError> {
         Ok(Self { harness, address: env::var(ADDRESS_VARIABLE)?, arguments })
     }
@@ -37,7 +37,7 @@ impl<'a> RoleJob<'a> {
         &self.address
     }
 
-    /// The folder for the role, if the parent process set one.
+    /// The folder for this child process, if its parent process set one.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
     }
@@ -47,12 +47,12 @@ impl<'a> RoleJob<'a> {
         BoundedHandle::new(fixture.store(), STORE_WAIT_TIMEOUT, Tenancy::Exclusive)
     }
 
-    /// Opens the store. Opens the store, and waits up to a minute for the store lock.
+    /// Opens the store, and waits up to a minute for the store lock.
     pub(crate) async fn join(&self) -> kv::Result<Box<dyn Fixture>> {
         self.join_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Opens the store. Opens the store, and waits up to `wait` for the store lock.
+    /// Opens the store, and waits up to `wait` for the store lock.
     pub(crate) async fn join_within(&self, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         self.harness.join(&self.address, wait).await
     }

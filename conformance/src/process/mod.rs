@@ -1,8 +1,8 @@
 //! Starts child processes of the conformance suite: each child runs the suite's own executable and plays a role.
 //!
-//! A test case starts a child process, reads its output line by line, and ends it. The child process reads its role,
-//! its arguments and the address of the store from its environment. The child process then opens the store and runs the
-//! function of its role.
+//! A test case starts a child process, reads its output line by line, and ends this process. The child process reads
+//! its role, its arguments and the address of the store from its environment. The child process then opens the store
+//! and runs the function of its role.
 
 mod child;
 
@@ -27,8 +27,8 @@ pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
 /// The first word of the output line of a child process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word of the output line of a child process whose store breaks a rule. The same output line contains the
-/// broken rule and the fault.
+/// The first word of the output line of a child process whose store breaks a rule. After this word, the output line
+/// contains the broken rule and the fault.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
 /// The environment variable with a folder that a child process may use in its role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
@@ -114,7 +114,8 @@ impl Process {
         Ok(line)
     }
 
-    /// Reads the next line that the child process prints. It must begin with `word`; the rest of the line is returned.
+    /// Reads the next line that the child process prints. The line must begin with `word`; the method returns the rest
+    /// of the line.
     pub(crate) async fn say(&mut self, word: &str) -> Checked<String> {
         let line = self.line().await?;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word)).map(|rest| rest.trim().to_owned());

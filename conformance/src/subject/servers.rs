@@ -106,7 +106,7 @@ impl Subject {
         self.surroundings_mut()?.put_back().await.map_err(|error| environment("putting a copy back", &error))
     }
 
-    /// Does what an operator must do after the store was full.
+    /// Does what an operator must do after the store was full (for etcd: defragment, clear the alarm).
     pub(crate) async fn make_room(&self) -> Checked {
         self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
     }

@@ -1,5 +1,5 @@
-//! Tests the runner on stores that block every thread that calls them. Even then, all test cases must get a verdict,
-//! the run must end, and the process must exit.
+//! Tests the runner on stores that block every thread that calls them. Even on stores that block their callers, all
+//! test cases must get a verdict, the run must end, and the process must exit.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};

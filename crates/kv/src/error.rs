@@ -159,7 +159,7 @@ pub enum ErrorKind {
     },
     /// The store's answer could not be decoded.
     Undecodable,
-    /// The storage engine reported an input or output error during a commit.
+    /// The storage engine reported an error during a commit.
     CommitIo,
     /// The operating system reported an error while the store was being read or opened.
     Io,
@@ -359,8 +359,8 @@ impl Error {
         self.0.outcome
     }
 
-    /// Returns true if the failed request can have no effect later. If its outcome is unknown, a read of the latest
-    /// revision then shows whether the write happened.
+    /// Returns true if the failed request can have no effect later. If the outcome of the request is unknown, a read of
+    /// the latest revision then shows whether the write happened.
     pub fn is_final(&self) -> bool {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }

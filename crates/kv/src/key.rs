@@ -166,7 +166,7 @@ impl From<Vec<u8>> for Value {
 pub struct Revision(i64);
 
 impl Revision {
-    /// An unset revision: it means "latest" in a read and "absent" in a compare.
+    /// An unset revision, which means "latest" in a read and "absent" in a compare.
     pub const UNSET: Self = Self(0);
 
     /// Creates the revision with the given number. A revision below 1 means "latest" in a read, and is rejected in

@@ -8,9 +8,9 @@
 //! `conformance` tests a store against each of them.
 //!
 //! - An **author of a store** implements the four methods of [`Store`].
-//! - A **user of a store** holds an `Arc<dyn Store>`, reads through [`StoreExt`], and changes keys with [`transact!`].
 //! - A **user of a store** has an `Arc<dyn Store>`, reads keys through [`StoreExt`], and changes keys with
 //!   [`transact!`].
+//! - A **test or a benchmark** puts a wrapper from [`wrap`] around a store.
 
 mod error;
 mod key;

@@ -311,8 +311,8 @@ impl Op {
     }
 }
 
-/// An atomic transaction: compares, operations for the case that all compares hold, and operations for the other case.
-/// All writes of a transaction have the same revision.
+/// An atomic transaction: compares, the operations that run if all compares hold, and the operations that run
+/// otherwise. All writes of a transaction have the same revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -443,7 +443,7 @@ pub struct RangeResponse {
     pub kvs: Vec<Kv>,
     /// The number of keys in the range, whatever the limit.
     pub count: u64,
-    /// True if the range contains more keys than the answer.
+    /// True if the range contains more keys than the answer does.
     pub more: bool,
 }
 
@@ -467,7 +467,7 @@ pub enum OpResult {
     Range(RangeResponse),
 }
 
-/// The answer to a transaction. If a compare does not hold, the transaction still succeeds, and this answer says so.
+/// The answer to a transaction. A compare that does not hold is not an error: the field `succeeded` is then false.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TxnResponse {
@@ -479,7 +479,7 @@ pub struct TxnResponse {
     pub results: Vec<OpResult>,
 }
 
-/// The kind of a change of a key.
+/// The kind of a change to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {

@@ -15,7 +15,7 @@ use crate::request::{
 };
 
 /// The stream that [`Store::watch`] returns: one batch for each revision with events, and progress reports if
-/// requested. If the watch fails, its error is the last item.
+/// requested. If the watch fails, the last item of the stream is its error.
 ///
 /// To end a watch, drop its stream.
 pub type WatchStream = BoxStream<'static, Result<Batch>>;
@@ -55,8 +55,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// `InvalidArgument` if the range is empty or `start` is below 1. The stream ends with `Compacted` when the
-    /// compaction mark passes the next revision to deliver. It ends with `Disconnected` when the store cannot continue
-    /// without a gap.
+    /// compaction mark passes the next revision to deliver. The stream ends with `Disconnected` when the store cannot
+    /// continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
     /// Compacts the store: drops its history before `revision`. The state at `revision` stays readable; older states
@@ -201,7 +201,7 @@ pub trait StoreExt: Store {
         conditional(self, key.clone(), mod_revision, Op::put(key, value)).await
     }
 
-    /// Deletes the keys of a range and returns how many there were.
+    /// Deletes the keys of a range and returns the number of deleted keys.
     ///
     /// # Errors
     /// Any error of [`Store::txn`].
@@ -350,14 +350,14 @@ impl Pages {
     }
 }
 
-/// Says what a store handle writes.
+/// Says whether a store handle is for any writes, or only for releases of addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// The handle makes writes of any kind.
+    /// The handle may make writes of any kind.
     #[default]
     Any,
-    /// Releases of addresses. If the disk is full, an embedded store drops history or uses reserved space to make room
-    /// for released addresses.
+    /// Releases of addresses. If the disk is full, an embedded store frees history and reserved space to let the
+    /// release of an address succeed.
     Release,
 }

@@ -1,5 +1,5 @@
-//! Runs optimistic, serialisable transactions: a body reads at one revision and decides, and its writes are committed
-//! if the keys that it read have not changed.
+//! Runs optimistic, serialisable transactions. A transaction body reads at one revision; its writes are committed if
+//! the keys that it read have not changed.
 //!
 //! This file contains the attempts of a transaction, their guarded commits, and the code that finds out the outcome of
 //! a commit that was not answered. The docs of [`transact!`](crate::transact!) show why this way of settling commits is
@@ -64,11 +64,11 @@ impl Deadline {
     }
 }
 
-/// The limits of a [`transact!`](crate::transact!) call, and the keys that it reads in its first request.
+/// The limits of a [`transact!`](crate::transact!) call, and extra keys to read in its first request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
-    /// The time limit of the whole call.
+    /// The time limit of the whole [`transact!`](crate::transact!) call.
     pub deadline: Deadline,
     /// Maximum number of times that the transaction is tried. The default number of attempts is 100, as in Calico's
     /// clients.
@@ -127,9 +127,9 @@ pub struct Committed<T> {
 /// ```
 ///
 /// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times,
-/// so it must have no other side effects. When the body returns `Ok`, its writes are committed together, provided that
-/// no key has changed that it read through [`get`](Transaction::get) or [`list`](Transaction::list). If a key that the
-/// body read in this way has changed, the body runs again on fresh data. When the body returns an error or writes
+/// so it must have no other side effects. When the body returns `Ok`, its writes are committed together. The commit
+/// fails if a key has changed that the body read through [`get`](Transaction::get) or [`list`](Transaction::list). If
+/// the commit fails for this reason, the body runs again on fresh data. When the body returns an error or writes
 /// nothing, the store stays unchanged, and the body's result is true for the one revision at which it read.
 ///
 /// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
@@ -148,7 +148,7 @@ pub struct Committed<T> {
 /// A change counts as the transaction's own if all written keys have the written values at the revision of the change.
 /// There are two situations that `transact!` cannot recognise. First, a commit that only guards absent keys and is
 /// still in flight may be applied late, when its guards hold again after they had failed. Second, another writer's
-/// transaction with exactly the same keys and values is taken for this one.
+/// transaction with exactly the same keys and values is mistaken for this transaction.
 ///
 /// `transact!` is a macro because the future of an async closure with a reference argument is not `Send`.
 ///
@@ -196,7 +196,7 @@ impl Attempts {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
-    /// Begins the next attempt of the transaction. Except before the first attempt, this method first pauses.
+    /// Begins the next attempt of the transaction. Before the second and every later attempt, this method pauses.
     ///
     /// # Errors
     /// `Conflict` if all attempts are used up, `Timeout` if no time is left for another attempt.
@@ -356,11 +356,12 @@ const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// The written key existed and was last written at this revision. Its first change after this revision shows
-    /// whether the commit has happened.
+    /// The written key existed and was last written at this revision. The first change of this key after that revision
+    /// shows whether the commit has happened.
     Changed(Key, Revision),
-    /// All written keys were absent; this is one of them. If the commit has happened, it created this key after the
-    /// given revision. The search for that creation has covered all revisions up to the given one.
+    /// All written keys were absent, including the key in this variant. If the commit has happened, it created this key
+    /// after the revision in this variant. The search for the key's creation has covered all revisions up to the
+    /// revision in this variant.
     Created(Key, Revision),
 }
 
@@ -443,7 +444,7 @@ impl Transaction {
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
     }
 
-    /// Searches the store's history for the unanswered commit. Returns `None` if the commit has not happened until now.
+    /// Searches the store's history for the unanswered commit. Returns `None` if the commit has not happened so far.
     async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
         let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {

@@ -75,8 +75,8 @@ pub struct Transaction {
     stale: bool,
     /// False if an earlier attempt relied on a peek and ended without a commit that confirmed the result of the peek.
     pub(super) may_rely_on_peek: bool,
-    /// True once a read has returned "absent" only because the key was absent in a peek. That peek read a newer
-    /// revision than the attempt.
+    /// True once a read has returned "absent" only because the key was absent in a peek. The peek read a newer revision
+    /// than the attempt.
     pub(super) relied_on_peek: bool,
 }
 
@@ -142,9 +142,9 @@ impl Transaction {
 
     /// Reads one key. The commit fails if the key changes after the attempt's revision.
     ///
-    /// If a [`peek`](Self::peek) found the key absent, this method returns `None` without a request, and the commit
-    /// fails if the key exists by then. A peek is newer than the attempt's revision. If an attempt relies on a peek and
-    /// ends without a commit, its result is therefore discarded, and the next attempt reads the key.
+    /// If a [`peek`](Self::peek) found the key absent, this method returns `None` without a request. The commit then
+    /// fails if the key exists at the commit. A peek is newer than the attempt's revision. If an attempt relied on a
+    /// peek and ended without a commit, the attempt is therefore discarded, and the next attempt reads the key.
     ///
     /// # Errors
     /// Any store error.
@@ -203,7 +203,7 @@ impl Transaction {
         Ok(listing.kvs.into_iter().map(|kv| kv.key).collect())
     }
 
-    /// Returns true if a key range contains no key. The check reads no values and adds no guard.
+    /// Returns true if a key range contains no key. The method `snapshot_is_empty` reads no values and adds no guard.
     ///
     /// # Errors
     /// Any store error.
@@ -383,7 +383,7 @@ impl Transaction {
         }
     }
 
-    /// Sends several reads concurrently. If one of them fails with a transient error, repeats all of them.
+    /// Sends several reads concurrently. If one of the reads fails with a transient error, repeats all reads.
     async fn send_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
         let mut attempt = 0;
         loop {

@@ -201,7 +201,8 @@ impl<S: Store> FaultyStore<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Injects the faults that happen before a call of the inner store. Returns the fault to inject after that call.
+    /// Injects the faults that happen before a call of the inner store. Returns the fault to inject after the call of
+    /// the inner store.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {

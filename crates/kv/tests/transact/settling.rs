@@ -26,7 +26,7 @@ fn delete(key: &str) -> Deed {
 }
 
 /// A store wrapper in which another writer changes keys just before and just after the second transaction (the first
-/// attempt's commit). The inner store injects a fault into that commit.
+/// attempt's commit). The inner store injects a fault into the commit of the first attempt.
 #[derive(Clone, Debug)]
 struct Contended {
     inner: FaultyStore<MvccStore>,
