@@ -72,9 +72,9 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
-/// Returns true if the server, like kine, only supports transactions of a few shapes on a single key. Such a server
-/// checks the shape of a transaction before it executes any operation. The first of the two strings is the error
-/// message of newer kine versions.
+/// Returns true if the server, like kine, only supports transactions of a few shapes on a single key. A server like
+/// kine checks the shape of a transaction before it executes any operation. The text that begins with `etcdserver:` is
+/// the error message of newer kine versions.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }

@@ -120,7 +120,7 @@ impl MemberList {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// Returns the member at the index, which may exceed the number of members and is taken modulo that number.
+    /// Returns the member at the given index modulo the number of members.
     pub(crate) fn get(&self, place: usize) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(place % self.endpoints.len().max(1))
     }

@@ -7,12 +7,12 @@
 //!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, which
 //!   makes the answer as fresh as that of other reads.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
-//!   has attached. To prevent this, the guard requires that the keys which the transaction puts without a lease have no
-//!   lease. The guard consists of compares, and of reads in the failure branch. These reads show whether a leased key
-//!   made the transaction fail. The guard may exceed limits on compares, operations or bytes, and it cannot be used if
-//!   the failure branch writes. The keys are then read just before the transaction, which leaves a short gap. A key
-//!   needs no guard if a compare of the transaction requires its range to be empty. A lease on a key is reported even
-//!   if another compare fails, too.
+//!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
+//!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
+//!   leased key made the transaction fail. The guard may exceed limits on compares, operations or bytes, and it cannot
+//!   be used if the failure branch writes. The keys are then read just before the transaction, which leaves a short
+//!   gap. A key needs no guard if a compare of the transaction requires its range to be empty. A lease on a key is
+//!   reported even if another compare fails, too.
 //!
 //! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After such a
 //! refusal, one small request per key finds the key for which the user lacks permission. The requests that search for

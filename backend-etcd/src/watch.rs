@@ -3,8 +3,8 @@
 //! For each watch, a task reads etcd's messages and splits them into whole revisions. The task reads even if the
 //! watcher does not: all streams of a connection share one flow-control window, so a few unread streams would stall
 //! every call on the connection. The total size of the events that are queued for a watcher is limited. When the queue
-//! is full, the task closes the stream and delivers the remaining batches as the watcher reads. Then the task opens the
-//! watch again at the next revision.
+//! is full, the task closes the stream and delivers the remaining batches as the watcher reads. When these batches are
+//! delivered, the task opens the watch again at the next revision.
 //!
 //! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
 //! was restored to an older state. The same linearizable read is made if a watch starts above the revision of the

@@ -12,9 +12,9 @@
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
 //!   without and then with the mark, and syncs each time. Only the second header matters, and usually the file already
 //!   contains it. This module writes the second header only if it differs from the header that is in the file.
-//! - **The file is synced before the first write.** If a process is killed after it has written a commit and before it
-//!   has synced, the commit can be read but is not durable. Pages that such a commit has freed must not be overwritten
-//!   before the commit is durable.
+//! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
+//!   commit can be read but is not durable. Pages that such a commit has freed must not be overwritten before the
+//!   commit is durable.
 
 use std::io;
 use std::ops::Bound;
@@ -107,7 +107,7 @@ impl<B: StorageBackend> SharedFile<B> {
         })
     }
 
-    /// Prepares for the first write: writes a header that was held back, if it differs from the file's, and syncs the
+    /// Prepares for the first write: writes a held-back header if it differs from the header in the file, and syncs the
     /// content that the file had when it was opened.
     fn begin_writing(&self, phase: &mut FilePhase) -> io::Result<()> {
         match phase {

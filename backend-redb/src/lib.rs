@@ -60,8 +60,8 @@ impl Engine for Redb {
 /// Opens a redb table on custom storage, for example in memory. The function `storage` is called each time the table is
 /// opened: first here, and again after each failed commit. The string `store` is the name of the store in errors.
 ///
-/// As with [`Engine::open`], the rows of the opened table need not be durable until the next commit. Therefore put a
-/// [`kv_mvcc::journal::JournaledTable`] in front of the table.
+/// As with [`Engine::open`], the rows of the opened table need not be durable until the next commit. Always use the
+/// table behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
 /// `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`.

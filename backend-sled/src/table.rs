@@ -38,8 +38,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 /// A table of rows in a sled folder.
 ///
 /// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
-/// Therefore a commit consists of one sled batch, a flush and a separate sync, all under a write lock. Read views hold
-/// the same lock for reading while they are open.
+/// For these reasons, a commit consists of one sled batch, a flush and a separate sync, all under a write lock. Read
+/// views hold the same lock for reading while they are open.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
@@ -106,8 +106,8 @@ impl OpenTree {
             .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
         // Sync sled's log and its folder. If a process was killed between sled's flush and the sync, the log contains
-        // rows that can be read but are not durable. In addition, sled has just written a new snapshot, whose name in
-        // the folder is not durable yet.
+        // rows that can be read but are not durable. In addition, opening sled has just written a new snapshot, whose
+        // name in the folder is not durable yet.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
         Ok(opened)
     }
@@ -153,8 +153,8 @@ impl OpenTree {
 }
 
 impl Drop for OpenTree {
-    /// Closes the sled database on a separate thread. If closing takes too long, that thread is left running until the
-    /// process ends.
+    /// Closes the sled database on a separate thread. If closing takes too long, the closing thread is left running
+    /// until the process ends.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
         // Flush before the drop, because sled writes remaining data when it is dropped, and a write that hangs during
@@ -200,9 +200,9 @@ impl Worker {
     ///
     /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
     /// that abandons the write records the error, but in one of two places (`exit_reservation`) it wakes no waiting
-    /// thread. Therefore `watched` regularly checks whether sled has recorded an error. If sled has recorded an error,
-    /// `watched` calls `wake`. If the worker still hangs after `wake`, its thread is left running. The time limit
-    /// `limit` is for panics of sled's threads, which leave no recorded error.
+    /// thread. The method `watched` therefore regularly checks whether sled has recorded an error. If sled has recorded
+    /// an error, `watched` calls `wake`. If the worker still hangs after `wake`, its thread is left running. The time
+    /// limit `limit` is for panics of sled's threads, which leave no recorded error.
     fn watched(
         &self,
         config: &Config,

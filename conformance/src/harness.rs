@@ -154,8 +154,8 @@ pub struct RefusedUser {
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
     /// The abilities of this test environment. If a test case needs an ability that is not listed, the case is ignored,
-    /// and the test output shows the reason. Every case that is ignored in this way must be in the list of ignored
-    /// cases that the caller passes to [`main`](crate::main).
+    /// and the test output shows the reason. The list of ignored cases that the caller passes to [`main`](crate::main)
+    /// must name every case that lacks an ability.
     fn abilities(&self) -> &[Ability];
 
     /// Says whether other clients use the stores of this harness, too. On shared stores, test cases that need an
@@ -204,8 +204,8 @@ pub trait Harness: Send + Sync + 'static {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
-    /// Makes the store in this folder (see [`address_in`](Self::address_in)) look as if a later version had written it.
-    /// The suite calls this method while the store is closed. Requires [`Ability::Format`].
+    /// Makes the store whose [address](Self::address_in) is for this folder look as if a later version of the program
+    /// had written it. The suite calls this method while the store is closed. Requires [`Ability::Format`].
     ///
     /// # Errors
     /// Any error that prevents changing the store's files.

@@ -1,7 +1,7 @@
 //! Lists the conformance cases that some test environments cannot run.
 
 /// The conformance cases that need servers. For a store without servers, for example an embedded one, the caller of
-/// [`main`](crate::main()) adds these cases to the list of ignored cases.
+/// [`main`](crate::main()) adds `WITHOUT_SERVERS` to the list of ignored cases.
 pub const WITHOUT_SERVERS: &[&str] = &[
     "W21_cut_mid_stream",
     "W22_compacted_while_cut_off",
@@ -37,7 +37,7 @@ pub const WITHOUT_SERVERS: &[&str] = &[
 ];
 
 /// The conformance cases that need a process with a store's files. For a store in memory or on servers, the caller of
-/// [`main`](crate::main()) adds these cases to the list of ignored cases.
+/// [`main`](crate::main()) adds `WITHOUT_FILES` to the list of ignored cases.
 pub const WITHOUT_FILES: &[&str] = &[
     "R11_deletion_compacted_and_killed",
     "H17_killed_while_compacting",

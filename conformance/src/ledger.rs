@@ -29,7 +29,7 @@ pub(crate) enum LedgerAnswer {
 }
 
 /// All writes of a group of writers, with the store's answers. Each write is a transaction without compares that puts
-/// two keys of its own. The versions of these keys show whether the write ran twice.
+/// two keys of its own. The versions of the two keys show whether the write ran twice.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 

@@ -20,7 +20,8 @@ pub struct RunOptions {
     /// `case_limit` apply to a quiet machine, and grow with its load; see [`patient`](crate::patient).
     pub patience: Duration,
     /// The time limit for one test case, or for one round of a case with many rounds; 2 minutes by default. When a test
-    /// case exceeds this limit, the runner ends it, even if the store blocks its threads; these threads are abandoned.
+    /// case exceeds its time limit, the runner ends it, even if the store blocks its threads; the blocked threads are
+    /// abandoned.
     pub case_limit: Duration,
     /// Stops the run when this flag becomes true: the runner abandons the current case and starts no further case.
     pub stop: Option<Arc<AtomicBool>>,

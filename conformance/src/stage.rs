@@ -1,7 +1,7 @@
 //! Runs conformance cases with a tokio runtime, a test harness, and a lock for cases that must run alone.
 //!
 //! A store under test may block the thread that polls it. A blocked thread stops timers and cancellation on its tokio
-//! runtime. Therefore the runner's own thread, which is outside the runtime, watches the time limits. If a test case
+//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits. If a test case
 //! blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next case.
 
 use std::panic::AssertUnwindSafe;

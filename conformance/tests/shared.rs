@@ -1,5 +1,5 @@
-//! Runs the cases that tolerate a shared store on a store that another client uses. These cases must pass, change no
-//! foreign keys and leave no keys behind.
+//! Runs the cases that tolerate a shared store on a store that another client uses. The cases that tolerate a shared
+//! store must pass, change no foreign keys and leave no keys behind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod one;

@@ -136,7 +136,7 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 /// If a store's largest file is missing, empty, a folder or garbage, opening or reading the store must fail with an
-/// error. A store whose largest file is damaged in this way must not be recreated or changed. Once the largest file is
+/// error. While the largest file is damaged, the store must not be recreated or changed. Once the largest file is
 /// restored, the store must be intact.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;

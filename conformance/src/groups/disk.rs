@@ -167,7 +167,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // This key exists as soon as the writers are running.
+        // The key exists as soon as the writers are running.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }

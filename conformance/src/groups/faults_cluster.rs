@@ -291,7 +291,8 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
 }
 
 pub(crate) async fn left_far_behind(t: Subject) -> Checked {
-    // For a lagging member, a leader keeps fewer past writes than this number, so the member needs a complete snapshot.
+    // After missing this number of writes, a member cannot catch up from the leader's log and needs a complete
+    // snapshot.
     const WRITES: usize = 6000;
     let (_, [behind, other]) = roles(&t).await?;
     let watching = only(&t, behind).await?;

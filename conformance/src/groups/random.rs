@@ -61,8 +61,8 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of calls of a random sequence that have run. With this number, the shrinker first drops the calls that
-/// never ran.
+/// The number of calls of a random sequence that have run. The shrinker uses this number of calls to drop the calls
+/// that never ran first.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
@@ -193,8 +193,8 @@ impl SequenceRun {
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
     /// This method does not check the event of a deletion exactly at the compaction mark. Old versions of etcd lose the
-    /// event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark,
-    /// so this case can be listed as a known failure without hiding other faults.
+    /// event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark.
+    /// Only that case can be listed as a known failure without hiding other faults.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };

@@ -20,7 +20,7 @@ use crate::subject::{BoundedHandle, Subject, read_result};
 const CLIENTS: usize = 8;
 
 /// The number of rounds, and the number of calls that each client makes per round. Each call of unknown outcome doubles
-/// the work of the search for an order, so a round must contain few of them.
+/// the work of the search for an order, so a round must not contain many calls of unknown outcome.
 fn rounds(network: NetworkQuality) -> (usize, usize) {
     match network {
         NetworkQuality::Good => (12, 30),

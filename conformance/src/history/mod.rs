@@ -15,7 +15,7 @@
 //!
 //! The time to judge a history is linear in the number of its calls and events. Clients may write any values, and their
 //! calls may fail, time out or be dropped at any moment. The check is strictest if no client puts the same value at a
-//! key twice: then each log entry belongs to exactly one write.
+//! key twice, because each log entry then belongs to exactly one write.
 //!
 //! ```
 //! # use std::sync::Arc;

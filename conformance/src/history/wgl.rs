@@ -139,7 +139,7 @@ struct Search {
     placed: PlacedCalls,
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
-    /// The visited states from which no order continues, with the unanswered calls that were in the order at that time.
+    /// The visited states from which no order continues, each with the unanswered calls that were already in the order.
     /// If a visited state is reached again with more unanswered calls in the order, it is also a dead end.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
@@ -248,7 +248,7 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // This call changes nothing, so leaving it out of the order has the same effect.
+                    // A call that changes nothing can be left out of the order with the same effect.
                     return false;
                 }
                 self.used ^= 1 << i;

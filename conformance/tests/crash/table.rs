@@ -63,8 +63,8 @@ impl FileTable {
             apply(&mut rows, &commit);
         }
         let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-        // Broken stores do not rewrite their log: some of them let a second process in, which would go on writing to
-        // the old file.
+        // Broken stores do not rewrite their log, because some broken stores let a second process in, which would go on
+        // writing to the old file.
         if way == Breakage::Healthy && whole > 4 * live + SMALL {
             log = rewritten(path, &rows).map_err(io)?;
         }

@@ -2,7 +2,7 @@
 //!
 //! A lease is a time to live for keys, as in etcd. A put attaches its key to a lease, or detaches it from any lease.
 //! When a lease expires or is revoked, its keys are deleted. The trait [`Store`](crate::Store) has no methods to grant
-//! or revoke leases; the program that counts the time to live does this.
+//! or revoke leases; the program that counts the time to live grants and revokes leases.
 
 use std::borrow::Borrow;
 use std::fmt;

@@ -513,7 +513,7 @@ pub struct Batch {
     /// The time at which the revision was committed, if the store recorded it. Commit times never decrease from one
     /// revision to the next.
     pub time: Option<SystemTime>,
-    /// The events of this revision: at least one, except in a progress report.
+    /// The events of the batch's revision: at least one event, except in a progress report.
     pub events: Vec<Event>,
 }
 

@@ -2,8 +2,8 @@
 //! the keys that it read have not changed.
 //!
 //! This file contains the attempts of a transaction, their guarded commits, and the code that finds out the outcome of
-//! a commit that was not answered. The docs of [`transact!`](crate::transact!) show why this way of settling commits is
-//! sound. A [`Transaction`] provides the reads and writes for the body of a transaction.
+//! a commit that was not answered. The docs of [`transact!`](crate::transact!) show why the outcome of a commit can be
+//! found out reliably. A [`Transaction`] provides the reads and writes for the body of a transaction.
 
 mod transaction;
 
@@ -128,22 +128,22 @@ pub struct Committed<T> {
 ///
 /// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times,
 /// so it must have no other side effects. When the body returns `Ok`, its writes are committed together. The commit
-/// fails if a key has changed that the body read through [`get`](Transaction::get) or [`list`](Transaction::list). If
-/// the commit fails for this reason, the body runs again on fresh data. When the body returns an error or writes
+/// fails if a key has changed that the body read through [`get`](Transaction::get) or [`list`](Transaction::list). If a
+/// key that the body read has changed, the body runs again on fresh data. When the body returns an error or writes
 /// nothing, the store stays unchanged, and the body's result is true for the one revision at which it read.
 ///
 /// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
 /// key shows the outcome of the commit:
 ///
-/// - If the commit writes a key that existed, it has a guard on the mod revision of this key. The guard holds until the
-///   first change of the key, and never again. Because of this guard, the commit can happen at most once, so it is safe
-///   to send the commit again. If the repeated commit fails, `transact!` reads the first change of the key, which was
-///   made by this commit or by a faster writer.
+/// - If the commit writes a key that existed, the commit has a guard on the mod revision of this key. The guard holds
+///   until the first change of the guarded key, and never again. Because of this guard, the commit can happen at most
+///   once, so it is safe to send the commit again. If the repeated commit fails, `transact!` reads the first change of
+///   the key, which was made by this commit or by a faster writer.
 /// - If all written keys were absent, the guards hold again when other writers delete the keys that the commit created.
 ///   Before it sends the commit again, `transact!` checks each state that one of the written keys has had since the
-///   attempt. If this commit created the key in one of these states, the transaction has happened, even if the key was
-///   later changed or deleted. If the key's history was compacted, or has too many states, the outcome of the commit
-///   stays unknown.
+///   attempt began. If the commit created the key in one of the checked states, the transaction has happened, even if
+///   the key was later changed or deleted. If the key's history was compacted, or has too many states, the outcome of
+///   the commit stays unknown.
 ///
 /// A change counts as the transaction's own if all written keys have the written values at the revision of the change.
 /// There are two situations that `transact!` cannot recognise. First, a commit that only guards absent keys and is
@@ -256,8 +256,8 @@ impl Attempts {
 }
 
 enum Commit {
-    /// The attempt was committed at this revision. If the transaction body wrote nothing, this is the revision at which
-    /// the body read.
+    /// The attempt was committed at this revision. If the transaction body wrote nothing, this variant has the revision
+    /// at which the body read.
     Done(Revision),
     /// A key or key range that the attempt relied on has changed.
     Overtaken,
@@ -356,7 +356,7 @@ const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// The written key existed and was last written at this revision. The first change of this key after that revision
+    /// The written key existed and was last written at this revision. The first change of the key after that revision
     /// shows whether the commit has happened.
     Changed(Key, Revision),
     /// All written keys were absent, including the key in this variant. If the commit has happened, it created this key
@@ -505,8 +505,7 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // Since its creation, the key has existed without interruption, so the search continues before that
-            // revision.
+            // The key has existed without interruption since its creation, so the search continues before the creation.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }

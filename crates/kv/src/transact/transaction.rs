@@ -23,8 +23,8 @@ pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of a [`transact!`](crate::transact!) call.
 ///
-/// The first answer of the store fixes the revision at which this attempt reads. Except for peeks, all later reads of
-/// the attempt are at that revision, too.
+/// The first answer of the store fixes the revision at which this attempt reads. All later reads of the attempt, except
+/// for peeks, are at the attempt's revision.
 ///
 /// | Method | The commit fails if | Round trips | Sees own writes |
 /// |---|---|---|---|
@@ -495,8 +495,7 @@ impl Transaction {
     }
 
     /// Returns true if the commit relies on the state of a key that, according to a peek, has changed since. The guards
-    /// alone may miss such a change: a key that is absent at revision `at` and at the commit may have existed at the
-    /// peek.
+    /// alone may miss a change: a key that is absent at revision `at` and at the commit may have existed at the peek.
     pub(super) fn is_older_than_a_peek(&self) -> bool {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
