@@ -4,8 +4,8 @@
 //! Two additions to a transaction are possible:
 //!
 //! - **A read in each empty branch**, if neither branch writes. If a transaction has no operations, an etcd member
-//!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, which
-//!   makes the answer as fresh as that of other reads.
+//!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, so the
+//!   answer is as fresh as the answer to any read.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
 //!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
 //!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a

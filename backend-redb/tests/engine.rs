@@ -1,4 +1,4 @@
-//! Runs the tests that every engine must pass on redb.
+//! Runs the engine tests of the crate kv-local on redb.
 
 use std::process::ExitCode;
 

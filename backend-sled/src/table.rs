@@ -38,8 +38,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 /// A table of rows in a sled folder.
 ///
 /// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
-/// For these reasons, a commit consists of one sled batch, a flush and a separate sync, all under a write lock. Read
-/// views hold the same lock for reading while they are open.
+/// Because sled itself never syncs, a commit consists of one sled batch, a flush and a separate sync, all under a write
+/// lock. Read views hold the same lock for reading while they are open.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! Runs the tests that every engine must pass on sled.
+//! Runs the engine tests of the crate kv-local on sled.
 
 use std::process::ExitCode;
 

@@ -158,8 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// Returns the size of etcd's database file in bytes. The size does not include etcd's write-ahead log, which has a
-    /// limited number of segments.
+    /// Returns the size of etcd's database file in bytes. The size of the database file does not include etcd's
+    /// write-ahead log, which has a limited number of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }
