@@ -43,7 +43,7 @@ pub(crate) struct EtcdCluster {
 pub(crate) enum Resend {
     /// The request changes nothing in the store and may be sent again.
     Always,
-    /// The request may be sent again only if no earlier attempt reached a member.
+    /// The request may be sent again only if no earlier attempt was sent to a member.
     IfNeverSent,
 }
 

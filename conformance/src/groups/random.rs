@@ -194,7 +194,7 @@ impl SequenceRun {
     ///
     /// This method does not check the event of a deletion exactly at the compaction mark. Old versions of etcd lose the
     /// event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark.
-    /// Only that case can be listed as a known failure without hiding other faults.
+    /// Listing case W11 as a known failure therefore hides no other fault.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
