@@ -4,16 +4,16 @@ use kv::Result;
 
 use crate::options::refused;
 
-/// The transport of the connection to a member.
+/// The transport of a connection to an etcd member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Plain,
     Tls,
-    /// The connection uses a unix socket, without TLS.
+    /// The connection to the member uses a unix socket, without TLS.
     Unix,
 }
 
-/// Whether TLS is configured for the cluster.
+/// Says whether TLS is configured for the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TlsUse {
     Configured,
@@ -23,7 +23,7 @@ pub(crate) enum TlsUse {
 /// The address at which a member of an etcd cluster listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The URL: `http://host:port`, `https://host:port`, or `unix://` and the path of a socket.
+    /// The member's URL, for example `http://host:port`, `https://host:port` or `unix:///path`.
     pub(crate) url: String,
     pub(crate) transport: Transport,
 }
@@ -32,8 +32,8 @@ impl Address {
     /// Parses an endpoint. An endpoint without a scheme uses `https` if TLS is configured, and otherwise `http`.
     ///
     /// # Errors
-    /// `Unsupported` for an unknown scheme, for an endpoint without TLS although TLS is configured, for an invalid
-    /// address, and for an endpoint that contains a user or a password (the error does not show the endpoint).
+    /// `Unsupported` for an unknown scheme, an invalid address, an endpoint without TLS although TLS is configured, or
+    /// an endpoint that contains a user or password. The error for a user or password does not show the endpoint.
     pub(crate) fn parse(endpoint: &str, tls: TlsUse) -> Result<Self> {
         let endpoint = endpoint.trim();
         if let Some(path) = endpoint.strip_prefix("unix:") {
@@ -70,7 +70,7 @@ impl Address {
         Self::host(&scheme, authority, transport)
     }
 
-    /// Returns the port that is used because the endpoint has no port; `None` if the endpoint has a port.
+    /// If the endpoint has no port, returns the default port of its scheme; otherwise `None`.
     pub(crate) fn default_port(&self) -> Option<u16> {
         let port = match self.transport {
             Transport::Plain => 80,
@@ -85,7 +85,7 @@ impl Address {
         self.transport == Transport::Tls
     }
 
-    /// Creates the address of a member from a host and a port that DNS has returned.
+    /// Creates the address of a member from the host and port in a DNS record.
     pub(crate) fn of_host(host: &str, port: u16, transport: Transport) -> Result<Self> {
         let scheme = if transport == Transport::Tls { "https" } else { "http" };
         Self::host(scheme, &format!("{host}:{port}"), transport)
@@ -112,7 +112,7 @@ impl Address {
     }
 }
 
-/// Returns the text after an IPv6 address in brackets, or the whole text if there are no brackets.
+/// Returns the part after an IPv6 address in brackets, or the whole string if it has no brackets.
 fn after_host(authority: &str) -> &str {
     authority.rsplit(']').next().unwrap_or_default()
 }
@@ -140,7 +140,7 @@ mod tests {
             ("Https://c:3/", "https://c:3", Transport::Tls),
             ("unix:///run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
             ("unix:/run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
-            // etcd 3.4 interprets this endpoint as a socket file named `localhost:2379` in etcd's working directory.
+            // In etcd 3.4, this endpoint means a socket file named `localhost:2379` in etcd's working directory.
             ("unix://localhost:2379", "unix://localhost:2379", Transport::Unix),
         ] {
             let address = parse(endpoint).unwrap();

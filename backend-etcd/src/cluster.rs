@@ -1,9 +1,9 @@
-//! Sends requests to a cluster: chooses the member, limits the time, fails over to the next member, tracks the newest
-//! state in any answer, and checks that servers have a supported version.
+//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. This module
+//! also tracks the newest revision in any answer, and checks that servers have a supported version.
 //!
-//! All requests go to one member until this member fails; after that, requests go to the next member. No member is
-//! excluded permanently: the rotation returns to each member, so a member that works again is used again. An answer
-//! from an earlier state of the cluster, or from another cluster, is an error.
+//! All requests are sent to one member until that member fails; then they are sent to the next member. No member is
+//! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer with
+//! an older revision than before, or from another cluster, is reported as an error.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -20,25 +20,25 @@ use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, 
 use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
-/// Maximum number of rounds in one call, each with one attempt per member.
+/// Maximum number of rounds in one call; in each round, every member is tried once.
 const MAX_ROUNDS: usize = 2;
-/// Pause between two rounds of attempts in one call.
+/// Pause between two rounds of one call.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The client of a cluster: the members, and the state of the cluster that was observed in answers.
+/// The client of an etcd cluster: its members, and the cluster id and newest revision that answers have shown.
 #[derive(Debug)]
 pub(crate) struct EtcdCluster {
     members: Members,
     pub(crate) seen: ObservedCluster,
     call_timeout: Duration,
-    /// Deadline of all calls together; `None` for no deadline.
+    /// The deadline that all calls share; `None` for no deadline.
     end: Option<Instant>,
     pub(crate) watch_patience: Duration,
     /// True once the store is closed.
     pub(crate) closed: watch::Sender<bool>,
 }
 
-/// Whether a request may be sent again.
+/// Says whether a request may be sent more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resend {
     /// The request changes nothing in the store and may be sent again.
@@ -47,12 +47,12 @@ pub(crate) enum Resend {
     IfNeverSent,
 }
 
-/// An answer of etcd.
+/// An answer from etcd.
 pub(crate) trait EtcdResponse {
-    /// The header of the answer.
+    /// The header of etcd's answer, which contains the cluster id and the revision.
     fn header(&self) -> Option<&ResponseHeader>;
 
-    /// How new the state in the answer must be.
+    /// Says how new the state in the answer must be.
     fn freshness(&self) -> Freshness {
         Freshness::SinceCall
     }
@@ -86,21 +86,21 @@ impl EtcdResponse for CompactionResponse {
     }
 }
 
-/// Whether a failed attempt was the last attempt of a round or of the whole call.
+/// Says whether a failed attempt was the last one of its round or of the whole call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastOf {
     OfRound,
     OfCall,
 }
 
-/// The failure of an attempt with one member.
+/// A failed attempt to send a request to one member.
 struct MemberFailure {
     error: Error,
     /// True if the request was certainly never sent to the member.
     never_sent: bool,
 }
 
-/// The parameters of a call that all of its attempts share.
+/// The parameters that all attempts of one call share.
 #[derive(Clone, Copy)]
 struct MemberCall {
     operation: Operation,
@@ -108,7 +108,7 @@ struct MemberCall {
     deadline: Instant,
 }
 
-/// The members that failed in one call, in the order of their last attempts, with the reasons.
+/// The members that failed during one call, in the order of their last attempts, with the error kinds.
 #[derive(Default)]
 struct FailedMembers(Vec<(String, String)>);
 
@@ -118,7 +118,7 @@ impl FailedMembers {
         self.0.push((url.to_owned(), error.kind().to_string()));
     }
 
-    /// Adds the failures of the other members to the error of the last member.
+    /// Adds the failures of the other members to the error of the member that was tried last.
     fn reported_with(&self, error: Error) -> Error {
         let Some((_, others)) = self.0.split_last().filter(|(_, others)| !others.is_empty()) else { return error };
         let others: Vec<_> = others.iter().map(|(url, why)| format!("{url} ({why})")).collect();
@@ -128,7 +128,7 @@ impl FailedMembers {
     }
 }
 
-/// The deadlines for an attempt with one member.
+/// The deadlines for one attempt with one member.
 #[derive(Clone, Copy)]
 struct MemberDeadlines {
     /// Deadline for connecting to the member and logging in.
@@ -141,7 +141,7 @@ impl EtcdCluster {
     /// Creates the client of a cluster without sending a request.
     ///
     /// # Errors
-    /// The fault of the options.
+    /// The first fault that is found in the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             members: Members::new(options)?,
@@ -161,10 +161,10 @@ impl EtcdCluster {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }
 
-    /// Returns the URLs of the members. Looks up the members in DNS if needed.
+    /// Returns the URLs of the cluster's members. If no members are known, looks them up in DNS.
     ///
     /// # Errors
-    /// The error of looking up the members.
+    /// Any error of the DNS lookup.
     pub(crate) async fn endpoints(&self, operation: Operation, deadline: Instant) -> Result<Vec<String>> {
         let members = self.members.current(operation, deadline).await?;
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
@@ -177,8 +177,8 @@ impl EtcdCluster {
         self.end.map_or(usual, |end| usual.min(now + end.saturating_duration_since(now) * 2 / 3))
     }
 
-    /// Asks one member after another until a member answers, the deadline passes, or the request must not be sent
-    /// again.
+    /// Sends a request to one member after another until a member answers, the deadline passes, or the request must not
+    /// be sent again.
     pub(crate) async fn call<T, F>(
         &self,
         operation: Operation,
@@ -209,8 +209,8 @@ impl EtcdCluster {
         }
     }
 
-    /// Asks each member at most once, until a member answers. If no member answers, also returns whether another round
-    /// of attempts is allowed.
+    /// Sends a request to each member at most once, until a member answers. If no member answers, the error says
+    /// whether another round of attempts is allowed.
     async fn try_members<T, F>(
         &self,
         members: &MemberList,
@@ -227,7 +227,7 @@ impl EtcdCluster {
             MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
-            // Each remaining member of this round gets an equal share of the remaining time.
+            // Each member that is left in this round gets an equal share of the remaining time.
             let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => MemberDeadlines { connect: share, answer: share },
@@ -256,7 +256,7 @@ impl EtcdCluster {
 
     fn judge<T: EtcdResponse>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
         let store = format!("{STORE_NAME} {url}");
-        // If the answer is wrong, the request may still have been carried out.
+        // Even if the answer is unusable, the member may have executed the request.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
             match operation {
@@ -292,8 +292,8 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
     }
 }
 
-/// Sends the request to one member. If the member refuses the login token, renews the token once and sends the request
-/// again: a server that refuses a token has not processed the request.
+/// Sends the request to one member. If the member rejects the login token, renews the token once and sends the request
+/// again. Sending it again is safe, because a server that rejects a token has not executed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -314,7 +314,7 @@ where
         };
         with_hint(map(error, operation, &store), hint)
     };
-    // Before the connection is ready, at most a login was sent.
+    // Until the connection is ready, nothing but a login can have been sent.
     let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
@@ -342,7 +342,7 @@ where
     }
 }
 
-/// The id of the cluster that gave the first answer, and the newest revision in any answer.
+/// The id of the cluster that sent the first answer, and the newest revision in any answer.
 #[derive(Debug, Default)]
 pub(crate) struct ObservedCluster {
     cluster: AtomicU64,
@@ -354,13 +354,13 @@ pub(crate) struct ObservedCluster {
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
-    /// The answer may be as old as the state of the member that answers. A watch may begin on a member that lags
-    /// behind.
+    /// The answer may be older than earlier answers if the member that sends it lags behind. For example, a watch may
+    /// begin on a member that lags behind.
     OfMember,
 }
 
 impl ObservedCluster {
-    /// The id of the cluster; `None` before the cluster's first answer.
+    /// The id of the etcd cluster; `None` before the first answer.
     pub(crate) fn cluster(&self) -> Option<u64> {
         Some(self.cluster.load(Ordering::SeqCst)).filter(|cluster| *cluster != 0)
     }
@@ -370,16 +370,16 @@ impl ObservedCluster {
         Revision::new(self.revision.load(Ordering::SeqCst))
     }
 
-    /// Records that an answer has shown the revision `revision`.
+    /// Records that an answer has shown this revision.
     pub(crate) fn note(&self, revision: Revision) {
         self.revision.fetch_max(revision.get(), Ordering::SeqCst);
     }
 
-    /// Checks an answer to a call that began when `before` was the newest revision, and records its cluster and
-    /// revision.
+    /// Checks the header of an answer and records its cluster id and revision; `before` is the newest revision that was
+    /// known when the call began.
     ///
     /// # Errors
-    /// A description of the fault in the answer.
+    /// A description of what is wrong with the answer.
     fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }
@@ -408,18 +408,18 @@ impl ObservedCluster {
     }
 }
 
-/// The oldest etcd version that has all features which this crate uses.
+/// The oldest etcd version with all features that this crate uses.
 const MIN_VERSION: [u32; 2] = [3, 4];
 
-/// For each minor version of etcd, the first version that keeps a deletion at the compaction revision in the history.
-/// With older versions, a watch can miss such a deletion.
+/// For each minor version of etcd, the first patch version that keeps a deletion in the history if the deletion is at
+/// the compaction revision. On older etcd versions, a watch can miss a deletion at the compaction revision.
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
-/// For each minor version of etcd, the first version whose progress reports are never ahead of an event. Kubernetes
-/// requires these versions, too.
+/// For each minor version of etcd, the first patch version whose progress reports never arrive before an event that
+/// they cover. Kubernetes also requires at least these patch versions of etcd.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
-/// Returns true if the progress reports of an etcd server with this version can be trusted.
+/// Returns true if an etcd server with this version sends correct progress reports.
 pub(crate) fn reports_progress(version: &str) -> bool {
     let Some(numbers) = version_numbers(version) else { return false };
     let honest = MIN_HONEST_VERSIONS.iter().find(|honest| numbers[..2] == honest[..2]);

@@ -1,8 +1,8 @@
-//! Looks up etcd's members in DNS SRV records, as etcd's own client does.
+//! Looks up etcd's members in DNS SRV records, like etcd's own client.
 //!
-//! This module uses the crate `simple-dns` for messages and the crate `resolv-conf` for `/etc/resolv.conf`, and sends
-//! the queries itself. A full resolver library with its cache made the plugin 450 KB larger and a release build half a
-//! minute longer, for a single kind of query.
+//! This module sends DNS queries itself; the crates `simple-dns` and `resolv-conf` parse the messages and
+//! `/etc/resolv.conf`. A full resolver library would make the plugin 450 KB larger and a release build half a minute
+//! longer, although only SRV queries are needed.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -26,14 +26,15 @@ use crate::options::Discovery;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
-/// Maximum size of an answer over UDP to a query without EDNS (RFC 1035). Longer answers need TCP.
+/// Maximum size in bytes of a UDP answer to a DNS query without EDNS (RFC 1035). DNS answers that are longer need TCP.
 const MAX_UDP_BYTES: usize = 512;
 
-/// Returns the members in the SRV records of a domain, ordered by priority and weight: the members with TLS if there
-/// are any; otherwise, unless TLS is configured, the members without TLS.
+/// Returns the members from a domain's SRV records, ordered by priority and weight. If the domain has records for
+/// members with TLS, only these members are returned. Members without TLS are returned only if there are none with TLS
+/// and TLS is not configured.
 ///
 /// # Errors
-/// `NotSent` if the domain has no SRV records, or no name server answers.
+/// `NotSent` if the domain has no SRV records for usable members, or if no name server answers.
 pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {
@@ -50,7 +51,7 @@ pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Resul
         (with_tls, TlsUse::NotConfigured) => {
             let plain = lookup_service(&resolver, "_etcd-client", domain, Transport::Plain).await;
             match (plain, with_tls) {
-                // A failed lookup of the TLS records must not lead to connections without TLS.
+                // If the lookup of the TLS records fails, the store must not fall back to connections without TLS.
                 (_, Err(error)) | (Err(error), _) => Err(error),
                 (Ok(found), Ok(_)) if found.is_empty() => Err(lookup_failed(format!(
                     "there is neither a record _etcd-client-ssl._tcp.{domain} nor _etcd-client._tcp.{domain}; check the domain"
@@ -61,7 +62,7 @@ pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Resul
     }
 }
 
-/// Returns the members in the SRV records of one service; an empty list if there are no records.
+/// Returns the members from the SRV records of one service; the list is empty if there are no records.
 async fn lookup_service(
     resolver: &Resolver,
     service: &str,
@@ -71,7 +72,7 @@ async fn lookup_service(
     let name = format!("{service}._tcp.{domain}");
     let answer = resolver.srv(&name).await;
     let mut records = answer.map_err(|error| lookup_failed(format!("no answer about {name}")).with_source(error))?;
-    // The root domain as the target of a record means that the service does not exist.
+    // An SRV record whose target is the root domain means that the service does not exist.
     records.retain(|record| !record.target.is_empty());
     records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
     records.into_iter().map(|record| Address::of_host(&record.target, record.port, transport)).collect()
@@ -82,7 +83,7 @@ fn lookup_failed(detail: impl AsRef<str>) -> Error {
     Error::new(ErrorKind::NotSent, Operation::Open, STORE_NAME).with_detail(detail)
 }
 
-/// An SRV record (RFC 2782).
+/// A DNS SRV record (RFC 2782).
 #[derive(Debug, PartialEq, Eq)]
 struct SrvRecord {
     priority: u16,
@@ -92,25 +93,26 @@ struct SrvRecord {
     target: String,
 }
 
-/// The name servers, and how often and how long each of them is asked.
+/// The DNS name servers to query, with the number of attempts and the timeout.
 #[derive(Debug)]
 struct Resolver {
     name_servers: Vec<SocketAddr>,
     attempts: u32,
-    /// The timeout of one attempt to query a name server.
+    /// The timeout of one query to a name server.
     timeout: Duration,
 }
 
 impl Resolver {
-    /// Creates a resolver that only asks the name server `name_server`.
+    /// Creates a resolver that queries only this name server.
     fn of(name_server: SocketAddr) -> Self {
         Self { name_servers: vec![name_server], ..Self::parse("") }
     }
 
-    /// Reads `/etc/resolv.conf`. As in libc, a missing or empty file means a name server on this host.
+    /// Reads `/etc/resolv.conf`. As in libc, a missing or empty `/etc/resolv.conf` means that a name server runs on
+    /// this host.
     ///
     /// # Errors
-    /// The error of reading `/etc/resolv.conf`, if the file exists.
+    /// The error of reading `/etc/resolv.conf`, unless the file does not exist.
     fn of_system() -> io::Result<Self> {
         match fs::read(RESOLV_CONF) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
@@ -119,23 +121,23 @@ impl Resolver {
     }
 
     fn parse(resolv_conf: impl AsRef<[u8]>) -> Self {
-        // Ignore invalid lines, as libc does.
+        // Invalid lines of `/etc/resolv.conf` are ignored, as in libc.
         let (config, _) = resolv_conf::Config::parse_with_errors(resolv_conf.as_ref());
         let mut name_servers: Vec<_> =
             config.nameservers.iter().map(|server| SocketAddr::new(server.into(), DNS_PORT)).collect();
         if name_servers.is_empty() {
             name_servers.push((Ipv4Addr::LOCALHOST, DNS_PORT).into());
         }
-        // Apply the limits that resolv.conf(5) documents.
+        // The limits on attempts and timeout are those in the man page resolv.conf(5).
         let timeout = Duration::from_secs(config.timeout.clamp(1, 30).into());
         Self { name_servers, attempts: config.attempts.clamp(1, 5), timeout }
     }
 
-    /// Looks up the SRV records of a full domain name; returns an empty list if the name does not exist or has no SRV
-    /// records. As in musl, all name servers are asked at the same time, and the first answer counts.
+    /// Looks up the SRV records of a full domain name; the list is empty if the name does not exist or has no SRV
+    /// records. As in musl, all name servers are queried at the same time, and the first answer is used.
     ///
     /// # Errors
-    /// The last error, if every name server has failed or has refused the query.
+    /// The last error, if every name server failed or refused the query.
     async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
         let mut answer = Err(io::Error::other("no name server is configured"));
@@ -172,11 +174,11 @@ async fn within<T>(limit: Duration, call: impl Future<Output = io::Result<T>>) -
 
 enum DnsAnswer {
     Records(Vec<SrvRecord>),
-    /// The name server truncated the answer, because the records do not fit into a datagram.
+    /// The name server truncated its answer, because the records do not fit into one UDP datagram.
     CutOff,
 }
 
-/// A DNS question with its encoded message. Each query has a new random number and receives its answer on a new port.
+/// A DNS question with its encoded message. Each DNS query has a new random id and is sent from a new port.
 struct DnsQuery {
     number: u16,
     name: Name<'static>,
@@ -199,13 +201,13 @@ impl DnsQuery {
     async fn over_udp(&self, server: SocketAddr) -> io::Result<DnsAnswer> {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0)).await?;
-        // A connected socket only receives datagrams from the name server.
+        // A connected UDP socket receives datagrams only from the name server.
         socket.connect(server).await?;
         socket.send(&self.message).await?;
         let mut message = vec![0; MAX_UDP_BYTES];
         loop {
             let length = socket.recv(&mut message).await?;
-            // Skip messages that do not answer this question: they may be forged or late.
+            // Messages that do not answer this question may be forged or late, so they are skipped.
             if let Some(answer) = self.answer(&message[..length]) {
                 return answer;
             }
@@ -221,13 +223,13 @@ impl DnsQuery {
         self.answer(&message).unwrap_or_else(|| Err(io::Error::other("an answer to another question")))
     }
 
-    /// Returns the SRV records in a message; `None` if the message does not answer this query.
+    /// Returns the SRV records in a DNS message; `None` if the message does not answer this query.
     fn answer(&self, message: &[u8]) -> Option<io::Result<DnsAnswer>> {
         let answer = Packet::parse(message).ok()?;
         if answer.id() != self.number || !answer.has_flags(PacketFlag::RESPONSE) {
             return None;
         }
-        // A name server's refusal need not repeat the question.
+        // If the name server refuses the query, its message need not repeat the question.
         let answers_this = answer.questions.iter().any(|question| question.qname == self.name);
         match answer.rcode() {
             RCODE::NoError | RCODE::NameError if !answers_this => None,
@@ -263,7 +265,7 @@ mod tests {
         RData::SRV(SRV { priority, weight: 5, port: 2379, target: Name::new_unchecked(target) })
     }
 
-    /// Builds a name server's answer to a query.
+    /// Builds the message with which a name server answers a query.
     fn answer(query: &[u8], change: impl FnOnce(&mut Packet<'_>)) -> Vec<u8> {
         let query = Packet::parse(query).unwrap();
         let mut answer = Packet::new_reply(query.id());
@@ -320,7 +322,7 @@ mod tests {
                 forged(&|reply| reply.questions = vec![other_question.clone()]),
                 forged(&|reply| reply.questions.clear()),
                 b"garbage".to_vec(),
-                // A message with a compressed name that points to itself.
+                // A DNS message with a compressed name that points to itself.
                 [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
                 Vec::new(),
                 answer(&query, |reply| add(reply, record(1, "etcd.test"))),
@@ -390,7 +392,7 @@ mod tests {
         let error = resolver.srv(NAME).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         let numbers = [receive(&socket).await, receive(&socket).await];
-        // Each attempt of a query uses a new port.
+        // The client sends each attempt of a query from a new port.
         assert_ne!(numbers[0].1, numbers[1].1);
     }
 

@@ -1,4 +1,4 @@
-//! Implements the driver of etcd for Margay's programs, and reports a cluster's status to operators.
+//! Implements the etcd driver of Margay's programs, and reports the status of a cluster to operators.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,16 +17,16 @@ use crate::error::{CORRUPT_ADVICE, NO_SPACE_ADVICE, STORE_NAME};
 use crate::members::Connection;
 use crate::{Credentials, Discovery, EtcdStore, Options, Pem, Tls};
 
-/// The `datastore_type` of etcd in Calico's configuration.
+/// The value of `datastore_type` that means etcd in Calico's configuration.
 const DATASTORE_TYPE: &str = "etcdv3";
 
-/// The number of large transactions that are worth sending to etcd concurrently.
+/// The number of large transactions that are sent to etcd concurrently; more would not be faster.
 const WRITES_IN_FLIGHT: usize = 32;
 
-/// The driver of stores on an etcd cluster (`etcd://`).
+/// The driver for stores on an etcd cluster (`etcd://` addresses).
 pub static DRIVER: EtcdDriver = EtcdDriver;
 
-/// The type of the driver [`DRIVER`].
+/// The type of the etcd driver [`DRIVER`].
 #[derive(Clone, Copy, Debug)]
 pub struct EtcdDriver;
 
@@ -65,7 +65,7 @@ impl Driver for EtcdDriver {
             Blocking::InPlace => Ok(Box::new(connect(address, Some(Instant::now() + options.wait))?)),
             Blocking::OnThreads => {
                 let address = address.clone();
-                // Connecting reads certificate files, which blocks.
+                // Opening the store reads certificate files, which blocks the thread.
                 let opening = tokio::task::spawn_blocking(move || connect(&address, None));
                 let store = opening.await.unwrap_or_else(|panic| {
                     Err(Error::new(ErrorKind::Io, Operation::Open, STORE_NAME).with_source(panic))
@@ -97,11 +97,11 @@ impl Opened for EtcdStore {
     }
 }
 
-/// Creates the store on the cluster at `address`. Reads certificate files, but sends no request. If `end` is given, it
-/// is the deadline of all calls together.
+/// Creates a store on the etcd cluster at `address`. This function reads certificate files, but sends no request. If
+/// `end` is set, it is the deadline that all calls of the store share.
 ///
 /// # Errors
-/// The fault of the endpoints, or of the certificates and keys.
+/// The first fault in the endpoints, certificates or keys.
 fn connect(address: &ClusterAddress, end: Option<Instant>) -> Result<EtcdStore> {
     let options = options(address);
     EtcdStore::open(&match end {
@@ -150,18 +150,18 @@ fn pem(pem: &driver::Pem) -> Pem {
 }
 
 impl EtcdStore {
-    /// Fails while the cluster has raised an alarm, because a cluster with an alarm refuses writes. Sends one small
-    /// request, which a member answers without contacting other members.
+    /// Fails while the cluster has raised an alarm, because etcd then refuses writes. Sends one small request, which
+    /// the member answers on its own.
     ///
     /// # Errors
-    /// `NoSpace` or `Corrupt`, with the commands that clear the alarm; any error of a call.
+    /// `NoSpace` or `Corrupt` with the commands that clear the alarm, or any error of the request.
     pub async fn check_alarms(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let deadline = self.cluster.deadline();
         let asked = self.cluster.call(Operation::Open, Resend::Always, deadline, work).await;
         let answer = match asked {
             Ok(answer) => answer,
-            // A proxy may not support the status request, or the user may lack the permission for it.
+            // Some proxies do not support the status request, and the user may lack the permission for it.
             Err(error) if matches!(error.kind(), ErrorKind::Auth(_) | ErrorKind::Unsupported) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -184,7 +184,7 @@ impl ClusterStore for EtcdStore {
         self.cluster.seen.cluster()
     }
 
-    /// Asks the preferred member about the member and the cluster.
+    /// Requests the status of the preferred member and of the cluster.
     async fn about(&self) -> Result<ClusterDescription> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };

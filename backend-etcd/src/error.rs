@@ -1,5 +1,5 @@
-//! Maps errors of etcd and of the connection to store errors. No other module inspects the texts of etcd's error
-//! messages.
+//! Converts errors of etcd and of the connection into store errors. This is the only module that inspects the text of
+//! etcd's error messages.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::io;
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
 
-/// The name of the store in errors.
+/// The name of the store in the errors of this crate.
 pub(crate) const STORE_NAME: &str = "etcd";
 
-/// Converts an error of `operation` that the endpoint named `store` returned.
+/// Converts the error of a failed operation; `store` names the endpoint that returned it.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);
     let made = Error::new(kind, operation, store.to_owned());
@@ -19,8 +19,9 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         Operation::Txn | Operation::Compact => made.with_outcome(outcome),
         _ => made,
     };
-    // etcd may refuse a write before it proposes the write, or after it has processed the proposal. The answer does not
-    // show at which of the two moments etcd refused, but the write cannot be applied after the answer.
+    // If etcd is out of space, it refuses a write either before it proposes the write to the cluster, or after it has
+    // processed the proposal. The answer does not show at which of these two points etcd refused, but after the answer
+    // the write cannot be applied later.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
@@ -28,16 +29,16 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
     }
 }
 
-/// Returns the error kind and the outcome of a write. The outcome is `Unknown` unless the write was certainly not
-/// applied.
+/// Returns the kind of the error, and the outcome if the failed request was a write. The outcome is `Unknown` unless
+/// the write was certainly not applied.
 ///
-/// A status code alone is no proof of the outcome, because the client library and proxies use the same codes; the text
-/// must also be etcd's text. The Rust type of the error's cause proves that a request was never sent, since no server
-/// can forge this type.
+/// The status code alone does not prove the outcome, because the client library and proxies use the same codes; the
+/// message must also be etcd's. The Rust type of an error's cause can prove that a request was never sent, because a
+/// server cannot forge that type.
 fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let etcd_client::Error::GRpcStatus(status) = error else {
-        // The error comes from the client library itself, for example about an argument, an address, or a connection
-        // that could not be prepared.
+        // The client library itself made this error, for example about an argument, an address, or a connection that
+        // could not be set up.
         return (ErrorKind::Io, Outcome::Unknown);
     };
     let text = status.message();
@@ -57,7 +58,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Cancelled => DISCONNECTED,
-        // While the alarm CORRUPT is raised, members refuse every request that they would have to apply.
+        // While etcd's alarm CORRUPT is raised, its members refuse every request that changes data.
         Code::DataLoss if text.contains("etcdserver: corrupt cluster") => {
             return (ErrorKind::Corrupt, Outcome::NotApplied);
         }
@@ -71,24 +72,24 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
-/// Returns true if the server only supports transactions of a few shapes on a single key, as kine does. kine checks the
-/// shape of a transaction before it carries out any operation. The first text is the error message of newer kine
-/// versions.
+/// Returns true if the server, like kine, only supports transactions of a few shapes on a single key. A server like
+/// kine checks the shape of a transaction before it executes any operation. The text that begins with `etcdserver:` is
+/// the error message of newer kine versions.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
 
-/// The error message of a learner, which is a member that does not vote yet.
+/// The error message of an etcd learner (a member that does not vote yet).
 const LEARNER_REFUSAL: &str = "etcdserver: rpc not supported for learner";
 
-/// Returns true if the connection was never established, so that no request can have been sent.
+/// Returns true if the connection was never established, which proves that no request was sent.
 fn never_connected(status: &Status) -> bool {
     chain(status).any(|cause| cause.is::<ConnectError>())
 }
 
 fn unavailable(text: &str) -> ErrorKind {
     if text.contains(LEARNER_REFUSAL) {
-        // A learner refuses a request without processing it, so another member may be asked.
+        // A learner refuses a request without executing it, so the request can be sent to another member.
         ErrorKind::NotSent
     } else if text.contains("etcdserver: no leader") {
         ErrorKind::NoLeader
@@ -104,7 +105,7 @@ fn invalid_argument(text: &str) -> ErrorKind {
     if known("key is not provided") {
         InvalidArgument::EmptyKey.into()
     } else if known("duplicate key given in txn request") {
-        // etcd's message does not name the duplicate key.
+        // The error message from etcd does not name the duplicate key.
         InvalidArgument::DuplicateKey(Key::default()).into()
     } else if known("too many operations in txn request") {
         InvalidArgument::TooManyOps { count: 0 }.into()
@@ -127,7 +128,7 @@ fn exhausted(text: &str) -> ErrorKind {
     } else if text.contains("received message larger than max") {
         ErrorKind::TooLarge { bytes: 0 }
     } else {
-        // The request may have been carried out before the server found its answer too large to send.
+        // The server may have executed the request before it found that its answer was too large to send.
         ErrorKind::Undecodable
     }
 }
@@ -138,7 +139,7 @@ fn out_of_range(text: &str) -> ErrorKind {
     } else if text.contains("required revision is a future revision") {
         ErrorKind::FutureRevision
     } else {
-        // The client library also uses this code for an undecodable answer to a request that was carried out.
+        // The client library also uses this status code if the request was executed but its answer cannot be decoded.
         ErrorKind::Undecodable
     }
 }
@@ -155,18 +156,18 @@ fn unknown(text: &str) -> ErrorKind {
     }
 }
 
-/// Returns true if a server refuses a login because authentication is disabled.
+/// Returns true if the server refused a login because authentication is disabled.
 pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
     matches!(error, etcd_client::Error::GRpcStatus(status)
         if status.code() == Code::FailedPrecondition && status.message().contains("authentication is not enabled"))
 }
 
-/// Returns true if a connection ended in a way that suggests that the server uses another protocol or requires a client
-/// certificate.
+/// Returns true if the connection ended in a way that suggests that the server speaks another protocol or requires a
+/// client certificate.
 pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    // A server that does not understand a TLS hello closes the connection, or resets the connection if more data was in
-    // flight.
+    // A server that does not understand a TLS hello closes the connection; if more data was in flight, the connection
+    // is reset.
     let hung_up = |cause: &(dyn StdError + 'static)| {
         matches!(
             cause.downcast_ref::<io::Error>().map(io::Error::kind),
@@ -176,7 +177,7 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     match classify(error).0 {
         ErrorKind::Disconnected { .. } => true,
         ErrorKind::NotSent => chain(status).any(hung_up),
-        // The server speaks HTTP/1.1 or another protocol instead of HTTP/2.
+        // Instead of HTTP/2, the server speaks HTTP/1.1 or another protocol.
         ErrorKind::Undecodable => status.message().contains("h2 protocol error"),
         _ => false,
     }
@@ -190,21 +191,21 @@ pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
     advice(error) == Some(SILENT_ADVICE)
 }
 
-/// Returns true if the server seems to have ended the connection because of the client certificate.
+/// Returns true if the server seems to have closed the connection because of the client certificate.
 pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     speaks_other_protocol(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
 }
 
-/// The advice for operators while the alarm NOSPACE is raised.
+/// The advice for operators while etcd's alarm NOSPACE is raised.
 pub(crate) const NO_SPACE_ADVICE: &str = "etcd's quota is used up, and it takes no writes until there is room again: \
     etcdctl compact REVISION, then etcdctl defrag --cluster, then etcdctl alarm disarm";
 
-/// The advice for operators while the alarm CORRUPT is raised.
+/// The advice for operators while etcd's alarm CORRUPT is raised.
 pub(crate) const CORRUPT_ADVICE: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
     wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
 
-/// Returns the advice for a member that cannot be reached, refuses the login, or is not an etcd.
+/// Returns advice for errors of a member that cannot be reached, rejects the login, or is not an etcd server.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
     let says =
@@ -236,12 +237,12 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     })
 }
 
-/// Converts the reason for which etcd ended a watch into the status that other requests get for the same reason.
+/// Converts etcd's reason for ending a watch into the status that other requests get for the same reason.
 pub(crate) fn watch_ended(reason: &str) -> etcd_client::Error {
     etcd_client::Error::GRpcStatus(Status::unknown(reason))
 }
 
-/// Iterates over the chain of causes of a status.
+/// Iterates over the causes of a gRPC status.
 fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     let mut next = status.source();
     std::iter::from_fn(move || {
@@ -251,8 +252,8 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     })
 }
 
-/// A status of a server as the cause of an error, shown without the content of the request. A server that does not
-/// support a transaction repeats the transaction's values in its message; `StatusCause` does not show such a message.
+/// A server's gRPC status as the cause of an error, displayed without the content of the request. If a server does not
+/// support a transaction, its message repeats the transaction's values, so `StatusCause` replaces that message.
 #[derive(Debug)]
 struct StatusCause(Status);
 
@@ -267,7 +268,7 @@ impl fmt::Display for StatusCause {
 }
 
 impl StdError for StatusCause {
-    /// Returns the first cause whose text adds information to the status.
+    /// Returns the first cause that adds information to the message of the status.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         chain(&self.0).find(|cause| {
             let text = cause.to_string();
@@ -291,8 +292,7 @@ mod tests {
         (error.kind().clone(), error.outcome())
     }
 
-    /// Each row of the table has a status code with its text, the expected error kind, and the expected outcome of a
-    /// write.
+    /// Each row has a status code with its message, the expected error kind, and the expected outcome of a write.
     #[test]
     fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};
@@ -338,8 +338,8 @@ mod tests {
                 NotApplied,
             ),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace, Unknown),
-            // This error was never observed: according to etcd's source, etcd rejects the request before it proposes
-            // anything.
+            // This error was never observed; etcd's source shows that etcd rejects the request before it proposes
+            // anything to the cluster.
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Throttled, NotApplied),
             (
                 Code::Unauthenticated,
@@ -404,8 +404,8 @@ mod tests {
             let (kind, outcome) = of(code, "something new");
             assert_eq!(outcome, Outcome::Unknown, "{code:?} gave {kind:?}");
         }
-        // Texts that resemble etcd's definite errors, but with another code or not in etcd's exact wording, must give
-        // an unknown outcome.
+        // A message that resembles one of etcd's definite errors, but has another status code or another wording, must
+        // mean an unknown outcome.
         for (code, text) in [
             (Code::Unavailable, "tcp connect error"),
             (Code::Unavailable, "upstream connect error"),

@@ -2,20 +2,20 @@
 //!
 //! # Inside
 //!
-//! This crate implements a store on etcd v3. Requests are sent to etcd mostly unchanged, and so are etcd's answers to
-//! the caller.
+//! This crate implements a key-value store on etcd v3. Requests to etcd, and etcd's answers to the caller, are mostly
+//! passed on unchanged.
 //!
-//! This crate adds to etcd's client library:
+//! This crate adds the following to etcd's client library:
 //!
-//! - Each member has a separate connection. If a member fails, the call continues with the next member.
-//! - Each call has one deadline for all of its attempts.
-//! - A write is sent again only if no earlier attempt was sent.
-//! - An answer from an earlier state of the cluster, or from another cluster, is an error.
-//! - Watches that have lost their connection resume without gaps and without repeated events.
-//! - A transaction that only compares is as fresh as a read.
+//! - Each etcd member has its own connection. If a member fails, the request is sent to the next member.
+//! - Each store call has one deadline for all of its attempts.
+//! - A write is sent again only if no earlier attempt was sent to a member.
+//! - An answer with an older revision than before, or from another cluster, is reported as an error.
+//! - A watch that has lost its connection resumes without gaps and without repeated events.
+//! - A transaction that contains only compares never returns an older state than a read.
 //!
-//! The private module `error` defines the meaning of each failure. A put without a lease is refused if the key has a
-//! lease (see the private module `txn`).
+//! The private module `error` defines what each failure means. If a key has a lease, a put of this key without a lease
+//! is refused (see the private module `txn`).
 
 mod address;
 mod cluster;
@@ -47,40 +47,42 @@ pub use self::driver::{DRIVER, EtcdDriver};
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
 
-/// A store on an etcd cluster. An `EtcdStore` is cheap to clone. Clones share connections and are closed together.
+/// A store on an etcd cluster. An `EtcdStore` is cheap to clone. Clones of an `EtcdStore` share their connections, and
+/// closing one of them closes all.
 #[derive(Clone, Debug)]
 pub struct EtcdStore {
     cluster: Arc<EtcdCluster>,
 }
 
 impl EtcdStore {
-    /// Creates a store on the cluster that `options` describe. Reads certificate files, but sends no request: the first
-    /// call shows whether the cluster answers and accepts the login. Calls need a tokio runtime with time and IO.
+    /// Creates a store on the cluster that `options` describes. This method reads certificate files, but sends no
+    /// request: only the first call shows whether the cluster answers and accepts the login. The calls of the store
+    /// need a tokio runtime with time and IO.
     ///
     /// # Errors
-    /// `Unsupported` for an invalid endpoint or invalid TLS settings; `Io` for a file that cannot be read.
+    /// `Unsupported` if an endpoint or a TLS setting is invalid; `Io` if a file cannot be read.
     pub fn open(options: &Options) -> Result<Self> {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. Sends one small
-    /// request.
+    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. For this check, one
+    /// small request is sent.
     ///
     /// # Errors
-    /// `Unsupported` for an etcd before 3.4 and for a server that is not etcd; any other error of a call.
+    /// `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.
     pub async fn check(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
         cluster::judge_version(answer.version())
     }
 
-    /// Closes the store and its clones: later calls fail with `Closed`, and watches end with `Closed`. Calls in flight
-    /// may finish.
+    /// Closes the store and its clones: later calls fail with `Closed`, and open watches end with `Closed`. Calls that
+    /// are in flight may still finish.
     pub fn close(&self) {
         self.cluster.closed.send_replace(true);
     }
 
-    /// Fails if any of the keys `keys` has a lease.
+    /// Fails if any of the given keys has a lease.
     async fn refuse_leases(&self, keys: &[Key], deadline: Instant) -> Result<()> {
         for keys in keys.chunks(MAX_TXN_OPS) {
             let plan = TxnPlan::reading_keys(keys);
@@ -155,12 +157,12 @@ impl Store for EtcdStore {
     }
 }
 
-/// Returns the revision in the header of an answer of etcd.
+/// Returns the revision in the header of etcd's answer.
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
     header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
 }
 
-/// Marks the outcome of a failed write as "not applied", because only a read was sent.
+/// Marks the failed write as "not applied", because nothing but a read was sent so far.
 fn not_applied(error: Error) -> Error {
     error.with_outcome(Outcome::NotApplied)
 }
@@ -170,8 +172,8 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// Adds the size or the number of operations of a transaction to an error about a limit. A server with lower limits
-/// than etcd's defaults returns errors without these numbers.
+/// Adds the transaction's size, or its number of operations, to an error about a limit. A server with lower limits than
+/// etcd's defaults returns errors that lack the size or the number of operations.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

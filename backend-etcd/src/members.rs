@@ -1,8 +1,8 @@
-//! Keeps the list of a cluster's members, the order in which members are asked, and the connection to each member.
+//! The list of a cluster's members, the order in which requests try them, and the connection to each of them.
 //!
-//! Each member has a separate connection, which is established on first use, and a separate login token. If the
-//! certificate and key files have changed, a new connection is established with the new contents of the files. Calls on
-//! the old connection may finish.
+//! Each member has its own login token, and its own connection, which is established on first use. If the certificate
+//! and key files have changed, a new connection is established with the new contents. Calls on the old connection may
+//! still finish.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,19 +22,19 @@ use crate::error::{STORE_NAME, says_no_login_needed};
 use crate::options::{Credentials, Discovery, Options};
 use crate::tls::{FileStamps, LoadedTls, Tls};
 
-/// The known members of a cluster, and the settings for looking up members.
+/// The known members of a cluster, and the settings for finding them.
 pub(crate) struct Members {
     connect_settings: Arc<ConnectSettings>,
     discovery: Option<(Discovery, TlsUse)>,
     known: RwLock<Arc<MemberList>>,
 }
 
-/// The members that are known at one time.
+/// A list of the members that were known at one time.
 pub(crate) struct MemberList {
     endpoints: Vec<Arc<Endpoint>>,
-    /// The index of the member that is asked first.
+    /// The index of the preferred member, to which requests are sent first.
     preferred: AtomicUsize,
-    /// The number of failed attempts since a member last answered.
+    /// The number of attempts that have failed since a member last answered.
     failures: AtomicUsize,
 }
 
@@ -45,15 +45,15 @@ impl fmt::Debug for Members {
 }
 
 impl Members {
-    /// Reads the options and the certificate files without sending a request.
+    /// Checks the options and reads the certificate files, without sending a request.
     ///
     /// # Errors
-    /// The fault of the options.
+    /// The first fault that is found in the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         let addresses = options.addresses()?;
         let needs_tls = options.discovery.is_some() || addresses.iter().any(Address::needs_tls);
-        // Check the certificates even if no endpoint uses TLS: an operator who sets certificates believes that they are
-        // used.
+        // Check the certificates even if no endpoint uses TLS: an operator who configures certificates expects them to
+        // be used.
         let tls = options.tls.clone().or_else(|| needs_tls.then(Tls::new));
         let connect_settings = Arc::new(ConnectSettings::new(options, tls)?);
         let known = MemberList::new(
@@ -67,10 +67,11 @@ impl Members {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the cluster's members. Looks up the members in DNS if none are known yet, or if all of them have failed.
+    /// Returns the known members of the cluster. If no members are known, or if all of them have failed, looks them up
+    /// in DNS.
     ///
     /// # Errors
-    /// The error of looking up the members.
+    /// Any error of the DNS lookup.
     pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<MemberList>> {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
@@ -87,7 +88,8 @@ impl Members {
         }
     }
 
-    /// Replaces the list of members. Members that were already known keep their connections.
+    /// Replaces the list of members by the members at the given addresses. Members that are already known keep their
+    /// connections.
     fn replace(&self, addresses: Vec<Address>) -> Arc<MemberList> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let endpoint = |address: Address| {
@@ -113,38 +115,38 @@ impl MemberList {
         self.endpoints.len()
     }
 
-    /// The index of the member that is asked first.
+    /// The index of the preferred member, to which requests are sent first.
     pub(crate) fn first(&self) -> usize {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// Returns the member at an index, modulo the number of members.
+    /// Returns the member at the given index modulo the number of members.
     pub(crate) fn get(&self, place: usize) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(place % self.endpoints.len().max(1))
     }
 
-    /// Makes the member at `place`, which has answered, the first member that is asked.
+    /// Makes the member at index `place`, which has answered, the preferred member.
     pub(crate) fn prefer(&self, place: usize) {
         self.failures.store(0, Ordering::Relaxed);
         self.preferred.store(place % self.endpoints.len().max(1), Ordering::Relaxed);
     }
 
-    /// Makes the member after `place` the first member that is asked, because the member at `place` has failed.
+    /// The member at index `place` has failed, so the member after it becomes the preferred member.
     pub(crate) fn avoid(&self, place: usize) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let (place, next) = (place % self.endpoints.len().max(1), (place + 1) % self.endpoints.len().max(1));
-        // If another call has changed the preferred member first, keep the other call's choice, which is newer.
+        // If another call has already changed the preferred member, its newer choice is kept.
         let _ = self.preferred.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// Maximum size of an answer of etcd, in bytes: unlimited, since etcd itself limits the size of answers.
+/// Maximum size of an answer in bytes: unlimited, because etcd itself limits the size of its answers.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
 /// Interval at which the certificate and key files are checked for changes. After a failed call, the files are checked
 /// before the next call.
 const TLS_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The clients that send requests to one member. A `Connection` is cheap to clone.
+/// The clients with which requests are sent to one member. A `Connection` is cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Connection(Arc<MemberClients>);
 
@@ -180,10 +182,10 @@ pub(crate) struct ConnectSettings {
 }
 
 impl ConnectSettings {
-    /// Reads the certificate files.
+    /// Reads the certificate and key files of the TLS settings.
     ///
     /// # Errors
-    /// The fault of the certificates and keys.
+    /// The first fault in the certificates or keys.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
         Ok(Self {
             credentials: options.credentials.clone(),
@@ -195,7 +197,7 @@ impl ConnectSettings {
         })
     }
 
-    /// Creates a channel to a member. The channel connects on first use, and reconnects after each loss of its
+    /// Creates a channel to a member. The channel connects on first use, and reconnects whenever it loses its
     /// connection.
     fn channel(&self, address: &Address, tls: Option<&LoadedTls>) -> Result<Channel, etcd_client::Error> {
         let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
@@ -222,22 +224,23 @@ pub(crate) struct Endpoint {
     pub(crate) address: Address,
     connect_settings: Arc<ConnectSettings>,
     made: RwLock<Option<EstablishedConnection>>,
-    /// A lock for the task that establishes a connection.
+    /// The lock that allows only one task at a time to establish a connection.
     making: Mutex<()>,
     /// True once the member has answered a request.
     answered: AtomicBool,
-    /// True if the certificate and key files must be checked for changes before the next call.
+    /// True if the certificate and key files must be checked for changes before the next request.
     suspicious: AtomicBool,
-    /// The number of login token renewals. The lock also prevents two calls from renewing the token at the same time.
+    /// The number of times that the login token was renewed. The mutex also prevents two calls from renewing the login
+    /// token at the same time.
     renewals: Mutex<u64>,
 }
 
-/// A connection, and the contents of the TLS files with which it was established.
+/// A connection to a member, and the TLS file contents with which it was established.
 #[derive(Clone)]
 struct EstablishedConnection {
     connection: Connection,
     tls: Option<Arc<LoadedTls>>,
-    /// When the certificate and key files were last checked for changes.
+    /// The time of the last check of the certificate and key files for changes.
     checked: Instant,
 }
 
@@ -271,12 +274,12 @@ impl Endpoint {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Records a failure of the member, whose cause may be an outdated certificate.
+    /// Records that the member has failed, perhaps because of an outdated certificate.
     pub(crate) fn note_failure(&self) {
         self.suspicious.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the likely cause if the connection to a member breaks; `None` if the member has answered before.
+    /// Returns the likely reason why the connection to a member broke; `None` if the member has answered before.
     pub(crate) fn hint(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -294,14 +297,13 @@ impl Endpoint {
         Some(hint.into())
     }
 
-    /// Returns the advice for an endpoint that has no port and at which no server answers.
+    /// If the endpoint has no port, returns advice for the case that no server answers at its default port.
     pub(crate) fn port_hint(&self) -> Option<String> {
         let port = self.address.default_port()?;
         Some(format!("the endpoint names no port, so it is {port}; etcd's usual one is 2379"))
     }
 
-    /// Returns why the client certificate is not valid now; `None` if the certificate is valid, or if there is no
-    /// client certificate.
+    /// Returns why the client certificate is not valid now; `None` if it is valid or not set.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         if self.address.transport != Transport::Tls {
             return None;
@@ -312,8 +314,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the likely cause if the member does not answer in time; `None` if the member has answered before. A
-    /// server with another protocol would close the connection instead.
+    /// Returns the likely reason why the member did not answer in time; `None` if the member has answered before. A
+    /// server that speaks another protocol is not a likely reason, because it would close the connection.
     pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -322,9 +324,10 @@ impl Endpoint {
         Some(self.port_hint().map_or(hint.into(), Cow::from))
     }
 
-    /// Returns the connection to the member, and the number of token renewals so far. Connects and logs in if needed.
+    /// Returns the connection to the member, and the number of login token renewals so far. If there is no connection
+    /// yet, connects and logs in.
     ///
-    /// If `connection` fails, no request of the store has been sent.
+    /// If this method fails, no store request has been sent to the member.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
         let connection = match self.current() {
             Some(connection) => connection,
@@ -342,8 +345,8 @@ impl Endpoint {
         *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
     }
 
-    /// Returns the established connection; `None` if there is no connection, or if the certificate and key files must
-    /// be checked first.
+    /// Returns the established connection; `None` if there is none, or if the certificate and key files must first be
+    /// checked.
     fn current(&self) -> Option<Connection> {
         let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
         let made = made.as_ref()?;
@@ -374,15 +377,15 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        // The future is boxed because only the first call connects. Without the box, each call would reserve memory for
-        // the future and move it.
+        // The future is boxed because only the first request needs to connect. Without the box, the future of each
+        // request would reserve the memory that connecting needs.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
     }
 
-    /// Reads the certificate and key files if they have changed. Invalid files, which may be incomplete because a
-    /// program is writing them, count as unchanged.
+    /// Reads the certificate and key files again if they have changed. Invalid files count as unchanged, because they
+    /// may be incomplete while another program writes them.
     async fn changed_since(&self, before: FileStamps) -> Option<LoadedTls> {
         if before.is_empty() {
             return None;
@@ -416,20 +419,20 @@ impl Endpoint {
         Ok(Connection(Arc::new(MemberClients { client, kv, watch })))
     }
 
-    /// Returns true if user and password are configured, so that a login token can be renewed.
+    /// Returns true if a user and a password are configured, with which the login token can be renewed.
     pub(crate) fn can_renew(&self) -> bool {
         self.connect_settings.credentials.is_some()
     }
 
-    /// Gets a new login token, unless another call has renewed the token since `renewals` was read.
+    /// Gets a new login token, unless another call has already renewed the token since `renewals` was read.
     pub(crate) async fn renew(&self, connection: &Connection, renewals: u64) -> Result<(), etcd_client::Error> {
         let mut done = self.renewals.lock().await;
         if *done != renewals {
             return Ok(());
         }
         if let Some(known) = &self.connect_settings.credentials {
-            // Pass user and password again: the connection has no login if authentication was disabled when the
-            // connection was established.
+            // Pass the user and password again: if authentication was disabled when the connection was established, the
+            // connection has no login.
             let login = (known.user.clone(), known.password.clone());
             connection.client().update_user(Some(login)).await?;
             *done += 1;

@@ -12,37 +12,40 @@ use crate::tls::Tls;
 
 /// The settings of the connection to an etcd cluster.
 ///
-/// Create options with [`new`](Self::new) and the `with_*` methods. `Debug` shows no secret.
+/// Create options with [`new`](Self::new) and the `with_*` methods. The `Debug` output of the options shows no secret.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
     /// The endpoint of each member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint without a
-    /// scheme uses `https` if `tls` is set. The list is empty if `discovery` is set.
+    /// scheme uses `https` if `tls` is set. The endpoint list is empty if `discovery` is set.
     pub endpoints: Vec<String>,
-    /// The lookup of the members in DNS, which replaces `endpoints`.
+    /// The DNS lookup of the members, which replaces `endpoints`.
     pub discovery: Option<Discovery>,
-    /// The TLS settings for `https` endpoints. If `tls` is unset, the system's CAs are trusted.
+    /// The TLS settings for `https` endpoints. Without TLS settings, `https` endpoints are checked against the system's
+    /// CAs.
     pub tls: Option<Tls>,
     /// The user and password for the login; `None` for no login.
     pub credentials: Option<Credentials>,
-    /// Maximum duration of one call, including retries. The default is 10 s.
+    /// Maximum duration of one store call, including retries. The default call timeout is 10 s.
     pub call_timeout: Duration,
-    /// Deadline of all calls together. Each call takes at most two thirds of the remaining time. The last third of the
-    /// remaining time is reserved for determining the outcome of a write without an answer.
+    /// The deadline that all calls of the store share. Each call may take at most two thirds of the time until the
+    /// shared deadline. The last third of the time until the shared deadline is reserved for finding out the outcome of
+    /// an unanswered write.
     pub end: Option<Instant>,
-    /// Maximum duration of establishing one connection. The default is 2 s.
+    /// Maximum duration of establishing one connection to a member. The default connect timeout is 2 s.
     pub connect_timeout: Duration,
-    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`. The default is
-    /// 30 s.
+    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`. The default
+    /// watch patience is 30 s.
     pub watch_patience: Duration,
-    /// Interval of HTTP/2 keepalive pings, which should be at least etcd's minimum of 5 s. The default is 10 s.
+    /// Interval of HTTP/2 keepalive pings; it should be at least 5 s, the minimum that etcd accepts. The default
+    /// keepalive interval is 10 s.
     pub keepalive_interval: Duration,
-    /// Maximum time until a keepalive ping is answered. The default is 5 s.
+    /// Maximum time that a member may take to answer a keepalive ping. The default keepalive timeout is 5 s.
     pub keepalive_timeout: Duration,
 }
 
 impl Options {
-    /// Creates options for the endpoints `endpoints`, without TLS settings or login, with default timeouts.
+    /// Creates options for the given endpoints, without TLS settings or a login, and with the default timeouts.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -58,14 +61,14 @@ impl Options {
         }
     }
 
-    /// Sets the lookup of the members in DNS.
+    /// Sets the DNS lookup that finds the members.
     #[must_use]
     pub fn with_discovery(mut self, discovery: Discovery) -> Self {
         self.discovery = Some(discovery);
         self
     }
 
-    /// Sets the TLS settings.
+    /// Sets the TLS settings for `https` endpoints.
     #[must_use]
     pub fn with_tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
@@ -79,35 +82,35 @@ impl Options {
         self
     }
 
-    /// Sets the maximum duration of one call.
+    /// Sets the maximum duration of one store call, including retries.
     #[must_use]
     pub fn with_call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
         self
     }
 
-    /// Sets the deadline of all calls together.
+    /// Sets the deadline that all calls of the store share.
     #[must_use]
     pub fn with_end(mut self, end: Instant) -> Self {
         self.end = Some(end);
         self
     }
 
-    /// Sets the maximum duration of establishing one connection.
+    /// Sets the maximum duration of establishing one connection to a member.
     #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Sets how long a watch that has lost its connection tries to resume.
+    /// Sets how long a watch that has lost its connection tries to resume before it ends.
     #[must_use]
     pub fn with_watch_patience(mut self, patience: Duration) -> Self {
         self.watch_patience = patience;
         self
     }
 
-    /// Sets the interval of keepalive pings and the maximum time until a ping is answered.
+    /// Sets the interval of keepalive pings, and the time within which a member must answer them.
     #[must_use]
     pub fn with_keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
         self.keepalive_interval = interval;
@@ -118,7 +121,7 @@ impl Options {
     /// Parses the endpoints.
     ///
     /// # Errors
-    /// The fault of an endpoint, or `Unsupported` unless exactly one of `endpoints` and `discovery` is set.
+    /// The fault of an invalid endpoint; `Unsupported` unless exactly one of `endpoints` and `discovery` is set.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),
@@ -132,7 +135,7 @@ impl Options {
     }
 }
 
-/// The lookup of a cluster's members in SRV records. The lookup runs at the first call, and again when no member can be
+/// Finds a cluster's members in DNS SRV records. The DNS lookup runs at the first call, and again when no member can be
 /// reached.
 ///
 /// If there are records for members with TLS (`_etcd-client-ssl._tcp`), records for members without TLS
@@ -140,19 +143,19 @@ impl Options {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Discovery {
-    /// The domain with the SRV records.
+    /// The domain whose SRV records list the members.
     pub domain: String,
-    /// The name server to ask instead of the system's name servers.
+    /// The name server to query instead of the system's name servers.
     pub name_server: Option<SocketAddr>,
 }
 
 impl Discovery {
-    /// Creates a lookup of the SRV records of the domain `domain`.
+    /// Creates a DNS lookup of the SRV records of this domain.
     pub fn new(domain: impl Into<String>) -> Self {
         Self { domain: domain.into(), name_server: None }
     }
 
-    /// Sets the name server to ask instead of the system's name servers.
+    /// Sets the name server to query instead of the system's name servers.
     #[must_use]
     pub fn with_name_server(mut self, address: SocketAddr) -> Self {
         self.name_server = Some(address);
@@ -160,7 +163,7 @@ impl Discovery {
     }
 }
 
-/// A user and password for etcd.
+/// The name and password of an etcd user.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Credentials {
@@ -178,7 +181,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Shows the user, but never the password.
+    /// Shows the user name, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }

@@ -1,6 +1,7 @@
-//! Reads certificates and keys, and detects changes to the certificate and key files.
+//! Reads certificate and key files, and detects changes of these files.
 //!
-//! The validity period of the client certificate is parsed in order to explain why a server refuses this certificate.
+//! The validity period of the client certificate is parsed, so that errors can say why a server rejects the
+//! certificate.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,25 +17,25 @@ use tonic::transport::Endpoint;
 use crate::error::STORE_NAME;
 use crate::options::refused;
 
-/// TLS settings: trusted CAs, the client certificate, and the expected server name.
+/// TLS settings: the trusted CAs, the client certificate, and the expected server name.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Tls {
-    /// The only CAs that are trusted; if unset, the system's CAs are trusted.
+    /// The CAs to trust instead of the system's CAs; if unset, the system's CAs are trusted.
     pub authority: Option<Pem>,
-    /// The client certificate and its key, for servers that require one.
+    /// The client certificate and its key, for servers that require a client certificate.
     pub identity: Option<(Pem, Pem)>,
-    /// The name that the server's certificate must have; the endpoint's host if unset.
+    /// The name that the server's certificate must have; if unset, the host in the endpoint.
     pub server_name: Option<String>,
 }
 
 impl Tls {
-    /// Creates TLS settings with the system's CAs and without a client certificate.
+    /// Creates TLS settings that trust the system's CAs and have no client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the only CAs that are trusted.
+    /// Sets the CAs to trust instead of the system's CAs.
     #[must_use]
     pub fn with_authority(mut self, authority: Pem) -> Self {
         self.authority = Some(authority);
@@ -55,12 +56,12 @@ impl Tls {
         self
     }
 
-    /// Reads the certificate and key files and checks that their contents can be used.
+    /// Reads the certificate and key files, and checks that TLS can use their contents.
     ///
     /// # Errors
-    /// `Io` for a file that cannot be read; `Unsupported` for a text that is not a certificate or key.
+    /// `Io` if a file cannot be read; `Unsupported` if its text is not a certificate or key.
     pub(crate) fn load(&self) -> Result<LoadedTls> {
-        // Take the stamps before reading the files, so that a change during the reading is noticed later.
+        // Record the file stamps before reading the files, so that a change during the reading is noticed later.
         let stamp = self.stamp();
         let mut options = TlsOptions::new();
         let mut identity = None;
@@ -76,7 +77,8 @@ impl Tls {
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
-        // Check the TLS settings now, because the client library would report a fault only in the first call.
+        // Build the TLS configuration now, because the client library would report its faults only at the first
+        // request.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
             Ok(_) => Ok(LoadedTls { options, stamp, identity }),
             Err(error) => {
@@ -98,25 +100,24 @@ impl Tls {
 pub(crate) struct LoadedTls {
     pub(crate) options: TlsOptions,
     pub(crate) stamp: FileStamps,
-    /// The name of the client certificate's file or setting, and the certificate's validity period.
+    /// The name of the client certificate (its file or setting), and the certificate's validity period.
     identity: Option<(String, Validity)>,
 }
 
 impl LoadedTls {
-    /// Returns why the client certificate is not valid now; `None` if the certificate is valid, cannot be parsed, or is
-    /// not set.
+    /// Returns why the client certificate is not valid now; `None` if it is valid, cannot be parsed, or is not set.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         let (name, validity) = self.identity.as_ref()?;
         Some(format!("our certificate, {name}, {}", validity.fault(OffsetDateTime::now_utc())?))
     }
 }
 
-/// Size and modification time of each certificate or key file; `None` for a file that cannot be accessed.
+/// The size and modification time of each certificate or key file; `None` for a file that cannot be accessed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStamps(Vec<Option<(u64, SystemTime)>>);
 
 impl FileStamps {
-    /// Returns true if no certificate or key comes from a file.
+    /// Returns true if all certificates and keys were passed as text, not as files.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -132,10 +133,10 @@ pub enum Pem {
 }
 
 impl Pem {
-    /// Returns the PEM text, if the text has a section whose label ends in `label`.
+    /// Returns the PEM text, provided that it has a section whose label ends in `label`.
     fn load(&self, label: &str) -> Result<Vec<u8>> {
         let text = match self {
-            // The error kind is not `Missing`, because `Missing` means that there is no store.
+            // A missing certificate file must not be reported as `Missing`, which means that there is no store.
             Self::File(path) => std::fs::read(path).map_err(|error| {
                 Error::new(ErrorKind::Io, Operation::Open, STORE_NAME)
                     .with_detail(format!("cannot read {}", path.display()))
@@ -146,7 +147,7 @@ impl Pem {
         if text.trim_ascii().is_empty() {
             return Err(refused(format!("{self:?} is empty, and should have a {label} in PEM form")));
         }
-        // Refuse a byte order mark, because the PEM parser would overlook the first section after it.
+        // Refuse a byte order mark, because the PEM parser would then overlook the first section.
         if text.starts_with(b"\xef\xbb\xbf") || text.starts_with(b"\xff\xfe") {
             return Err(refused(format!(
                 "{self:?} begins with a byte order mark, and should have a {label} in PEM form"
@@ -167,7 +168,7 @@ impl Pem {
 }
 
 impl fmt::Debug for Pem {
-    /// Shows the file's path, but never PEM text, which may be a secret.
+    /// Shows the path of a PEM file, but never PEM text, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "the file {}", path.display()),
@@ -184,7 +185,7 @@ struct Validity {
 }
 
 impl Validity {
-    /// Returns why the certificate is not valid at the time `now`; `None` if the certificate is valid.
+    /// Returns why a certificate is not valid at the time `now`; `None` if it is valid.
     pub(crate) fn fault(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.until {
             Some(format!("has expired on {}: renew it", self.until.date()))
@@ -196,12 +197,12 @@ impl Validity {
     }
 }
 
-/// Parses the validity period of the first certificate in a PEM text; `None` if parsing fails.
+/// Parses the validity period of the first certificate in a PEM text; `None` if this fails.
 fn validity_of_pem(text: &[u8]) -> Option<Validity> {
     validity_of_der(&CertificateDer::from_pem_slice(text).ok()?)
 }
 
-/// Parses the validity period of a certificate (RFC 5280, section 4.1).
+/// Parses the validity period of a DER certificate (RFC 5280, section 4.1).
 fn validity_of_der(der: &[u8]) -> Option<Validity> {
     let (certificate, _) = der_element(der)?;
     let (mut fields, _) = der_element(certificate)?;
@@ -218,7 +219,7 @@ fn validity_of_der(der: &[u8]) -> Option<Validity> {
     Some(Validity { from: der_time(validity)?, until: der_time(until)? })
 }
 
-/// Returns the content of the first DER element, and the bytes after the element.
+/// Returns the content of the first DER element, and the bytes after this element.
 fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = der.get(1..)?.split_first()?;
     let (length, rest) = match length {
@@ -232,7 +233,8 @@ fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// Parses the time in the first DER element: `YYMMDDHHMMSSZ`, or the same with a year of four digits.
+/// Parses the time in the first DER element. The format of the time is `YYMMDDHHMMSSZ`, or the same with a four-digit
+/// year.
 fn der_time(der: &[u8]) -> Option<OffsetDateTime> {
     const UTC_TIME: u8 = 0x17;
     let text = str::from_utf8(der_element(der)?.0).ok()?.strip_suffix('Z')?;
@@ -305,12 +307,12 @@ mod tests {
         let made = |from: OffsetDateTime, until: OffsetDateTime| {
             let mut params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
             (params.not_before, params.not_after) = (from, until);
-            // The key precedes the certificate, as in a PEM file that contains both.
+            // The private key comes before the certificate, as in PEM files that contain both.
             format!("{}{}", key.serialize_pem(), params.self_signed(&key).unwrap().pem())
         };
         for (from, until) in [
             (datetime!(1999-12-31 23:59:59 UTC), datetime!(2001-01-01 0:00 UTC)),
-            // The year 4096 has four digits in the certificate.
+            // In the certificate, the year 4096 is written with four digits.
             (datetime!(2026-02-28 12:34:56 UTC), datetime!(4096-01-01 0:00 UTC)),
         ] {
             assert_eq!(validity_of_pem(made(from, until).as_bytes()), Some(Validity { from, until }));

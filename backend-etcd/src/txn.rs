@@ -1,21 +1,22 @@
-//! Converts a transaction to the form in which it is sent to etcd, and decodes the answer. The sent form has additions,
-//! whose results are removed from the answer.
+//! Converts a transaction into the form that is sent to etcd, and decodes etcd's answer. The converted transaction has
+//! additional compares and reads, whose results are removed from the answer.
 //!
-//! A transaction can get two additions:
+//! Two additions to a transaction are possible:
 //!
-//! - **A read in each empty branch**, if neither branch writes. A member answers a transaction without operations on
-//!   its own, even if the member lags behind. An additional linearizable read makes the answer as fresh as other reads.
-//! - **A guard against leases.** A put without a lease would silently detach a key from the lease that another program
-//!   attached. To prevent this, the guard requires that a key has no lease if the transaction puts the key without a
-//!   lease. The guard is a compare; reads in the else-branch show whether the guard failed. If the guard does not fit
-//!   into the transaction (because of limits on compares, operations and bytes), or the else-branch writes as well, the
-//!   keys are read just before the transaction instead, which leaves a small gap. A key in a range that the transaction
-//!   compares to be absent cannot have a lease and needs no guard. A lease on a key is reported even if another compare
-//!   fails as well.
+//! - **A read in each empty branch**, if neither branch writes. If a transaction has no operations, an etcd member
+//!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, so the
+//!   answer is as fresh as the answer to any read.
+//! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
+//!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
+//!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
+//!   leased key made the transaction fail. The guard may exceed limits on compares, operations or bytes, and it cannot
+//!   be used if the failure branch writes. The keys are then read just before the transaction, which leaves a short
+//!   gap. A key needs no guard if a compare of the transaction requires its range to be empty. A lease on a key is
+//!   reported even if another compare fails, too.
 //!
-//! If the user lacks permission for a key, etcd refuses the whole transaction without naming the key. After such a
-//! refusal, one small request for each key finds the key for which permission is missing. These small requests change
-//! nothing in the store.
+//! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After such a
+//! refusal, one small request per key finds the key for which the user lacks permission. The requests that search for
+//! the denied key change nothing in the store.
 
 use std::collections::BTreeSet;
 
@@ -30,16 +31,16 @@ use crate::EtcdStore;
 use crate::cluster::Resend;
 use crate::wire;
 
-/// The size of a guard in bytes without the key, which the guard contains twice.
+/// The size in bytes that a guard adds to a transaction, apart from the key, which it contains twice.
 const GUARD_OVERHEAD_BYTES: usize = 32;
 
-/// A transaction in the form in which it is sent to etcd.
+/// A transaction in the form that is sent to etcd.
 #[derive(Debug)]
 pub(crate) struct TxnPlan {
     pub(crate) wire: etcd_client::Txn,
-    /// Keys that are read before the transaction is sent, to check that they have no lease.
+    /// Keys that must be read before the transaction is sent, to check that they have no lease.
     pub(crate) read_first: Vec<Key>,
-    /// The number of operations without the additions, in the success branch and in the failure branch.
+    /// The number of requested operations in the success branch and in the failure branch, without the added reads.
     asked: [usize; 2],
 }
 
@@ -47,9 +48,9 @@ pub(crate) struct TxnPlan {
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// The transaction was not carried out, because this key has a lease.
+    /// The transaction did not happen, because this key has a lease.
     Leased(Key),
-    /// The answer of etcd does not match the transaction that was sent.
+    /// The answer from etcd does not match the transaction that was sent.
     Nonsense,
 }
 
@@ -77,7 +78,7 @@ impl TxnPlan {
         Self { wire, read_first: guarded.into_iter().collect(), asked }
     }
 
-    /// Creates a transaction that only reads the keys `keys`, without their values.
+    /// Creates a transaction that only reads these keys, without their values.
     pub(crate) fn reading_keys(keys: &[Key]) -> Self {
         let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
         Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
@@ -105,7 +106,7 @@ impl TxnPlan {
     }
 }
 
-/// Returns the key of an added read if the key has a lease.
+/// Returns the key of a read that was added for a guard, if the key has a lease.
 fn leased(result: &TxnOpResponse) -> Option<Key> {
     match result {
         TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),
@@ -113,7 +114,7 @@ fn leased(result: &TxnOpResponse) -> Option<Key> {
     }
 }
 
-/// Returns the keys that the transaction puts without a lease and that may have a lease.
+/// Returns the keys that the transaction puts without a lease, unless a compare shows that they are absent.
 fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     let put = |ops: &[Op]| -> Vec<Key> {
         ops.iter()
@@ -126,7 +127,7 @@ fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     success.chain(put(&txn.failure)).collect()
 }
 
-/// Returns the range that contains no key if the compare succeeds; `None` if the compare does not test for absence.
+/// If the compare requires a range to contain no key, returns the range.
 fn compared_absent(compare: &Compare) -> Option<&Range> {
     let zero = match &compare.target {
         Target::Version(version) => *version == 0,
@@ -139,8 +140,7 @@ fn compared_absent(compare: &Compare) -> Option<&Range> {
 fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
     let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_OVERHEAD_BYTES).sum();
     let read_only_failure = !txn.failure.iter().any(Op::is_write);
-    // A guard must not make a transaction too large. etcd accepts slightly larger requests than the limit on requests
-    // to a store.
+    // The limit on requests to a store is slightly below etcd's own limit, so there is some room for guards.
     let fits = bytes <= MAX_GUARD_BYTES || txn.size() + bytes <= MAX_REQUEST_BYTES;
     read_only_failure
         && fits
@@ -148,12 +148,12 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
         && txn.failure.len() + keys.len() <= MAX_TXN_OPS
 }
 
-/// Maximum size of all guards of a transaction, in bytes: the difference between etcd's limit on requests (1.5 MiB) and
-/// the limit on requests to a store, minus some room for the other parts of a request.
+/// Maximum size in bytes of all guards of a transaction: etcd's request limit (1.5 MiB) minus the limit on requests to
+/// a store, minus some room for the rest of the request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// Chooses the key for an additional read: if possible a key that the transaction uses anyway, because permissions are
-/// granted per key.
+/// Chooses the key for the added read. Because permissions are granted per key, prefers a key that the transaction
+/// already uses.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -165,17 +165,17 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
     }
 }
 
-/// Maximum number of keys and ranges that are tested for a missing permission after a refusal.
+/// After a refused transaction, maximum number of keys and ranges that are tested for a missing permission.
 const MAX_TRIED_RANGES: usize = 32;
 
-/// A use of a range of keys that requires a permission.
+/// A read or write of a key range, for which the user needs a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum KeyUse {
     Read(Range),
     Write(Range),
 }
 
-/// Returns the distinct ranges that a transaction reads or writes.
+/// Returns the ranges that a transaction reads or writes, without duplicates.
 fn uses(txn: &Txn) -> Vec<KeyUse> {
     let of_op = |op: &Op| match op {
         Op::Put { key, .. } => KeyUse::Write(Range::Key(key.clone())),
@@ -197,8 +197,8 @@ fn is_denied(error: &Error) -> bool {
 }
 
 impl EtcdStore {
-    /// Finds the key for which the user lacks permission. Adds the key, and the command that grants the permission, to
-    /// the error.
+    /// Finds the key for which the user lacks permission. Adds the denied key, and the command that grants the
+    /// permission, to the error.
     pub(crate) async fn with_refused_key(&self, error: Error, txn: &Txn, deadline: Instant) -> Error {
         if !is_denied(&error) {
             return error;
@@ -222,7 +222,7 @@ impl EtcdStore {
     }
 }
 
-/// Adds to an error the range for which permission is missing, and the command that grants the permission.
+/// Adds the key range for which the user lacks permission to an error, with the command that grants the permission.
 pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     if !is_denied(&error) {
         return error;
@@ -235,7 +235,7 @@ pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     error.with_detail(format!("{before}it may not {verb} {range}{grant}"))
 }
 
-/// Returns the first part of a key's path, for example `/calico/`.
+/// Returns the first directory of a key's path, for example `/calico/`.
 fn folder(key: &Key) -> Option<String> {
     let key = key.to_string();
     let end = key.strip_prefix('/')?.find('/')? + 2;

@@ -1,17 +1,18 @@
-//! Implements watches that survive the loss of their connection.
+//! Implements watches that resume after their connection is lost.
 //!
-//! A task reads etcd's messages and splits them into whole revisions. The task reads even if the watcher does not read:
-//! all streams of a connection share one flow-control window, so a few unread streams would stall every call on the
-//! connection. The total size of the queued revisions is limited. At the limit, the task closes the stream, delivers
-//! the remaining batches as the watcher reads, and then opens the watch again at the next revision.
+//! For each watch, a task reads etcd's messages and splits them into whole revisions. The task reads even if the
+//! watcher does not: all streams of a connection share one flow-control window, so a few unread streams would stall
+//! every call on the connection. The total size of the events that are queued for a watcher is limited. When the queue
+//! is full, the task closes the stream and delivers the remaining batches as the watcher reads. When these batches are
+//! delivered, the task opens the watch again at the next revision.
 //!
-//! A watch that has lost its connection is opened again after a linearizable read, which fails if the cluster has
-//! returned to an earlier state. The same read follows if a watch starts above the revision of the member that opens
-//! the watch. Events before the watch's next revision are dropped, so no event is repeated. etcd either sends all
-//! events from the requested revision on or reports `Compacted`, so no event is missed.
+//! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
+//! was restored to an older state. The same linearizable read is made if a watch starts above the revision of the
+//! member that opens it. Events before the watch's next revision are dropped, so no event is repeated. No event is
+//! missed either: etcd sends all events from the requested revision on, or it reports `Compacted`.
 //!
-//! A watch with progress reports requests progress from etcd twice a second. Progress reports of older servers may be
-//! ahead of an event, so reports of older servers are dropped.
+//! For a watch with progress reports, the task requests a report from etcd twice a second. Older etcd servers may
+//! report progress ahead of an event, so their reports are dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,18 +36,18 @@ use crate::wire::{self, KeySpan};
 
 /// Maximum size of the events that are queued for a watcher, in bytes.
 const MAX_WAITING_BYTES: u32 = 8 << 20;
-/// Approximate memory that a queued event takes besides its content, in bytes.
+/// Approximate memory in bytes that a queued event takes in addition to its content.
 const EVENT_OVERHEAD_BYTES: usize = 128;
-/// Interval at which progress is requested from etcd.
+/// Interval at which the task of a watch requests a progress report from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// The first and the maximum pause before a watch is opened again.
+/// The first and the longest pause before a watch is opened again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// A batch for the watcher, and the share of the queue's room that the batch takes until it is delivered.
+/// A batch for the watcher, and a permit for the bytes that the batch takes in the queue until it is delivered.
 type QueuedBatch = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
-/// Opens a watch and starts the task that maintains the watch.
+/// Opens a watch on etcd and starts the task that keeps it open.
 pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &WatchRequest) -> Result<WatchStream> {
     let (tell, reported) = unbounded_channel();
     let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize));
@@ -58,9 +59,9 @@ pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &Wat
     Ok(BatchStream { reported: Some(reported), task }.boxed())
 }
 
-/// The stream of batches that a watcher reads.
+/// The stream of batches that a watcher reads from its watch.
 struct BatchStream {
-    /// The queue of batches; `None` once the watch has ended.
+    /// The queue of batches for the watcher; `None` once the watch has ended.
     reported: Option<UnboundedReceiver<QueuedBatch>>,
     task: AbortHandle,
 }
@@ -71,8 +72,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task of a watch sends the reason before it ends. If no reason arrives, the task panicked or its runtime
-        // was shut down.
+        // The task of a watch sends its reason as an error before it ends. If the channel closes without an error, the
+        // task panicked or its runtime was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -95,9 +96,9 @@ fn disconnected(resume_from: Revision) -> Error {
 struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
-    /// The first message of the watch, which is not processed yet and may end the watch.
+    /// The first message on the stream, which may end the watch and is not processed yet.
     first: WatchResponse,
-    /// True if the watcher wants progress reports and the server's reports can be trusted.
+    /// True if the watcher requested progress reports and the server sends correct ones.
     reports: bool,
 }
 
@@ -111,9 +112,10 @@ impl EtcdResponse for ConfirmedWatch {
     }
 }
 
-/// The reason why the stream of a watch ended.
+/// The reason why the event stream of a watch ended.
 enum WatchCut {
-    /// The stream broke, or the watcher's task closed it. The watch can resume on a new stream.
+    /// The stream failed, or the watch's own task closed it. After a failure of its stream, the watch can resume on a
+    /// new stream.
     Off(Error),
     /// The watch has ended and cannot resume.
     Over(Error),
@@ -124,11 +126,11 @@ struct EtcdWatcher {
     span: KeySpan,
     prev: Prev,
     progress: Progress,
-    /// The next revision that the watcher must get.
+    /// The next revision to deliver to the watcher.
     next: Revision,
     tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,
-    /// When the stream of the watch broke; `None` while messages arrive.
+    /// The time at which the stream failed; `None` while messages arrive.
     cut_off: Option<Instant>,
     pause: Duration,
 }
@@ -145,9 +147,10 @@ impl EtcdWatcher {
         };
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
-        // Either the member lags behind, or the cluster has returned to an earlier state since the last read. On a
-        // cluster that has returned to an earlier state, the watch could wait forever. The member has no event to send
-        // yet, so the read cannot stall behind an unread stream.
+        // The start of the watch is above the member's revision: the member lags behind, or the cluster was restored to
+        // an older state. If the cluster was restored, the watch could wait for ever, so a linearizable read first
+        // checks that the cluster was not restored. The member has no event to send yet, so the read cannot be blocked
+        // by an unread stream.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;
@@ -155,7 +158,7 @@ impl EtcdWatcher {
         Ok(opened)
     }
 
-    /// Maintains the watch until the watch ends or the watcher is dropped.
+    /// Keeps the watch open until it ends or the watcher is dropped.
     async fn follow(mut self, opened: ConfirmedWatch) {
         let tell = self.tell.clone();
         let mut closed = self.cluster.closed.subscribe();
@@ -164,11 +167,11 @@ impl EtcdWatcher {
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
             end = self.read_batches(opened) => end,
         };
-        // Sending fails if the watcher was dropped; the error is not needed then.
+        // If sending fails, the watcher was dropped and does not need the error.
         let _ = tell.send((Err(end), None));
     }
 
-    /// Delivers batches to the watcher until the watch ends; returns the reason for the end.
+    /// Delivers batches to the watcher until the watch ends, and returns the error that ended it.
     async fn read_batches(&mut self, mut opened: ConfirmedWatch) -> Error {
         loop {
             match self.drain(opened).await {
@@ -182,7 +185,7 @@ impl EtcdWatcher {
         }
     }
 
-    /// Delivers the messages of one stream until the stream ends.
+    /// Delivers the messages of one event stream until this stream ends.
     async fn drain(&mut self, opened: ConfirmedWatch) -> WatchCut {
         let ConfirmedWatch { mut stream, first: mut response, reports, .. } = opened;
         let mut reminder = interval(PROGRESS_INTERVAL);
@@ -193,7 +196,8 @@ impl EtcdWatcher {
             };
             while let Some(batch) = batches.next() {
                 if let Err(batch) = self.deliver_now(batch) {
-                    // Close the stream first: an open stream must not stay unread while this task waits.
+                    // Close the stream before waiting, because an unread open stream would stall other calls on its
+                    // connection.
                     drop(stream);
                     self.deliver_late(batch, batches).await;
                     return WatchCut::Off(disconnected(self.next).with_detail("the watcher did not read"));
@@ -222,7 +226,7 @@ impl EtcdWatcher {
         }
     }
 
-    /// Splits one message of etcd into batches; fails if the message ends the watch.
+    /// Splits one etcd message into batches; fails if the message ends the watch.
     fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, WatchCut> {
         if response.compact_revision() > 0 {
             let compact_revision = Revision::new(response.compact_revision());
@@ -238,7 +242,7 @@ impl EtcdWatcher {
         batches(response, self.next).map_err(|()| WatchCut::Over(undecodable()))
     }
 
-    /// Delivers a batch to the watcher if the queue has room; otherwise returns the batch.
+    /// Delivers a batch to the watcher if its queue has room; otherwise returns the batch.
     fn deliver_now(&mut self, batch: Batch) -> Result<(), Batch> {
         match Arc::clone(&self.room).try_acquire_many_owned(room_for(&batch)) {
             Ok(permit) => self.deliver(batch, Some(permit)),
@@ -247,26 +251,26 @@ impl EtcdWatcher {
         Ok(())
     }
 
-    /// Delivers the remaining batches of a closed stream as the watcher makes room in the queue.
+    /// Delivers the remaining batches of a closed stream, each as soon as the watcher's queue has room.
     async fn deliver_late(&mut self, first: Batch, others: impl Iterator<Item = Batch> + Send) {
         for batch in std::iter::once(first).chain(others) {
-            // Acquiring cannot fail, because the semaphore is never closed.
+            // Acquiring a permit cannot fail, because the semaphore is never closed.
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // Wait for room before the next stream is opened; without room, the next stream would be closed again
-        // immediately.
+        // Wait for room in the queue before the next stream is opened, because otherwise the new stream would have to
+        // be closed at once.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
         self.next = batch.revision.next();
         self.cluster.seen.note(batch.revision);
-        // Sending fails only if the watcher was dropped; in this case, the task is about to be aborted.
+        // Sending fails only if the watcher was dropped, and then this task is about to be aborted.
         let _ = self.tell.send((Ok(batch), permit));
     }
 
-    /// Processes a progress report, which means that etcd has sent all events up to the report's revision.
+    /// Processes a progress report: etcd has sent all events up to the revision of the report.
     fn note_progress(&mut self, response: &WatchResponse, reports: bool) {
         let Some(header) = response.header() else { return };
         let reached = Revision::new(header.revision());
@@ -276,7 +280,8 @@ impl EtcdWatcher {
         self.next = self.next.max(reached.next());
     }
 
-    /// Opens the watch again. Retries until the time limit [`watch_patience`](EtcdCluster::watch_patience) has passed.
+    /// Opens the watch again on a new stream. Tries again until [`watch_patience`](EtcdCluster::watch_patience) has
+    /// passed since the stream failed.
     async fn open_again(&mut self) -> Result<ConfirmedWatch> {
         let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
         loop {
@@ -296,10 +301,11 @@ impl EtcdWatcher {
         }
     }
 
-    /// Checks with a linearizable read that the cluster has not returned to an earlier state.
+    /// Checks with a linearizable read that the cluster was not restored to an older state.
     ///
     /// # Errors
-    /// `RevisionRegressed` if the cluster's state is older than the newest observed state; any store error.
+    /// `RevisionRegressed` if the cluster's revision is lower than the newest one that was observed, or any store
+    /// error.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
         let work = |connection: Connection| {
             let key = self.span.key.clone();
@@ -309,7 +315,7 @@ impl EtcdWatcher {
     }
 }
 
-/// Requests a watch and waits until etcd confirms the watch.
+/// Sends a watch request to etcd, and waits until etcd confirms the watch.
 async fn create(
     connection: Connection,
     key: Vec<u8>,
@@ -322,7 +328,7 @@ async fn create(
     };
     let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
-    // etcd refuses a watch, for example because of an old token, by confirming the watch and then ending it.
+    // If etcd refuses a watch, for example because of an old token, it first confirms the watch and then ends it.
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }
@@ -333,8 +339,8 @@ fn undecodable() -> Error {
     Error::new(ErrorKind::Undecodable, Operation::Watch, STORE_NAME).with_detail("an event without a key")
 }
 
-/// Groups the events of a message from the revision `next` on into one batch for each revision. etcd never splits a
-/// revision into several messages, because the request does not allow fragments.
+/// Groups those events of a message that are at or after revision `next` into one batch per revision. One revision is
+/// never split over several messages, because the watch request does not allow fragments.
 fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     let mut batches: Vec<Batch> = Vec::new();
     for event in response.events() {
@@ -356,7 +362,7 @@ fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     Ok(batches)
 }
 
-/// Returns the share of the queue's room that a batch takes, in bytes; at most the whole room.
+/// Returns the number of bytes that a batch takes in the watcher's queue; at most the size of the whole queue.
 fn room_for(batch: &Batch) -> u32 {
     let of = |event: &Event| EVENT_OVERHEAD_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
     let bytes: usize = batch.events.iter().map(of).sum();

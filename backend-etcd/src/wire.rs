@@ -1,4 +1,4 @@
-//! Converts keys, ranges, operations and answers between the store's types and etcd's types.
+//! Converts keys, ranges, operations and answers between the types of the crate `kv` and those of etcd.
 
 use etcd_client::{
     CompareOp as WireOp, DeleteOptions, GetOptions, GetResponse, KeyValue, PutOptions, TxnOp, TxnOpResponse,
@@ -8,13 +8,13 @@ use kv::{
     Target, TxnRange, Value,
 };
 
-/// The smallest possible key.
+/// The smallest key that etcd accepts: one zero byte.
 const FIRST: &[u8] = &[0];
-/// The value that etcd's protocol uses as the end of an unbounded range.
+/// The `range_end` that means "no upper bound" in etcd's protocol.
 const NO_END: &[u8] = &[0];
 
-/// A range in etcd's protocol: a key and an end. If `end` is empty, the range contains only `key`. If `end` is one zero
-/// byte, the range contains `key` and all greater keys.
+/// A key range in etcd's protocol: a first key and a range end. If `end` is empty, the range consists of `key` only. If
+/// `end` is one zero byte, the range consists of `key` and all greater keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeySpan {
     pub(crate) key: Vec<u8>,
@@ -35,13 +35,13 @@ impl KeySpan {
         }
     }
 
-    /// Returns a span that contains no keys: start and end are equal, and the end has none of the special meanings.
+    /// Returns a range without keys: its start and end are equal, and its end has no special meaning.
     fn nothing(from: &Key) -> Self {
         let key = from.successor().successor().as_bytes().to_vec();
         Self { end: key.clone(), key }
     }
 
-    /// Returns true if the span contains no key.
+    /// Returns true if the range contains no key.
     pub(crate) fn is_empty(&self) -> bool {
         self.key == self.end && self.end != NO_END
     }
@@ -64,7 +64,7 @@ fn txn_get_options(request: &TxnRange) -> (Vec<u8>, GetOptions) {
     (span.key, options)
 }
 
-/// Creates an operation that reads one key without its value.
+/// Creates an etcd operation that reads one key without its value.
 pub(crate) fn read_op(key: &[u8]) -> TxnOp {
     TxnOp::get(key, Some(GetOptions::new().with_keys_only()))
 }
@@ -136,8 +136,8 @@ pub(crate) fn range_response(mut answer: GetResponse, revision: Revision) -> Ran
     }
 }
 
-/// Converts the result of one operation of a transaction; returns `None` for a kind of result that no sent operation
-/// has.
+/// Converts the result of one operation of a transaction; `None` if no operation that was sent can have this kind of
+/// result.
 pub(crate) fn result(answer: TxnOpResponse, revision: Revision) -> Option<OpResult> {
     Some(match answer {
         TxnOpResponse::Put(mut put) => OpResult::Put { prev: put.take_prev_key().map(kv) },

@@ -1,4 +1,4 @@
-//! Tests TLS, client certificates, users and passwords. No error may contain a secret.
+//! Tests etcd stores with TLS, client certificates, users and passwords. In these tests, no error may contain a secret.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +21,8 @@ fn open(url: impl Into<String>, tls: Option<Tls>) -> EtcdStore {
     EtcdStore::open(&options).unwrap()
 }
 
-/// Returns the error of a first write to the store. Checks that the error arrives in time.
+/// Makes a first write to the store, which must fail, and returns its error. Checks that the error of the write arrives
+/// in time.
 async fn refused(store: &EtcdStore) -> Error {
     let begun = Instant::now();
     let error = store.put("k", "v").await.unwrap_err();
@@ -95,13 +96,14 @@ async fn tls_client_certificate_is_named_when_expired() {
             assert!(said.contains("has expired on 2001-01-01: renew it"), "{said}");
         }
     }
-    // A server that does not request a client certificate ignores an expired client certificate.
+    // A server that requests no client certificate must not be affected by an expired one.
     let open_to_all = certificates.etcd(&[]).unwrap();
     let ours = trusting().with_identity(certificates.file("client.pem"), certificates.file("client.key"));
     open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();
     let unreachable = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
     assert!(!refused(&unreachable).await.to_string().contains("our certificate"), "no server has seen the certificate");
-    // If the certificates of client and server have both expired, the error is about the server's certificate.
+    // If the client's and the server's certificates have both expired, the error must be about the server's
+    // certificate.
     let both = Certificates::expired(&["client", "server"]).unwrap();
     let etcd = both.etcd_for_known().unwrap();
     let tls = Tls::new()
@@ -146,8 +148,8 @@ async fn tls_files_are_read_again_when_changed() {
     while let Err(error) = store.put("k", "w").await {
         assert!(Instant::now() < until, "{error}");
     }
-    // With an invalid certificate file, as if a program were still writing it, the store continues to use the previous
-    // certificate.
+    // While the certificate file is invalid, as if a program were still writing it, the store must keep using the
+    // previous certificate.
     std::fs::write(certificates.path("client.pem"), "nonsense").unwrap();
     etcd.stop();
     etcd.run().unwrap();
@@ -195,7 +197,7 @@ async fn login_is_no_error_when_auth_is_off() {
     store.put("k", "once it is asked for").await.unwrap();
 }
 
-/// If a server accepts connections and never answers, the error must say that the server hangs.
+/// If a server accepts connections but never answers, the error must say that the server may hang.
 #[tokio::test]
 async fn open_error_says_server_hangs_when_it_is_silent() {
     let server = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();

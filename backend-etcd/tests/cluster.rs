@@ -1,5 +1,5 @@
-//! Tests how the etcd store handles members that are down, hang, or restart with another identity. The conformance
-//! cases cover the requirements on every store that runs on servers.
+//! Tests how the etcd store handles members that are down, hang, or restart with another identity. These tests add to
+//! the conformance cases, which cover what every store on servers must do.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ use kv::{
 use nix::sys::signal::Signal;
 use support::{Etcd, dead_address};
 
-/// The maximum duration of a step of these tests on a fast machine.
+/// The maximum duration of one step of these tests on a fast machine.
 const LONG: Duration = Duration::from_secs(30);
 
 fn quick(endpoints: Vec<String>) -> EtcdStore {
@@ -35,7 +35,7 @@ fn dead_url() -> String {
     format!("http://{}", dead_address().unwrap())
 }
 
-/// Sends requests to the store until a request succeeds.
+/// Sends one request after another until a request succeeds.
 async fn heals(store: &EtcdStore) {
     let until = Instant::now() + patient(LONG);
     while let Err(error) = store.get("k").await {
@@ -115,7 +115,7 @@ async fn watch_is_refused_when_cluster_went_back() {
     let store = store(&etcd);
     let newest = store.put("k", "v").await.unwrap();
     etcd.stop();
-    // Remove the data but keep the cluster's id, as a restore from a snapshot does.
+    // Remove the data but keep the cluster id, as a restore from an etcd snapshot does.
     std::fs::remove_dir_all(etcd.data()).unwrap();
     etcd.run().unwrap();
     let watch = async {
@@ -135,7 +135,7 @@ async fn watch_resumes_when_reader_was_slow() {
     let store = store(&etcd);
     let first = store.put("p/0", "v").await.unwrap();
     let mut stalled = store.watch(WatchRequest::new(Range::prefix("p/"), first)).await.unwrap();
-    // Write several times the number of bytes that are queued for a watcher.
+    // Write several times as many bytes as a watcher's queue can hold.
     for _ in 0..WRITES {
         store.put("p/k", vec![7; 1 << 20]).await.unwrap();
     }
@@ -174,11 +174,11 @@ async fn leased_key_is_not_written() {
     }
     assert!(store.get("free").await.unwrap().is_none());
 
-    // If a compare that the transaction contains fails, the answer has only the results of the requested reads.
+    // If a compare of the transaction fails, the answer must contain only the results of the requested reads.
     let failing = Txn::new().with_compares([Compare::absent("leased")]).with_success([free()]);
     let answer = store.txn(failing.with_failure([Op::range(Range::key("leased"))])).await.unwrap();
     assert!(!answer.succeeded && answer.results.len() == 1, "{answer:?}");
     assert!(matches!(&answer.results[0], OpResult::Range(found) if found.count == 1));
-    // Deleting a key that has a lease is allowed.
+    // A deletion of a key with a lease is allowed.
     assert_eq!(store.delete(Range::key("leased")).await.unwrap(), 1);
 }

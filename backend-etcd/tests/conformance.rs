@@ -1,4 +1,4 @@
-//! Runs all conformance cases on the etcd store. Each case gets a separate real etcd.
+//! Runs all conformance cases on the etcd store. Each conformance case gets its own real etcd server.
 
 mod support;
 
@@ -7,16 +7,16 @@ use std::process::ExitCode;
 use conformance::{BoxError, FailureFrequency, KnownFailure};
 use support::harness::OnEtcd;
 
-/// A conformance case that fails on some versions of etcd.
+/// A conformance case that fails on some etcd versions.
 const LOST_DELETION: KnownFailure = KnownFailure {
     case: "W11_start_at_mark_delete",
     rule: "C4",
     reason: "etcd before 3.4.36 and 3.5.18 loses a deletion at the compaction revision; later ones do not",
-    // etcd still has the deletion until the compaction has processed the whole database file.
+    // Until the compaction has processed the whole database file, etcd still has the deletion.
     happens: FailureFrequency::Sometimes,
 };
 
-/// A conformance case that fails on etcd 3.4. Later versions of etcd were not tried.
+/// A conformance case that fails on etcd 3.4. Whether this case fails on later versions of etcd was not tried.
 const STRANGERS_COMPACT: KnownFailure = KnownFailure {
     case: "F25_compacting_strangers",
     rule: "N3",
@@ -24,9 +24,9 @@ const STRANGERS_COMPACT: KnownFailure = KnownFailure {
     happens: FailureFrequency::Always,
 };
 
-/// The conformance cases that are skipped. `D10_power_cuts` is about embedded stores; other cases cover a killed
-/// server. `W37_soon` needs progress reports, but the progress reports of Debian's etcd, 3.4.23, cannot be trusted, so
-/// the store drops them.
+/// The conformance cases that are skipped for etcd, with the reasons. Case `D10_power_cuts` is about embedded stores;
+/// for etcd, other cases cover a killed server. Case `W37_soon` needs progress reports, but those of Debian's etcd
+/// 3.4.23 are not reliable, so the store drops them.
 const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 
 fn main() -> Result<ExitCode, BoxError> {

@@ -1,4 +1,4 @@
-//! Tests the ways to reach an etcd server, and the number of requests that a call sends.
+//! Tests the kinds of addresses of an etcd server, and the number of requests that a store call sends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,8 +14,8 @@ use support::Etcd;
 
 #[tokio::test]
 async fn endpoint_may_be_unix_socket() {
-    // etcd 3.4 only accepts `host:port` after unix://, and creates a socket file with the name `host:port` in its
-    // working directory.
+    // After `unix://`, etcd 3.4 accepts only `host:port`, and creates a socket file named `host:port` in its working
+    // directory.
     let name = format!("localhost:{}", support::dead_address().unwrap().port());
     let etcd = Etcd::start_with("http", &[format!("--listen-client-urls=unix://{name}")]).unwrap();
     let socket = etcd.folder().join(&name);
@@ -60,7 +60,7 @@ async fn learner_is_named_and_another_member_asked() {
     let learner = Etcd::start_learner(&etcd).await.unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     let store = EtcdStore::open(&Options::new([learner.url()])).unwrap();
-    // Wait until the learner listens.
+    // Wait until the learner (a member without a vote) listens.
     let error = loop {
         let error = store.put("k", "v").await.unwrap_err();
         if error.to_string().contains("learner") {
@@ -79,7 +79,7 @@ async fn learner_is_named_and_another_member_asked() {
 
 #[tokio::test]
 async fn calls_end_at_their_deadline() {
-    // The server accepts connections and never answers.
+    // This server accepts connections but never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let end = Instant::now() + Duration::from_secs(3);
@@ -90,7 +90,7 @@ async fn calls_end_at_their_deadline() {
     }
 }
 
-/// Returns the number of key requests that the server has begun to answer so far.
+/// Returns how many read and write requests the server has begun to answer so far.
 fn requests(etcd: &Etcd) -> u64 {
     let metrics = etcd.ask("/metrics").unwrap();
     let begun = metrics.lines().filter(|line| {

@@ -1,9 +1,9 @@
-//! Tests writes that etcd refuses under load. A refused write counts as certainly not applied, so none of its keys may
-//! be found afterwards.
+//! Tests how the store reports writes that etcd refuses under load. Refused writes are reported as certainly not
+//! applied, so the store must contain none of their keys afterwards.
 //!
-//! The conformance cases that kill servers cover requests that were never sent. The error "too many requests" could not
-//! be provoked: 15,000 concurrent writes, sent after other writes that keep the server busy for seconds, were carried
-//! out or timed out.
+//! Requests that were never sent are covered by the conformance cases that kill servers. The tests could not provoke
+//! the error "too many requests". 15,000 concurrent writes were executed or timed out, although earlier writes kept the
+//! server busy for seconds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,20 +21,20 @@ use nix::sys::signal::Signal;
 use support::Etcd;
 use support::users::{PASSWORD, as_user, guarded};
 
-/// The maximum duration of a step of these tests on a fast machine.
+/// The maximum duration of one step of these tests on a fast machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The result of each write; the map's key is the key that the write puts.
+/// The result of each write, by the key that the write puts.
 type Said = BTreeMap<String, Result<(), (ErrorKind, Outcome)>>;
 
-/// Runs the transaction `txn`, which puts `key`. Returns `key` and the result.
+/// Runs a transaction that puts `key`. Returns `key` with the result of the transaction.
 async fn write(store: &EtcdStore, key: String, txn: Txn) -> (String, Result<(), (ErrorKind, Outcome)>) {
     let said = store.txn(txn).await.map(|_| ()).map_err(|error| (error.kind().clone(), error.outcome()));
     (key, said)
 }
 
-/// Checks that the keys of acknowledged writes are found, and that the keys of writes that were certainly not applied
-/// are missing. Returns the number of failed writes whose error kind is `wanted`.
+/// Checks that the store has the keys of all acknowledged writes, and no keys of writes that were certainly not
+/// applied. Returns how many writes failed with an error of the kind `wanted`.
 async fn true_and_seen(store: &EtcdStore, said: &Said, wanted: impl Fn(&ErrorKind) -> bool) -> usize {
     let mut seen = 0;
     let found = store.list(Range::prefix("open/")).await.unwrap();
@@ -68,7 +68,7 @@ async fn refusals_are_true_over_server_limits() {
     assert_eq!(store.count(Range::prefix("more/")).await.unwrap(), 0);
 }
 
-/// Revokes and grants the permission of the user `guest` again and again.
+/// Revokes and grants the permission of the user `guest` in a loop.
 async fn waver(etcd: &Etcd, times: usize) {
     let login = ConnectOptions::new().with_user("root", PASSWORD);
     let mut root = Client::connect([etcd.url()], Some(login)).await.unwrap();
@@ -120,7 +120,8 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // At first the writes hang. Once the member has noticed that there is no leader, it refuses the writes.
+    // At first, the writes get no answer. As soon as the member notices that the cluster has no leader, it refuses the
+    // writes.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

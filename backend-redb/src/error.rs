@@ -1,9 +1,9 @@
-//! Maps redb's errors to store errors. No other module inspects redb's errors.
+//! Converts redb's errors into store errors. This is the only module that inspects redb's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};
 
-/// Converts an error of redb in `operation` on `store`.
+/// Converts the redb error of a failed operation on the store `store`.
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
     let error = error.into();
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
@@ -17,7 +17,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
         redb::Error::UpgradeRequired(found) => ErrorKind::UnknownFormat { found: u32::from(*found) },
         redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => ErrorKind::Poisoned,
         redb::Error::DatabaseClosed => ErrorKind::Closed,
-        // Only this crate creates the only table, so an unexpected table means damage, like a bad checksum.
+        // This crate creates only one table, so any other table in the file means damage, like a bad checksum.
         redb::Error::Corrupted(_)
         | redb::Error::RepairAborted
         | redb::Error::TableTypeMismatch { .. }

@@ -1,19 +1,20 @@
-//! Implements the file that redb reads and writes, with fewer syncs than redb's own file backend, and with a close that
-//! writes nothing.
+//! Implements the file that redb reads and writes. The file of this module needs fewer syncs than redb's own file
+//! backend, and closing it writes nothing.
 //!
-//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times:
-//! once to mark the file as open, once for the commit, and four times to close, which records the allocator's state and
-//! removes the mark. With this module, the process syncs three times, or never if the process commits nothing:
+//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. One
+//! sync marks the file as open, one belongs to the commit, and four belong to closing, which records redb's allocator
+//! state and removes the mark. With this module, such a process syncs only three times, and a process that commits
+//! nothing never syncs:
 //!
-//! - **Closing writes nothing.** Each commit records the allocator's state (redb's quick repair, two syncs), so a file
-//!   that was not closed opens as fast as a closed file. To the next process, every close looks as if this process was
-//!   killed.
-//! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the header twice, first unmarked
-//!   and then marked, and syncs each time. Only the second header counts, and usually the file already contains this
-//!   header. This module writes the second header only if it differs from the header in the file.
-//! - **The file is synced before the first write.** A process that was killed between writing and syncing a commit
-//!   leaves a commit that can be read but is not durable. The pages that this commit freed must not be overwritten
-//!   before the commit is durable.
+//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). A file
+//!   that was not closed therefore opens as fast as a closed one. To the next process, a closed file looks as if its
+//!   last user had been killed.
+//! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
+//!   without and then with the mark, and syncs each time. Only the second header matters, and usually the file already
+//!   contains it. This module writes the second header only if it differs from the header that is in the file.
+//! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
+//!   commit can be read but is not durable. Pages that such a commit has freed must not be overwritten before the
+//!   commit is durable.
 
 use std::io;
 use std::ops::Bound;
@@ -24,7 +25,7 @@ use redb::{BackendError, StorageBackend};
 /// The maximum size of redb's file header, in bytes.
 const HEADER_BYTES: usize = 4096;
 
-/// The state that a [`DbFile`] and its [`FileSwitch`] share.
+/// The state that a [`DbFile`] shares with its [`FileSwitch`].
 #[derive(Debug)]
 struct SharedFile<B> {
     file: B,
@@ -33,22 +34,22 @@ struct SharedFile<B> {
 
 #[derive(Debug)]
 enum FilePhase {
-    /// redb is opening the file. This variant contains the header that redb has written, which is not yet written to
-    /// the real file.
+    /// While redb opens the file, header writes are held back. This variant contains the header that redb has written
+    /// last, if any; it is not in the real file yet.
     Opening(Option<Vec<u8>>),
-    /// The file is unchanged since redb opened it. The file's content might not be durable.
+    /// The file has not been changed since redb opened it. The content of the unchanged file might not be durable.
     AsFound,
-    /// All operations go directly to the real file.
+    /// The file has been synced since it was opened, and all operations go directly to the real file.
     Open,
     /// The file is closed, and all operations fail.
     Closed,
 }
 
-/// The file as redb sees it; `B` is the type of the real file.
+/// The file that redb reads and writes; `B` is the type of the real file.
 #[derive(Debug)]
 pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
-/// A handle that changes the phase of a [`DbFile`] that redb owns.
+/// A handle with which this crate opens and closes a [`DbFile`] that redb owns.
 #[derive(Debug)]
 pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
@@ -60,8 +61,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Ends the opening phase after redb has opened the file. Writes the held-back header if it differs from the header
-    /// in the file.
+    /// Must be called when redb has opened the file. If redb wrote a header that differs from the header in the file,
+    /// writes it to the file.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -76,7 +77,7 @@ impl<B: StorageBackend> FileSwitch<B> {
 }
 
 impl<B> FileSwitch<B> {
-    /// Closes the file without writing. Later reads, writes and syncs fail.
+    /// Closes the file without writing to it. After `close`, reads, writes and syncs fail.
     pub(crate) fn close(&self) {
         *self.0.phase() = FilePhase::Closed;
     }
@@ -84,7 +85,7 @@ impl<B> FileSwitch<B> {
 
 impl<B> SharedFile<B> {
     fn phase(&self) -> MutexGuard<'_, FilePhase> {
-        // A panic while the lock is held cannot leave the phase in an invalid state.
+        // A panic while this lock is held cannot leave the phase in an invalid state.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,7 +99,7 @@ impl<B> SharedFile<B> {
 }
 
 impl<B: StorageBackend> SharedFile<B> {
-    /// Returns true if `header` differs from the header in the file.
+    /// Returns true if `header` differs from the header in the real file.
     fn is_new(&self, header: Option<&[u8]>) -> bool {
         header.is_some_and(|header| {
             let mut current = vec![0; header.len()];
@@ -119,13 +120,14 @@ impl<B: StorageBackend> SharedFile<B> {
         Ok(())
     }
 
-    /// Writes a held-back header before an operation that depends on the header.
+    /// Before an operation that depends on the file header, writes a header that was held back.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
-    /// Holds back a header that redb writes while opening the file. Returns false if the write is not a header.
+    /// If redb writes a header while it opens the file, holds the header back and returns true. Returns false for any
+    /// other write.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
         let FilePhase::Opening(waiting) = &mut *phase else { return false };
@@ -140,7 +142,7 @@ impl<B: StorageBackend> SharedFile<B> {
 
 impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn len(&self) -> io::Result<u64> {
-        // A held-back header does not affect the length: redb sets the length of a new file first.
+        // A header that is held back does not affect the length, because redb sets the length of a new file first.
         self.0.check_open()?;
         self.0.file.len()
     }
@@ -167,7 +169,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.check_open()?;
         let mut phase = self.0.phase();
         match &*phase {
-            // No sync is needed yet, because the file is synced before the first write.
+            // No sync is needed now, because the file is always synced before its first write.
             FilePhase::Opening(_) => Ok(()),
             FilePhase::AsFound => self.0.begin_writing(&mut phase),
             FilePhase::Open | FilePhase::Closed => {
@@ -182,7 +184,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // A write beyond the header means that redb creates or repairs the file and relies on the order of writes.
+        // If redb writes beyond the header, it creates or repairs the file, and then the order of its writes matters.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }
@@ -191,7 +193,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.file.close()
     }
 
-    // The queue in front of the store excludes other Margay processes; the locks on the file exclude other programs.
+    // The store's queue keeps other Margay processes out, and the locks on the file keep other programs out.
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
         self.0.file.try_lock_range(start, end)

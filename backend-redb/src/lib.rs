@@ -2,11 +2,12 @@
 //!
 //! # Inside
 //!
-//! This crate implements a store on redb: one crash-safe file, with a journal in front of the file.
+//! This crate implements a store on redb: one crash-safe database file, and a journal that takes new commits before the
+//! file does.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock. The private module `file`
-//! explains which of redb's syncs are avoided, and how. A store on a full disk can be read. A commit on a full disk
-//! fails unless the file has enough free pages.
+//! explains which of redb's syncs this crate avoids, and how. When the disk is full, the store can still be read. When
+//! the disk is full, a commit fails unless the database file has enough free pages.
 
 mod error;
 mod file;
@@ -21,11 +22,12 @@ use kv_local::{CommitLog, Engine, OpenOptions, SpareSpace};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
-/// The redb engine for [`kv_local`].
+/// The redb engine for the crate [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
-/// The driver of `redb://`. The store commits all waiting transactions together, so many transactions can be in flight.
+/// The driver for `redb://` stores. The store commits all waiting transactions together, so callers may have many
+/// transactions in flight.
 pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {
@@ -55,14 +57,14 @@ impl Engine for Redb {
     }
 }
 
-/// Opens a redb table on custom storage, for instance in memory. `storage` is called each time the table is opened: by
-/// this function, and after each failed commit. `store` is the store's name in errors.
+/// Opens a redb table on custom storage, for example in memory. The function `storage` is called each time the table is
+/// opened: first here, and again after each failed commit. The string `store` is the name of the store in errors.
 ///
-/// As with [`Engine::open`], the content of the table need not be durable until the next commit, so put the table
-/// behind a [`kv_mvcc::journal::JournaledTable`].
+/// As with [`Engine::open`], the rows of the opened table need not be durable until the next commit. Always use the
+/// table behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
-/// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
+/// `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`.
 pub fn table_on<B: StorageBackend>(
     storage: impl Fn() -> io::Result<B> + Send + Sync + 'static,
     store: &str,

@@ -1,5 +1,5 @@
-//! Tests which writes of redb reach a simulated disk before a power cut, and in which order. `tests/power.rs` runs
-//! conformance cases on the same simulated disk.
+//! Tests which of redb's writes reach a simulated disk before a power cut, and in which order. The test program
+//! `tests/power.rs` runs conformance cases on the same simulated disk.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ mod disk;
 
 use disk::Disk;
 
-/// The writes of commit `n`: some short and long rows with the value `n`, and one row that a later commit deletes.
+/// The writes of commit number `n`: short and long rows with the value `n`, and one row that a later commit deletes.
 fn writes(n: u32) -> Vec<Write> {
     let mut writes: Vec<Write> =
         (0..4).map(|i| Write::Put(format!("all/{i}").into_bytes(), n.to_be_bytes().repeat(1 + i * 400))).collect();
@@ -34,7 +34,7 @@ fn content(opened: &OpenDatabase<Disk>) -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// The rows that the table must have after commits 1 to `n`.
+/// The rows that the table must contain after commits 1 to `n`.
 fn expected(n: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut rows = BTreeMap::new();
     for write in (1..=n).flat_map(writes) {
@@ -46,8 +46,8 @@ fn expected(n: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     rows
 }
 
-/// Opens the database and commits again and again until the power fails. Returns the number of the last acknowledged
-/// commit.
+/// Opens the database and makes one commit after another until the power fails. Returns the number of the last commit
+/// that was acknowledged.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
         let Ok(opened) = OpenDatabase::on(disk.clone()) else { return done };
@@ -60,17 +60,17 @@ fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     }
 }
 
-/// The rows that a killed process has written must not be overwritten before they are durable.
+/// If a killed process has written rows, they must not be overwritten before they are durable.
 #[test]
 fn power_cut_leaves_seen_or_next_commit() {
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
         let disk = Disk::default();
         OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
-        // Kill the process while the power stays on: all of its writes remain, synced or not.
+        // Kill the process while the power stays on: all its writes remain, whether or not they were synced.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
-        // Kill the next process, too, and then let the power fail.
+        // Kill the next process in the same way, and then let the power fail.
         disk.set_operations_left(None);
         let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);

@@ -1,4 +1,4 @@
-//! Stores ordered rows in one table of redb.
+//! Stores the ordered rows of a store in one redb table.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -17,20 +17,20 @@ use crate::file::{DbFile, FileSwitch};
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
-/// The size of redb's page cache, in bytes. A small cache is enough for a plugin process, which reads few pages. With a
-/// cache of 16 MiB, a check of 10,000 blocks reads the file 18,000 times instead of 23,000 times, and a daemon uses 12
-/// MiB more memory.
+/// The size of redb's page cache, in bytes. A small page cache is enough for a plugin process, which reads few pages. A
+/// cache of 16 MiB would save little: a check of 10,000 blocks would read the file 18,000 instead of 23,000 times. A
+/// daemon would use 12 MiB more memory.
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
-/// A function that opens the storage of a table, called each time that the table is opened.
+/// A function that opens the storage of a table; it is called each time the table is opened.
 type StorageSource<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
 
-/// A table in a redb file, or in other storage that redb accepts.
+/// A table in a redb file, or in another storage backend of redb.
 pub(crate) struct RedbTable<B> {
     source: StorageSource<B>,
     store: String,
-    /// The open database; `None` only after a failed attempt to reopen it. Views keep the lock for reading, so that the
-    /// file is really closed before it is opened again.
+    /// The open database; `None` only after reopening has failed. Read views hold the read lock, so the file can only
+    /// be closed and reopened when no view is open.
     database: RwLock<Option<OpenDatabase<B>>>,
 }
 
@@ -40,7 +40,7 @@ impl<B> fmt::Debug for RedbTable<B> {
     }
 }
 
-/// An open database that writes nothing when it is dropped.
+/// An open redb database; dropping it writes nothing.
 #[derive(Debug)]
 pub(crate) struct OpenDatabase<B> {
     database: Database,
@@ -54,7 +54,7 @@ impl<B> Drop for OpenDatabase<B> {
 }
 
 impl<B: StorageBackend> OpenDatabase<B> {
-    /// Opens the database in `file`, or creates a database if the file is empty.
+    /// Opens the database in `file`; if the file is empty, creates a database.
     pub(crate) fn on(file: B) -> Result<Self, redb::Error> {
         let (file, switch) = DbFile::new(file);
         let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(file)?;
@@ -63,10 +63,11 @@ impl<B: StorageBackend> OpenDatabase<B> {
         Ok(opened)
     }
 
-    /// Applies all writes durably, or none of them.
+    /// Applies all writes durably and atomically.
     pub(crate) fn commit(&self, writes: &[Write]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
-        // redb's default durability is immediate. The module `file` explains why quick repair is enabled.
+        // In redb, commits are durable by default. The reason for redb's quick repair is in the docs of the module
+        // `file`.
         transaction.set_quick_repair(true);
         {
             let mut rows = transaction.open_table(ROWS)?;
@@ -81,7 +82,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
         Ok(())
     }
 
-    /// Returns a snapshot of the table's rows; `None` before the first commit.
+    /// Returns a snapshot of the rows; `None` before the first commit.
     pub(crate) fn rows(&self) -> Result<Option<RowsSnapshot>, redb::Error> {
         match self.database.begin_read()?.open_table(ROWS) {
             Ok(rows) => Ok(Some(rows)),
@@ -94,7 +95,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
 pub(crate) type RowsSnapshot = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl<B: StorageBackend> RedbTable<B> {
-    /// Opens the table in the storage that `source` returns, or creates a table if the storage is empty.
+    /// Opens the table in the storage that `source` returns; if the storage is empty, creates a table.
     pub(crate) fn open(source: StorageSource<B>, store: &str) -> Result<Self> {
         let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
         table.recover()?;
@@ -102,7 +103,7 @@ impl<B: StorageBackend> RedbTable<B> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Option<OpenDatabase<B>>> {
-        // A panic in the engine cannot break the `Option` that the lock guards.
+        // A panic in redb cannot invalidate the `Option` that the lock guards.
         self.database.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,14 +123,13 @@ fn open_file(path: &Path) -> Result<FileBackend, redb::Error> {
     Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
 }
 
-/// Moves the content of a redb file to the front of the file and truncates the rest. If the process is killed during
-/// this work, no data is lost.
+/// Shrinks a redb file: moves its content to the front of the file and truncates the rest. If the process is killed
+/// while it shrinks the file, no data is lost.
 pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // An empty commit records the allocator's state, because redb's own last commit in `compact` does not record
-        // it.
+        // An empty commit records redb's allocator state, which redb's own last commit in `compact` does not record.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))
@@ -151,7 +151,7 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Close the database before opening it again: the file is locked while the database is open.
+        // Close the database before opening it again, because an open database locks its file.
         *guard = None;
         let opened = (self.source)().and_then(OpenDatabase::on);
         *guard = Some(opened.map_err(|error| from_redb(&self.store, Operation::Open, error))?);
@@ -160,8 +160,8 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 }
 
 struct RedbView<'a, B> {
-    // The rows must be declared before the guard `_open`: fields are dropped in order of declaration, and the rows must
-    // not outlive the database.
+    // The rows are declared before the guard `_open`, because fields are dropped in this order and the rows must not
+    // outlive the database.
     rows: Option<RowsSnapshot>,
     store: &'a str,
     _open: RwLockReadGuard<'a, Option<OpenDatabase<B>>>,

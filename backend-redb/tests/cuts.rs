@@ -1,4 +1,4 @@
-//! Tests the redb store on a simulated disk that loses all data that was not synced.
+//! Tests the redb store on a simulated disk that, at a power cut, loses all data that was not synced.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

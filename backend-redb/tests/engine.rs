@@ -1,4 +1,4 @@
-//! Tests that redb meets the requirements on an engine.
+//! Runs the engine tests of the crate kv-local on redb.
 
 use std::process::ExitCode;
 

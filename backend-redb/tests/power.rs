@@ -1,7 +1,7 @@
-//! Runs all conformance cases on the redb store on a disk that loses power.
+//! Runs the conformance cases on a redb store whose simulated disk loses power.
 //!
-//! redb and the journal write to a simulated disk: when the power fails, each sector that was not synced is either
-//! written or not.
+//! Both redb and the journal write to the simulated disk. When the power of the simulated disk fails, each sector that
+//! was not synced has its old or its new content.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -22,7 +22,7 @@ use redb::StorageBackend;
 
 struct OnDisk;
 
-/// The table's file, the journal's file, and the durable parts of the journal.
+/// The files of a redb store: the table's file, the journal's file, and the record of the journal's durable parts.
 #[derive(Clone, Debug, Default)]
 struct Files {
     table: Disk,
@@ -43,8 +43,8 @@ impl Files {
         Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
     }
 
-    /// Returns the files as they are after a power cut. The power cut may also lose the record of the journal's durable
-    /// parts.
+    /// Returns the store's files as they are after a power cut. A power cut may also lose the record of the journal's
+    /// durable parts.
     fn after_power_cut(&self, random: &mut Rng) -> Self {
         let table = self.table.after_power_cut(random);
         let journal = table.beside();
@@ -129,7 +129,8 @@ impl Fixture for Held {
     }
 }
 
-/// Cases that need a store in a folder, while the simulated disk is in memory. `tests/conformance.rs` runs these cases.
+/// Cases that need a store in a real folder, which the simulated disk in memory does not have. The test program
+/// `tests/conformance.rs` runs these cases.
 const IGNORED: &[&str] = &["H16_bounded_room", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 
 fn main() -> ExitCode {

@@ -1,16 +1,16 @@
-//! Maps sled's errors to store errors. No other module inspects sled's errors.
+//! Converts sled's errors into store errors. This is the only module that inspects sled's errors.
 
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Converts an error of sled in `operation` on `store`.
+/// Converts the sled error of a failed operation on the store `store`.
 pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
 
-/// Converts an error of the operating system in `operation` on `store`.
+/// Converts the operating system's error of a failed operation on the store `store`.
 pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
     from_sled(store, operation, sled::Error::Io(error))
 }
@@ -18,8 +18,8 @@ pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Er
 fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
     match error {
         sled::Error::Io(error) => io_kind(operation, error),
-        // sled returns `Unsupported` if its configuration file was changed, which means damage: no other program
-        // changes this file.
+        // The error `Unsupported` means that sled's configuration file was changed; no other program changes this file,
+        // so it is damaged.
         sled::Error::Corruption { .. }
         | sled::Error::CollectionNotFound(_)
         | sled::Error::ReportableBug(_)

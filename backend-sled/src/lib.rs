@@ -2,14 +2,15 @@
 //!
 //! # Inside
 //!
-//! This crate implements a store on sled, an engine that keeps a folder of log segments.
+//! This crate implements a store on sled, an engine that keeps its data in a folder of log segments.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock.
 //!
-//! sled 0.34 requires more care from its user than redb does; the private module `table` describes the workarounds. One
-//! drawback has no workaround: opening the store writes a snapshot with three syncs, which takes some milliseconds. For
-//! this reason, a store on a full disk cannot even be read until the disk has room. sled's housekeeping reuses parts of
-//! sled's log without a sync before the reuse; `tests/cuts.rs` simulates power cuts at these moments.
+//! The engine sled 0.34 needs more care than redb; the private module `table` describes the workarounds. One drawback
+//! of sled has no workaround: each time the store is opened, sled writes a snapshot with three syncs, which takes some
+//! milliseconds. On a full disk, a store cannot even be read until space is freed, because sled has to write this
+//! snapshot. Because sled reuses parts of its log without a sync, `tests/cuts.rs` simulates power cuts at the moments
+//! of reuse.
 
 mod error;
 mod priority;
@@ -22,13 +23,13 @@ use kv::Result;
 use kv_local::{CommitLog, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
-/// The sled engine for [`kv_local`].
+/// The sled engine for the crate [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
 
-/// The driver of `sled://`. The number of large commits in flight is small, because many large commits would take
-/// gigabytes of memory. A long reader reads all keys in one turn, because opening the store takes longer than reading
-/// the usual number of keys per turn.
+/// The driver for `sled://` stores. Callers should have only a few large commits in flight, because many of them would
+/// take gigabytes of memory. A long reader reads all its keys in one turn at the store, because reopening a sled store
+/// takes longer than reading the usual number of keys per turn.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

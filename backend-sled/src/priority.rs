@@ -1,21 +1,21 @@
-//! Raises the priority of the thread that opens sled.
+//! Raises the priority of the thread that opens a sled database.
 //!
-//! When sled 0.34 reads its log, sled starts seven threads that spin on a lock (`sled::lazy::Lazy`) until the last of
-//! these threads exists. On a machine with two cores, the spinning threads take processor time from the thread that
-//! starts them. If the starting thread has priority, opening an existing store takes 5.0 ms instead of 8.4 ms, and 9 ms
-//! of processor time instead of 14 ms.
+//! When sled 0.34 reads its log, it starts seven threads that spin on a lock (`sled::lazy::Lazy`) until the last of
+//! them has started. On a machine with two cores, the spinning threads take CPU time from the thread that starts them.
+//! If the starting thread has a higher priority, opening an existing store takes 5.0 ms instead of 8.4 ms, and 9 ms of
+//! CPU time instead of 14 ms.
 #![expect(unsafe_code, reason = "no safe crate wraps these two system calls, and musl's own functions refuse them")]
 
 use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
-/// The nice value with the highest priority. Do not use a real-time policy instead: with such a policy, a process hung,
-/// because sled's spinning threads never yield.
+/// The nice value that means the highest priority. Do not use a real-time scheduling policy instead: a test process
+/// hung under it, because sled's spinning threads never yield.
 const HIGHEST_NICE: i32 = -20;
 
-/// The scheduling flag that gives the default priority to threads which the calling thread starts.
+/// The scheduling flag that resets the priority to the default in threads that the calling thread starts.
 const RESET_ON_FORK: u64 = libc::SCHED_FLAG_RESET_ON_FORK as u64;
 
-/// The kernel's `struct sched_attr` in its first version, which every kernel since Linux 3.14 accepts.
+/// The first version of the kernel's `struct sched_attr`, which every kernel since Linux 3.14 accepts.
 #[repr(C)]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct SchedAttributes {
@@ -33,7 +33,7 @@ const ATTRIBUTES_BYTES: u32 = 48;
 const _: () = assert!(size_of::<SchedAttributes>() == ATTRIBUTES_BYTES as usize);
 
 impl SchedAttributes {
-    /// Returns the scheduling attributes of the calling thread; `None` if the kernel refuses.
+    /// Returns the scheduling attributes of the calling thread; `None` if the kernel refuses the request.
     fn current() -> Option<Self> {
         let mut attributes = Self::default();
         // SAFETY: the kernel writes at most `ATTRIBUTES_BYTES` bytes to the attributes.
@@ -41,7 +41,7 @@ impl SchedAttributes {
         (code == 0).then_some(attributes)
     }
 
-    /// Sets the scheduling attributes of the calling thread. Returns false if the kernel refuses.
+    /// Sets the scheduling attributes of the calling thread. Returns false if the kernel refuses the change.
     fn set(&self) -> bool {
         // SAFETY: the kernel reads at most `size` bytes from the attributes, and `size` is the size of the structure.
         let code: c_long = unsafe { syscall(SYS_sched_setattr, 0, &raw const *self, 0) };
@@ -49,17 +49,16 @@ impl SchedAttributes {
     }
 }
 
-/// A raised priority of the calling thread, which is restored on drop.
+/// A guard that raises the priority of the calling thread, and restores the previous priority on drop.
 #[derive(Debug)]
 pub(crate) struct PriorityGuard {
-    /// The thread's previous scheduling attributes; `None` if the priority was not changed.
+    /// The scheduling attributes that the thread had before; `None` if the priority was not changed.
     before: Option<SchedAttributes>,
 }
 
 impl PriorityGuard {
-    /// Raises the priority of the calling thread, but not the priority of threads that the calling thread starts. The
-    /// priority stays unchanged if the thread already has a priority or scheduling policy other than the default, or if
-    /// the process lacks CAP_SYS_NICE.
+    /// Raises the priority of the calling thread, but not of the threads that it starts. The priority is not changed if
+    /// the thread's priority or scheduling policy is not the default, or if the process lacks CAP_SYS_NICE.
     pub(crate) fn raise() -> Self {
         let before = SchedAttributes::current().filter(|current| {
             let usual = SchedAttributes { size: current.size, runtime: current.runtime, ..SchedAttributes::default() };
@@ -73,7 +72,7 @@ impl PriorityGuard {
 impl Drop for PriorityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // Lowering the priority cannot fail, since the kernel has just granted a higher one.
+            // Restoring the lower priority cannot fail, because the kernel has just granted the higher one.
             before.set();
         }
     }
@@ -91,7 +90,7 @@ mod tests {
 
     #[test]
     fn priority_lasts_until_drop_and_is_not_inherited() {
-        // First set the default priority, because the test itself may run at a different priority.
+        // The test itself may run at another priority, so first set the default priority.
         assert!(
             SchedAttributes { size: ATTRIBUTES_BYTES, ..SchedAttributes::default() }.set(),
             "the test needs CAP_SYS_NICE"

@@ -1,4 +1,4 @@
-//! Stores ordered rows in one tree of sled.
+//! Stores the ordered rows of a store in one sled tree.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -18,27 +18,28 @@ use sled::{Batch, Config, Db};
 use crate::error::{from_io, from_sled};
 use crate::priority::PriorityGuard;
 
-/// The size of sled's page cache, in bytes. The cache is small, because a plugin process should use little memory. sled
-/// keeps at least one page in each of its 256 shards regardless of this limit.
+/// The size of sled's page cache, in bytes. The page cache is small, because a plugin process should use little memory.
+/// Even with a lower limit, sled keeps at least one page in each of its 256 shards.
 const CACHE_BYTES: u64 = 1024 * 1024;
 
-/// Maximum time that sled may take to release its log: sled's threads end some time after the last handle is dropped.
+/// Maximum time that sled may take to release its log: some of its threads end only after the last database handle is
+/// dropped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval at which a caller that waits for sled to write checks for a disk error.
+/// Interval of the checks for a disk error while a caller waits for a write of sled.
 const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Maximum time that sled may take to hand a commit to the kernel.
+/// Maximum time that sled may take to write a commit to the kernel.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum time that sled may take to open its files, including reading its whole log.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A table in a sled folder.
+/// A table of rows in a sled folder.
 ///
-/// sled's `flush` writes but never syncs, sled's scans are not snapshots, and a batch can be read as soon as sled has
-/// applied it. For these reasons, a commit consists of one batch, a flush and a separate sync, all under a write lock.
-/// Views keep the same lock for reading.
+/// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
+/// Because sled itself never syncs, a commit consists of one sled batch, a flush and a separate sync, all under a write
+/// lock. Read views hold the same lock for reading while they are open.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
@@ -49,14 +50,16 @@ pub(crate) struct SledTable {
 
 #[derive(Debug)]
 struct OpenTree {
-    /// The configuration that `database` shares: sled's threads record the first disk error in it.
+    /// The configuration that `database` uses, in which sled's threads record the first disk error.
     config: Config,
-    /// The sled database; `None` only during drop.
+    /// The sled database; `None` only while this value is being dropped.
     database: Option<Db>,
-    /// A separate handle to sled's log, opened before the first write so that it receives writeback errors.
+    /// Our own handle on sled's log file, opened before the first write because a handle only reports later writeback
+    /// errors.
     log: File,
     blobs: PathBuf,
-    /// The thread that commits. With a new thread for each commit, an ADD through the daemon took 0.4 ms longer.
+    /// The thread that runs the commits. When each commit started a new thread, an ADD through the daemon took 0.4 ms
+    /// longer.
     worker: Worker,
 }
 
@@ -71,8 +74,8 @@ impl SledTable {
         Error::new(ErrorKind::Poisoned, operation, self.store.clone())
     }
 
-    /// Runs `work` on the database. If `work` fails or panics, the database cannot be read until it is reopened,
-    /// because sled may show rows of the failed batch that are not durable.
+    /// Runs `work`, which changes the sled database. If `work` fails or panics, the database must be reopened before
+    /// the next read, because sled may show rows of the failed batch that are not durable.
     fn change(&self, work: impl FnOnce(&OpenTree) -> Result<(), sled::Error>) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
@@ -102,8 +105,9 @@ impl OpenTree {
             .watched(&config, OPEN_TIMEOUT, open, || {})
             .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
-        // Sync the log and the folder. A process that was killed between flush and sync leaves rows that can be read
-        // but are not durable. In addition, opening sled has written a new snapshot whose name is not durable.
+        // Sync sled's log and its folder. If a process was killed between sled's flush and the sync, the log contains
+        // rows that can be read but are not durable. In addition, opening sled has just written a new snapshot, whose
+        // name in the folder is not durable yet.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
         Ok(opened)
     }
@@ -129,9 +133,9 @@ impl OpenTree {
 
     /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
-        // sled puts a page larger than a quarter of a log segment into a separate file and never syncs this file.
-        // Because long values are split into rows, only very long keys cause such pages. Syncing each of these files
-        // makes the commit durable, but slow.
+        // If a page is larger than a quarter of a log segment, sled puts it into a separate file that it never syncs.
+        // Long values are split into several rows, so only very long keys cause such pages. Syncing each of these files
+        // makes the commit durable but slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
             match File::open(entry?.path()) {
@@ -149,13 +153,13 @@ impl OpenTree {
 }
 
 impl Drop for OpenTree {
-    /// Closes the database on a separate thread. If closing takes too long, the thread is left running and ends with
-    /// the process.
+    /// Closes the sled database on a separate thread. If closing takes too long, the closing thread is left running
+    /// until the process ends.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
-        // Flush before the drop: sled writes remaining data when it is dropped, and a write that hangs during the drop
-        // could not be woken. The flush can panic after an error or an earlier panic. The usual worker may hang in a
-        // commit, so start a second worker.
+        // Flush before the drop, because sled writes remaining data when it is dropped, and a write that hangs during
+        // the drop could not be woken. After an error or an earlier panic, this flush can panic. The commit worker may
+        // hang in a commit, so start a second worker for the flush.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -168,8 +172,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // The next process that opens the store must find sled's log unlocked. If the log stays locked, this
-            // process can do no more about it.
+            // When another process opens the store next, sled's log must be unlocked. If sled keeps its log locked,
+            // this process can do nothing about it.
             let _ = wait_until_free(&self.log);
         }
     }
@@ -177,7 +181,7 @@ impl Drop for OpenTree {
 
 type WorkerTask = Box<dyn FnOnce() + Send>;
 
-/// A thread that runs tasks one after another until its handle is dropped.
+/// A thread that runs tasks one after another until the `Worker` is dropped.
 #[derive(Debug)]
 struct Worker(Sender<WorkerTask>);
 
@@ -192,12 +196,13 @@ impl Worker {
         self.0.send(work).map_err(|_| io::Error::other("the thread for sled's work has ended"))
     }
 
-    /// Runs `work` on the worker's thread, and waits for the database that `work` returns.
+    /// Runs `work` on the worker's thread, and waits for the sled database that it returns.
     ///
-    /// After a disk error, sled 0.34 can wait forever for a write that sled's own thread has abandoned: the thread
-    /// records the error, but in one of two places (`exit_reservation`) it wakes no waiting thread. For this reason,
-    /// `watched` checks for a recorded error at intervals. On an error, `watched` calls `wake`, and if the worker still
-    /// hangs, leaves the worker running. The time limit `limit` covers panics of sled's threads, which record no error.
+    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
+    /// that abandons the write records the error, but in one of two places (`exit_reservation`) it wakes no waiting
+    /// thread. The method `watched` therefore regularly checks whether sled has recorded an error. If sled has recorded
+    /// an error, `watched` calls `wake`. If the worker still hangs after `wake`, its thread is left running. The time
+    /// limit `limit` is for panics of sled's threads, which leave no recorded error.
     fn watched(
         &self,
         config: &Config,
@@ -206,7 +211,7 @@ impl Worker {
         wake: impl Fn(),
     ) -> sled::Result<Db> {
         let (done, is_done) = channel();
-        // If the caller no longer waits, sending fails and the result is dropped, which closes the database.
+        // If the caller has stopped waiting, sending fails, and the result is dropped, which closes the database.
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
@@ -226,15 +231,15 @@ impl Worker {
     }
 }
 
-/// After a disk error, wakes a thread that waits for sled to write. To wake the thread, this function requests a change
-/// of sled's log: the change fails immediately because of the error, and the failure notifies all waiting threads. The
-/// waiting thread may hold a lock that all sled databases of a process share. Opening a tree that does not exist is the
-/// only change that does not need this lock.
+/// Wakes a thread that still waits for a sled write after a disk error. To wake the thread, this function requests a
+/// change of sled's log. The change fails at once because of the disk error, and the failure wakes all waiting threads.
+/// The waiting thread may hold a lock that all sled databases in the process share. Opening a tree that does not exist
+/// is the only change of the log that does not need the shared lock.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
 
-/// Opens sled's log, and creates the folder `path` if it is missing.
+/// Opens sled's log file; if the folder `path` is missing, creates it.
 fn open_log(path: &Path) -> io::Result<File> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -243,9 +248,9 @@ fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path.join("db"))
 }
 
-/// Removes unfinished snapshots, whose writer was killed or found the disk full. sled writes a snapshot on each
-/// opening. sled would mistake an unfinished snapshot for the newest snapshot, and would report the truncated file as
-/// damage. The previous snapshot still exists, because sled only removes it when the new snapshot is complete.
+/// Removes unfinished snapshots, whose writer was killed or ran out of disk space. A snapshot is written each time sled
+/// opens the store. If an unfinished snapshot stayed, sled would use it as the newest one and report the truncated file
+/// as damage. The previous snapshot still exists, because sled removes it only after the new snapshot is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -257,8 +262,8 @@ fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until sled has released its log. sled locks the log with `flock`; this function acquires the same lock for a
-/// moment.
+/// Waits until sled has released its log. Because sled locks its log with `flock`, this function tries to acquire the
+/// same lock, and releases it at once.
 fn wait_until_free(log: &File) -> io::Result<bool> {
     let started = Instant::now();
     let mut pause = Duration::from_micros(50);
@@ -279,7 +284,7 @@ fn wait_until_free(log: &File) -> io::Result<bool> {
 
 impl Table for SledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // A panic in the engine cannot break the `Option` that the lock guards.
+        // A panic in sled cannot invalidate the `Option` that the lock guards.
         let opened = self.database.read().unwrap_or_else(PoisonError::into_inner);
         if opened.is_none() {
             return Err(self.not_open(Operation::Range));
@@ -293,7 +298,7 @@ impl Table for SledTable {
 
     fn recover(&self) -> Result<()> {
         let mut opened = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Close the database before opening it again: sled's log is locked while the database is open.
+        // Close the database before opening it again, because an open database locks sled's log.
         *opened = None;
         *opened = Some(OpenTree::open(&self.path, &self.store)?);
         Ok(())
@@ -361,7 +366,7 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         assert_eq!(value(&table).unwrap_err().kind(), &ErrorKind::Poisoned);
         assert_eq!(table.commit(&[]).unwrap_err().kind(), &ErrorKind::Poisoned);
-        // `recover` makes the rows that it finds durable before they can be read.
+        // The method `recover` makes the rows that it finds durable before they can be read.
         table.recover().unwrap();
         assert!(value(&table).unwrap().is_some());
         table.commit(&[Write::Put(b"k".to_vec(), b"new".to_vec())]).unwrap();

@@ -1,4 +1,4 @@
-//! Tests that sled meets the requirements on an engine.
+//! Runs the engine tests of the crate kv-local on sled.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Defines the test cases of the suite.
+//! Defines the test cases of the conformance suite.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::expect::Checked;
 use crate::harness::{Ability, Scene, Tenancy};
 use crate::subject::Subject;
 
-/// A topic of test cases. The cases of each topic are in a file of their own.
+/// The topic of a group of conformance cases. The test cases of each topic are in their own source files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Group {
@@ -20,15 +20,15 @@ pub enum Group {
     Txn,
     /// Cases about reads of ranges.
     Range,
-    /// Cases about reads of the past, and compaction.
+    /// Cases about reads of past revisions, and about compaction.
     History,
     /// Cases about watches.
     Watch,
-    /// Cases with several clients at the same time.
+    /// Cases in which several clients use one store at the same time.
     Concurrency,
-    /// Cases about sizes, counts and invalid input.
+    /// Cases about limits on sizes and counts, and about invalid input.
     Limits,
-    /// Cases about the state after a crash, on a full disk, and with damaged files.
+    /// Cases about a store after a crash, on a full disk, or with damaged files.
     Durability,
     /// Cases with several processes that use one store.
     Processes,
@@ -36,16 +36,16 @@ pub enum Group {
     Faults,
 }
 
-/// Says whether a case runs at the same time as other cases.
+/// Says whether a test case runs at the same time as other cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// The case runs at the same time as other cases.
+    /// The test case runs at the same time as other light cases.
     Light,
-    /// The case runs alone, because the case needs much of the machine or checks the whole process.
+    /// The test case runs alone, because it loads the whole machine or checks the whole test process.
     Heavy,
 }
 
-/// A test case of the suite, with the rules that the case judges.
+/// A conformance case: a test that judges some of the rules in `SEMANTICS.md`.
 #[derive(Clone)]
 pub struct Case {
     pub(crate) name: &'static str,
@@ -59,38 +59,39 @@ pub struct Case {
 }
 
 impl Case {
-    /// The name of the case: a letter for the group, two digits, and what is tested.
+    /// The name of the test case: a letter for its group, two digits, and what it tests.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The topic of the case.
+    /// The topic of the test case.
     pub fn group(&self) -> Group {
         self.group
     }
 
-    /// The numbers of the rules that the case judges. A failure breaks the first rule, unless the failure names a
-    /// different rule.
+    /// The numbers of the rules that the test case judges. A failure of the test case counts against its first rule,
+    /// unless the failure names a different rule.
     pub fn rules(&self) -> &'static [&'static str] {
         self.rules
     }
 
-    /// The abilities that the environment must have.
+    /// The abilities that the test environment must have to run this case.
     pub fn needs(&self) -> &'static [Ability] {
         self.needs
     }
 
-    /// The least tenancy that the case needs. A case that can share a store can also run on an exclusive store.
+    /// The weakest isolation of the store that is enough for this test case. A test case that tolerates a shared store
+    /// also runs on an exclusive store.
     pub fn tenancy(&self) -> Tenancy {
         self.tenancy
     }
 
-    /// The scene in which the case needs its store.
+    /// The kind of store that the test case needs.
     pub fn scene(&self) -> Scene {
         self.scene
     }
 
-    /// The reason why the case cannot run in an environment with these abilities; `None` if the case can run.
+    /// The reason why the test case cannot run in an environment with these abilities; `None` if it can run.
     pub fn ignored_because(&self, abilities: &[Ability]) -> Option<&'static str> {
         self.needs.iter().find(|need| !abilities.contains(need)).map(|need| need.missing())
     }

@@ -1,4 +1,4 @@
-//! Provides the checks of a case, and the failures that these checks report.
+//! Checks for conformance cases, and the failures that the checks report.
 
 use std::fmt::{self, Debug};
 use std::panic::Location;
@@ -9,7 +9,7 @@ use kv::ErrorKind;
 /// Maximum time that a store may take to recover after a fault, or to notice a silent connection.
 pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum length of an expected or actual value in a report, in characters.
+/// Maximum length of an expected or actual value in a failure report, in characters.
 const MAX_SHOWN_CHARS: usize = 700;
 
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
@@ -30,12 +30,12 @@ impl Failure {
         Self { rule: None, checked: checked.into(), expected: expected.into(), got: got.into(), at: Location::caller() }
     }
 
-    /// The number of the broken rule.
+    /// The number of the broken rule, for example `R2`.
     pub fn rule(&self) -> &'static str {
         self.rule.unwrap_or("?")
     }
 
-    /// A description of the check.
+    /// A description of what was checked.
     pub fn checked(&self) -> &str {
         &self.checked
     }
@@ -50,13 +50,13 @@ impl Failure {
         &self.got
     }
 
-    /// Adds a detail to the description of the check.
+    /// Adds a note to the description of what was checked.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         self.checked = format!("{} ({note})", self.checked);
         self
     }
 
-    /// Sets the broken rule, unless the failure already has one.
+    /// Sets the number of the broken rule, unless the failure already has one.
     pub(crate) fn or_rule(mut self, rule: Option<&'static str>) -> Self {
         self.rule = self.rule.or(rule);
         self
@@ -64,7 +64,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Writes the rule's number and text, the check, the expected and the actual result, and the location in the case.
+    /// Writes the broken rule, what was checked, the expected and the actual result, and the location in the source.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "breaks rule {}: {}", self.rule(), crate::rules::text_of(self.rule()))?;
         writeln!(f, "  checked:  {}", self.checked)?;
@@ -77,7 +77,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl From<kv::Error> for Failure {
-    /// Converts the error of a call that had to succeed.
+    /// Turns the error of a store call that had to succeed into a failure of the test case.
     #[track_caller]
     fn from(error: kv::Error) -> Self {
         Self::new(format!("a {} that has to succeed", error.operation()), "an answer", error.to_string())
@@ -85,16 +85,16 @@ impl From<kv::Error> for Failure {
 }
 
 impl From<tokio::task::JoinError> for Failure {
-    /// Converts the error of a task that panicked, in the store or in the case.
+    /// Turns a panic of a task, in the store or in the test case, into a failure of the case.
     #[track_caller]
     fn from(error: tokio::task::JoinError) -> Self {
         Self::new("a task of the case", "no panic", error.to_string())
     }
 }
 
-/// Sets the rule of an expectation that does not belong to the first rule of the case.
+/// Assigns a failed check to a rule that is not the first rule of the test case.
 pub(crate) trait JudgedByRule {
-    /// Sets the rule of a failure to `rule`.
+    /// Sets the broken rule of the failure to `rule`.
     fn of(self, rule: &'static str) -> Self;
 }
 
@@ -104,7 +104,7 @@ impl<T> JudgedByRule for Checked<T> {
     }
 }
 
-/// Formats a value for a report, and cuts the text to the maximum length.
+/// Formats a value for a failure report, and cuts the text after [`MAX_SHOWN_CHARS`].
 pub(crate) fn shown(thing: &impl Debug) -> String {
     let text = format!("{thing:?}");
     match text.char_indices().nth(MAX_SHOWN_CHARS) {
@@ -122,7 +122,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, exp
     Err(Failure::new(checked, shown(&expected), shown(&got)))
 }
 
-/// Checks that `condition` holds. If the condition fails, the report shows `got`.
+/// Checks that `condition` holds. If `condition` is false, the failure report shows `got`.
 #[track_caller]
 pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checked {
     if condition {
@@ -137,7 +137,7 @@ pub(crate) fn some<T>(checked: &str, got: Option<T>) -> Checked<T> {
     got.ok_or_else(|| Failure::new(checked, "something", "nothing"))
 }
 
-/// Checks that a call failed with an error of exactly this kind.
+/// Checks that a store call failed with an error of exactly this kind.
 #[track_caller]
 pub(crate) fn refused<T: Debug>(checked: &str, got: kv::Result<T>, kind: impl Into<ErrorKind>) -> Checked {
     let kind = kind.into();
@@ -148,7 +148,7 @@ pub(crate) fn refused<T: Debug>(checked: &str, got: kv::Result<T>, kind: impl In
     }
 }
 
-/// Checks that a call failed with `Compacted`, and that the compaction mark in the error is correct or missing.
+/// Checks that a store call failed with `Compacted`, and that the error has the correct compaction mark or none.
 #[track_caller]
 pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::Revision) -> Checked {
     match got {
@@ -157,7 +157,7 @@ pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::R
     }
 }
 
-/// Checks that the kind of an error is `Compacted`, and that the compaction mark in the error is correct or missing.
+/// Checks that an error kind is `Compacted` with the correct compaction mark, or with none.
 #[track_caller]
 pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) -> Checked {
     match kind {
@@ -166,7 +166,7 @@ pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) 
     }
 }
 
-/// Checks that a call failed with `TooLarge`, regardless of the size in the error.
+/// Checks that a store call failed with `TooLarge`, whatever size the error states.
 #[track_caller]
 pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked {
     match got {
@@ -176,7 +176,7 @@ pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked 
     }
 }
 
-/// Waits for `work` with a time limit.
+/// Awaits `work` with a time limit.
 pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
     tokio::time::timeout(patience, work)
         .await

@@ -1,4 +1,4 @@
-//! Defines the traits that the author of a store implements to test the store.
+//! Defines the traits that the author of a store implements to run the conformance suite on the store.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -10,66 +10,68 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kv::{ErrorKind, Operation, Store};
 
-/// An error of a harness or a fixture.
+/// An error of a test harness or a test fixture.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Says whether other clients may write to a store at the same time as a case.
+/// Says whether other clients may write to a store while a test case uses the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tenancy {
-    /// Other clients may write to the store as well. A case uses only its prefix, does not compact, and does not
-    /// expect consecutive revisions.
+    /// Other clients may write to the store while the test case runs. A test case on a shared store uses only keys with
+    /// its prefix, does not compact, and does not expect consecutive revisions.
     Shared,
-    /// Only the case uses the store. The case may read every key, count revisions, compact and close the store, and
-    /// kill its processes.
+    /// Only the test case uses the store. A test case on an exclusive store may read every key, count revisions,
+    /// compact and close the store, and kill the store's processes.
     Exclusive,
 }
 
-/// An action that a case may need and that not every environment supports.
+/// An action that a test case may need and that not every test environment supports.
 ///
-/// An ability describes the environment of a store, not the rules that the store follows.
+/// An ability describes the test environment of a store, not the rules that the store follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Ability {
-    /// Make a store that was never written to, as opposed to a store that was emptied.
+    /// Make a store that has never been written to (not merely a store that was emptied).
     New,
     /// Close and reopen the store ([`Fixture::reopen`]).
     Reopen,
-    /// Close the store while handles are held ([`Fixture::close`]).
+    /// Close the store while the test case still holds handles on it ([`Fixture::close`]).
     Close,
-    /// Measure the space that the store occupies ([`Fixture::stored_bytes`]).
+    /// Measure the disk space that the store occupies ([`Fixture::stored_bytes`]).
     Measure,
     /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
     /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
-    /// A process that has joined a store is the only process with the data, so killing that process is a crash of the
-    /// store. Requires [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
+    /// Crash the store by killing the process that has joined it, because only that process has the store's data.
+    /// Requires [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
     Embedded,
-    /// Put a store's files into a folder that the case chooses ([`Harness::address_in`]).
+    /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage a store's files in a folder that the case chooses; the store must distinguish damage from data.
+    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage.
     /// Requires [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
-    /// Make a store in a folder look like a store of a later version of the program ([`Harness::make_newer`]).
+    /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).
     Format,
-    /// Mount a small file system that other processes do not see. `unshare` and `mount` must be installed and allowed.
+    /// Mount a small file system in a mount namespace of its own. The commands `unshare` and `mount` must be installed
+    /// and permitted.
     Mount,
-    /// Trace the system calls of a process. `strace` must be installed and allowed.
+    /// Trace the system calls of a process with `strace`. The command `strace` must be installed and permitted.
     Trace,
-    /// Put the store on a disk that can lose power ([`Fixture::cut_power_after`], [`Fixture::restore_power`]).
+    /// Put the store on a simulated disk that can lose power ([`Fixture::cut_power_after`],
+    /// [`Fixture::restore_power`]).
     PowerLoss,
-    /// Reach the store over TCP, at the servers' addresses and at addresses of proxies ([`Fixture::servers`],
+    /// Reach the store over TCP, either at its servers' addresses or through proxies ([`Fixture::servers`],
     /// [`Fixture::connect`]).
     Network,
-    /// Report the progress of a watch soon ([`kv::Progress`]).
+    /// Deliver progress messages of a watch within a short time ([`kv::Progress`]).
     Progress,
-    /// Send signals to the server processes of the store, and restart the servers ([`Fixture::servers`],
+    /// Send signals to the store's server processes, and restart these servers ([`Fixture::servers`],
     /// [`Fixture::restart`]).
     Servers,
     /// Make a store with three servers ([`Scene::Cluster`]).
     Cluster,
-    /// Restore a store from an older copy ([`Fixture::take_copy`], [`Fixture::put_back`]).
+    /// Restore a store from an earlier copy of its data ([`Fixture::take_copy`], [`Fixture::put_back`]).
     Copies,
-    /// Make a store with little space ([`Scene::Quota`]).
+    /// Make a store with a small space quota ([`Scene::Quota`]).
     Quota,
     /// Make a store with users and permissions ([`Scene::Logins`]).
     Logins,
@@ -78,7 +80,7 @@ pub enum Ability {
 }
 
 impl Ability {
-    /// The reason why a case that needs this ability cannot run without the ability.
+    /// The message that explains why test cases that need this ability cannot run.
     pub fn missing(self) -> &'static str {
         match self {
             Self::New => "this environment has no new stores",
@@ -105,103 +107,108 @@ impl Ability {
     }
 }
 
-/// The kind of store that a case needs.
+/// The kind of store that a test case needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scene {
     /// An ordinary store; [`Harness::fresh`] makes such stores.
     Plain,
-    /// A store with three servers, any two of which are a quorum. Requires [`Ability::Servers`] as well.
+    /// A store with three servers, any two of which are a quorum. Requires [`Ability::Servers`] in addition to
+    /// [`Ability::Cluster`].
     Cluster,
-    /// A store with space for 4 to 64 MiB, and [`Fixture::make_room`].
+    /// A store with a quota of 4 to 64 MiB, whose fixture implements [`Fixture::make_room`].
     Quota,
-    /// A store with logins that expire at most two seconds after their last use. The users in [`Fixture::strangers`]
-    /// have no login or a wrong password. A [guest](Fixture::guest) may read and write only keys that begin with
+    /// A store with logins that expire at most two seconds after their last use. The users from [`Fixture::strangers`]
+    /// have no login or a wrong password. A [guest](Fixture::guest) user may read and write only keys that begin with
     /// `open/`.
     Logins,
-    /// A server and clients with certificates. The users in [`Fixture::strangers`] have or expect different
-    /// certificates.
+    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] present or expect
+    /// different certificates.
     Tls,
 }
 
-/// A server process of a store.
+/// A server process of a store under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// The address for clients.
+    /// The address at which clients connect to the server.
     pub address: SocketAddr,
-    /// The process id, if the suite may send signals to it ([`Ability::Servers`]).
+    /// The process id of the server, if the suite may send signals to the process ([`Ability::Servers`]).
     pub process: Option<u32>,
 }
 
-/// A user to whom a store refuses access, at least to some keys.
+/// A user to whom a store refuses access to some or all keys.
 #[derive(Debug)]
 pub struct RefusedUser {
-    /// A description of the user in a few words.
+    /// A description of the refused user in a few words.
     pub name: &'static str,
-    /// The user's handle on the store.
+    /// The refused user's handle on the store.
     pub store: Arc<dyn Store>,
-    /// The user's secrets, which must not appear in any text.
+    /// The user's secrets, which no error or debug text may show.
     pub secrets: Vec<String>,
 }
 
 /// Makes stores for test cases.
 ///
-/// Cases run in parallel, so several tasks may call `fresh` at the same time. The method `fresh` runs on a tokio
-/// runtime and must not block its thread.
+/// The suite runs test cases in parallel, so several tasks may call [`fresh`](Self::fresh) at the same time. The method
+/// [`fresh`](Self::fresh) runs on a tokio runtime and must not block its thread.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// The abilities of this environment. A case that needs an ability outside this list is ignored, with the reason.
-    /// The list of ignored cases that the caller passes to [`main`](crate::main) must contain such a case.
+    /// The abilities of this test environment. If a test case needs an ability that is not listed, the case is ignored,
+    /// and the test output shows the reason. The list of ignored cases that the caller passes to [`main`](crate::main)
+    /// must name every case that lacks an ability.
     fn abilities(&self) -> &[Ability];
 
-    /// Says whether other clients use the stores as well. If other clients do, cases that need an exclusive store are
-    /// ignored.
+    /// Says whether other clients use the stores of this harness, too. On shared stores, test cases that need an
+    /// exclusive store are ignored.
     ///
-    /// By default, the environment is exclusive. [`PrefixHarness`](crate::PrefixHarness) makes a shared environment.
+    /// By default, the stores of a harness are exclusive. A [`PrefixHarness`](crate::PrefixHarness) makes shared
+    /// stores.
     fn tenancy(&self) -> Tenancy {
         Tenancy::Exclusive
     }
 
-    /// Makes an empty store for exclusive use.
+    /// Makes an empty store for the exclusive use of one test case.
     ///
     /// # Errors
-    /// The reason why the store could not be made. The case that needs the store fails.
+    /// Any error that prevents making the store. If the store cannot be made, the test case that needs it fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
-    /// Makes an empty store for exclusive use in a special scene. The suite never calls this method with
-    /// [`Scene::Plain`], or with a scene whose [`Ability`] is not listed.
+    /// Makes an empty store of a special kind for the exclusive use of one test case. The suite never calls this method
+    /// with [`Scene::Plain`], or with a scene whose [`Ability`] the harness does not list.
     ///
     /// # Errors
-    /// The reason why the store could not be made.
+    /// Any error that prevents making the store.
     async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
         Err(format!("the harness lists {scene:?} but cannot make it").into())
     }
 
-    /// Opens the store at an address that came from this process or another process, and creates the store if it does
-    /// not exist. Waits at most `wait` while another process has the store. Requires [`Ability::Processes`].
+    /// Opens the store at an address that this process or another process has made, and creates the store if it does
+    /// not exist. While another process has the store open, this method waits at most `wait`. Requires
+    /// [`Ability::Processes`].
     ///
     /// # Errors
-    /// The error of opening the store: `Locked` if another process had the store during the whole wait, `Corrupt`, and
-    /// so on.
+    /// `Locked` if another process had the store open during the whole wait. Any other error of opening the store, for
+    /// example `Corrupt`.
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         let _ = wait;
         Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())
             .with_detail("the harness lists Processes but cannot join"))
     }
 
-    /// The address of a store, existing or not, whose files are all in this folder. Requires [`Ability::Folder`].
+    /// The address of a store, which need not exist yet, with all its files in this folder. Requires
+    /// [`Ability::Folder`].
     ///
     /// # Errors
-    /// If the folder cannot be part of an address.
+    /// The folder's path cannot be part of a store address.
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
-    /// Makes the store at the [address](Self::address_in) for this folder look like a store of a later version. The
-    /// store is not open during this call. Requires [`Ability::Format`].
+    /// Makes the store whose [address](Self::address_in) is for this folder look as if a later version of the program
+    /// had written it. The suite calls this method while the store is closed. Requires [`Ability::Format`].
     ///
     /// # Errors
-    /// The reason why the store could not be changed.
+    /// Any error that prevents changing the store's files.
     fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
         Err(format!("the harness lists Format but cannot change {}", folder.display()).into())
     }
@@ -239,46 +246,45 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
     }
 }
 
-/// A store for one case, with everything that must live as long as the store, for example a temporary folder or a
+/// A store for one test case, with everything that must live as long as the store, such as a temporary folder or a
 /// server.
 ///
-/// Dropping the fixture takes the store down. Async work of the cleanup belongs in [`finish`](Self::finish). A method
-/// whose [`Ability`] the harness does not list is never called.
+/// Dropping the fixture shuts the store down. Async cleanup belongs in [`finish`](Self::finish). The suite never calls
+/// a method whose [`Ability`] the harness does not list.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
-    /// Returns a handle on the store of the case.
+    /// Returns a handle on the store of the test case.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Opens a second handle on the store, as independent of the first handle as the environment allows: a second
-    /// client of a server, or else a clone.
+    /// Opens a second handle on the store: a second client of a server, or a clone of the first handle.
     ///
     /// # Errors
-    /// The reason why the handle could not be made.
+    /// Any error that prevents opening the handle.
     async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
         Ok(self.store())
     }
 
-    /// Closes and reopens the store. After this call [`store`](Self::store) returns the reopened store. The case has
-    /// dropped all its handles and streams before. Requires [`Ability::Reopen`].
+    /// Closes and reopens the store. After `reopen` has returned, [`store`](Self::store) returns the reopened store.
+    /// The test case drops all its handles and streams before it calls `reopen`. Requires [`Ability::Reopen`].
     ///
     /// # Errors
-    /// The reason why the store could not be closed or opened.
+    /// Any error of closing or opening the store.
     async fn reopen(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Reopen but its fixture cannot do it".into())
     }
 
-    /// Closes the store while the case still has handles. Requires [`Ability::Close`].
+    /// Closes the store while the test case still has handles on it. Requires [`Ability::Close`].
     ///
     /// # Errors
-    /// The reason why the store could not be closed.
+    /// Any error of closing the store.
     async fn close(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Close but its fixture cannot do it".into())
     }
 
-    /// Measures the number of bytes that the store occupies. Requires [`Ability::Measure`].
+    /// Returns the number of bytes that the store occupies on the disk. Requires [`Ability::Measure`].
     ///
     /// # Errors
-    /// The reason why the store could not be measured.
+    /// Any error that prevents measuring the store.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
@@ -288,108 +294,108 @@ pub trait Fixture: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Opens a handle that connects to these addresses instead of the servers' own addresses, so that the suite can
-    /// put a proxy in between. The handle should abandon a call after about 5 seconds and notice a dead connection
-    /// within 3 seconds, so that cases need not wait long. Requires [`Ability::Network`].
+    /// Opens a handle that connects to these addresses instead of the servers' own addresses. With this method, the
+    /// suite puts a proxy between client and server. The handle should abandon a call after about 5 seconds and notice
+    /// a dead connection within 3 seconds, to keep the test cases short. Requires [`Ability::Network`].
     ///
     /// # Errors
-    /// The reason why the handle could not be made. The call must not fail because no server answers.
+    /// Any error that prevents opening the handle. A server that does not answer must not make this method fail.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
 
-    /// Starts a killed server at its old address, with its old data. This method may return before the server is
-    /// ready. Requires [`Ability::Servers`].
+    /// Restarts a killed server at its old address, with its old data. The method may return before the restarted
+    /// server is ready. Requires [`Ability::Servers`].
     ///
     /// # Errors
-    /// The reason why the server could not be started.
+    /// Any error that prevents starting the server.
     async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
         Err(format!("the harness lists Servers but its fixture cannot start server {server}").into())
     }
 
-    /// Returns the index of the leading server. Requires [`Ability::Cluster`].
+    /// Returns the index, in [`servers`](Self::servers), of the cluster's leader. Requires [`Ability::Cluster`].
     ///
     /// # Errors
-    /// The reason why the leader is unknown, for example because the cluster has no leader.
+    /// The leader is unknown, for example because the cluster has none.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
 
-    /// Takes a copy of the store. Taking a copy may disconnect handles and watches, as a restart does. Requires
-    /// [`Ability::Copies`].
+    /// Makes a copy of the store's data. Making the copy may disconnect handles and watches, as a server restart does.
+    /// Requires [`Ability::Copies`].
     ///
     /// # Errors
-    /// The reason why the copy could not be made.
+    /// Any error that prevents copying the store.
     async fn take_copy(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
 
-    /// Restores the store from the copy while the case still has handles. Requires [`Ability::Copies`].
+    /// Restores the store from the copy while the test case still has handles on it. Requires [`Ability::Copies`].
     ///
     /// # Errors
-    /// The reason why the store could not be restored.
+    /// Any error that prevents restoring the store.
     async fn put_back(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot put one back".into())
     }
 
-    /// Does the operator's work after a store was full and was then emptied and compacted. Requires
-    /// [`Ability::Quota`].
+    /// Does what an operator must do for a store that was full, once its keys were deleted and compacted (for etcd:
+    /// defragment, clear the alarm). Requires [`Ability::Quota`].
     ///
     /// # Errors
-    /// The reason why the operator's work failed.
+    /// Any error of these maintenance commands.
     async fn make_room(&self) -> Result<(), BoxError> {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
 
-    /// Opens handles of clients without access, which the server or the clients' own checks reject. Requires
+    /// Opens handles of clients without access: the server rejects them, or they reject the server. Requires
     /// [`Ability::Logins`] or [`Ability::Tls`].
     ///
     /// # Errors
-    /// The reason why the handles could not be made.
+    /// Any error that prevents opening the handles.
     async fn strangers(&self) -> Result<Vec<RefusedUser>, BoxError> {
         Err("the harness lists Logins or Tls but its fixture knows no strangers".into())
     }
 
-    /// Opens a handle of a guest; see [`Scene::Logins`]. Requires [`Ability::Logins`].
+    /// Opens a handle for a guest user; see [`Scene::Logins`]. Requires [`Ability::Logins`].
     ///
     /// # Errors
-    /// The reason why the handle could not be made.
+    /// Any error that prevents opening the handle.
     async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
         Err("the harness lists Logins but its fixture knows no guest".into())
     }
 
-    /// Cleans up after a case that passed, failed or panicked. All handles of the case have been dropped. Only calls
-    /// that the case abandoned may still be running.
+    /// Cleans up after a test case that passed, failed or panicked. All handles of the test case have been dropped
+    /// before this call. Only store calls that the test case abandoned may still be running.
     ///
     /// # Errors
-    /// A description of the parts that could not be cleaned up. An error makes the case fail.
+    /// A description of what could not be cleaned up. An error of the cleanup makes the test case fail.
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
 
-    /// The address with which another process can [join](Harness::join) the store. Requires [`Ability::Processes`].
+    /// The address with which another process can [`join`](Harness::join) the store. Requires [`Ability::Processes`].
     ///
     /// # Errors
-    /// If the store has no address.
+    /// The store has no address that another process can use.
     fn address(&self) -> Result<String, BoxError> {
         Err("the harness lists Processes but its fixture has no address".into())
     }
 
-    /// Cuts the power after this many more disk operations. After the cut, each disk operation fails. Requires
-    /// [`Ability::PowerLoss`].
+    /// Cuts the power of the simulated disk after this number of further disk operations. After the power cut, every
+    /// disk operation fails. Requires [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// The reason why the power cut could not be arranged.
+    /// Any error that prevents arranging the power cut.
     fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot cut it after {operations} operations").into())
     }
 
-    /// Restores the power and reopens the store. `seed` decides which unsynced writes survive; unsynced writes may be
-    /// torn at sector boundaries. After this call [`store`](Self::store) returns the reopened store. Requires
-    /// [`Ability::PowerLoss`].
+    /// Restores the power of the simulated disk and reopens the store. The random seed `seed` decides which unsynced
+    /// writes survive; these writes may be torn at sector boundaries. After `restore_power` has returned,
+    /// [`store`](Self::store) returns the reopened store. Requires [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// The reason why the store could not be opened.
+    /// Any error of opening the store.
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot give it back (seed {seed})").into())
     }

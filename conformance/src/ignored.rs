@@ -1,7 +1,7 @@
-//! Lists the cases that some environments cannot run.
+//! Lists the conformance cases that some test environments cannot run.
 
-/// The cases that need servers. An environment without servers, for example for a store that is embedded in the
-/// program, adds these cases to the list of ignored cases of [`main`](crate::main()).
+/// The conformance cases that need servers. For a store without servers, for example an embedded one, the caller of
+/// [`main`](crate::main()) adds `WITHOUT_SERVERS` to the list of ignored cases.
 pub const WITHOUT_SERVERS: &[&str] = &[
     "W21_cut_mid_stream",
     "W22_compacted_while_cut_off",
@@ -36,8 +36,8 @@ pub const WITHOUT_SERVERS: &[&str] = &[
     "F25_compacting_strangers",
 ];
 
-/// The cases that need a process that keeps a store's files. An environment without such a process, for example for a
-/// store in memory or on servers, adds these cases to the list of ignored cases of [`main`](crate::main()).
+/// The conformance cases that need a process with a store's files. For a store in memory or on servers, the caller of
+/// [`main`](crate::main()) adds `WITHOUT_FILES` to the list of ignored cases.
 pub const WITHOUT_FILES: &[&str] = &[
     "R11_deletion_compacted_and_killed",
     "H17_killed_while_compacting",

@@ -1,4 +1,4 @@
-//! Runs cases on one store, and empties the store between two cases.
+//! Runs all test cases on one store, which is emptied before each case.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,27 +13,27 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities that remain when all cases use one store, one after another. Only the current case writes to the
-/// store, and the store is never new.
+/// The abilities that an environment keeps when all test cases use one store, one after another. The current test case
+/// is the only writer, but the store is never new.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
-/// Maximum number of foreign keys that an error lists.
+/// Maximum number of foreign keys (keys of other clients) that an error message lists.
 const MAX_NAMED_KEYS: usize = 3;
 
-/// Says how to handle keys that no case has written.
+/// Says how to handle foreign keys: keys in the store that no test case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignKeys {
-    /// Foreign keys are kept, and the case that found them fails, because another client uses the store.
+    /// Foreign keys show that another client uses the store, so they are kept, and the test case that finds them fails.
     Leave,
-    /// Foreign keys are deleted.
+    /// Foreign keys are deleted before the next test case.
     Erase,
 }
 
-/// An environment in which all cases get the same store, one after another; the store is emptied between two cases.
+/// A test environment in which all cases use one store, one after another; the store is emptied between two cases.
 ///
-/// The environment can reopen, close and measure the store and report the progress of watches if the inner environment
-/// can, and has no other abilities. A store that is not empty when a case begins is an error, unless foreign keys may
-/// be erased.
+/// Of the inner environment's abilities, this environment keeps only these: reopen, close and measure the store, and
+/// report watch progress. If the store is not empty when a test case begins, the case fails, unless foreign keys may be
+/// erased.
 #[derive(Debug)]
 pub struct InPlaceHarness<H> {
     store: H,
@@ -45,7 +45,7 @@ pub struct InPlaceHarness<H> {
 }
 
 impl<H: Harness> InPlaceHarness<H> {
-    /// Creates an environment that runs all cases on the one store that `store` provides.
+    /// Creates a test environment that runs all cases on the one store that `store` provides.
     pub fn new(store: H, found: ForeignKeys) -> Self {
         let abilities =
             store.abilities().iter().copied().filter(|ability| SHARED_ABILITIES.contains(ability)).collect();
@@ -59,10 +59,10 @@ impl<H: Harness> InPlaceHarness<H> {
         }
     }
 
-    /// Deletes the keys of an abandoned case. Does nothing if no case has begun.
+    /// Deletes the keys of a test case that was abandoned. Does nothing if no test case has begun.
     ///
     /// # Errors
-    /// The reason why the store could not be emptied.
+    /// Any error that prevents emptying the store.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if !self.begun.load(Ordering::SeqCst) {
             return Ok(());
@@ -98,7 +98,7 @@ impl<H: Harness> Harness for InPlaceHarness<H> {
     }
 }
 
-/// Deletes the keys that cases have written, and, if `found` allows this, all other keys.
+/// Deletes the keys that test cases have written, and, if `found` allows it, all other keys.
 async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
     if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;
@@ -122,7 +122,7 @@ async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys
     Err(format!("another client writes to this store meanwhile: {}{more}", named.join(", ")).into())
 }
 
-/// The fixture of one case on the shared store.
+/// The fixture of one test case on the shared store.
 #[derive(Debug)]
 struct InPlaceFixture {
     fixture: Box<dyn Fixture>,
@@ -135,7 +135,8 @@ struct InPlaceFixture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantState {
     Open,
-    /// The store is closed. The keys of the case stay until the store is opened for the next case or for the cleanup.
+    /// The store is closed. The keys of the test case stay until the store is opened for the next case or for the
+    /// cleanup.
     Closed,
 }
 
@@ -189,7 +190,7 @@ impl WrittenKeys {
     }
 }
 
-/// A wrapper that records the keys of puts before it runs them.
+/// A store wrapper that records the keys of puts before it runs the puts.
 #[derive(Debug)]
 struct KeyRecordingStore {
     inner: Arc<dyn Store>,

@@ -1,4 +1,5 @@
-//! Records the answers to writers during faults, and then compares these answers with the contents of the store.
+//! Records the store's answers to writers while faults are injected, and later compares the answers with the store's
+//! contents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,19 +22,19 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) enum LedgerAnswer {
     /// The write happened at this revision.
     Applied(Revision),
-    /// The write failed, has not happened and will not happen.
+    /// The write failed: it has not happened and will not happen.
     NotApplied(ErrorKind),
-    /// The write failed, and may have happened.
+    /// The write failed with an unknown outcome: it may have happened.
     Unknown(ErrorKind),
 }
 
-/// All writes with their answers. Each write is a transaction without compares that puts two keys of its own, so the
-/// keys show if a write was sent twice.
+/// All writes of a group of writers, with the store's answers. Each write is a transaction without compares that puts
+/// two keys of its own. The versions of the two keys show whether the write ran twice.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 
 impl Ledger {
-    /// Makes a write with the given name and value size, and records the answer.
+    /// Sends a write with the given name and value size, and records the store's answer.
     pub(crate) async fn write_sized(
         &mut self,
         handle: &BoundedHandle,
@@ -55,12 +56,12 @@ impl Ledger {
         Ok(said)
     }
 
-    /// Makes a write with the given name and records the answer.
+    /// Sends a write with the given name, and records the store's answer.
     pub(crate) async fn write(&mut self, handle: &BoundedHandle, name: String) -> Checked<LedgerAnswer> {
         self.write_sized(handle, name, 1).await
     }
 
-    /// Adds the answers of another ledger.
+    /// Adds the recorded answers of another ledger.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
@@ -79,8 +80,8 @@ impl Ledger {
         revisions.max().unwrap_or(Revision::UNSET)
     }
 
-    /// Checks that the store contains every acknowledged write, no write with the outcome "not applied", and each
-    /// write completely and only once.
+    /// Checks that the store contains every acknowledged write and no write with the outcome "not applied". Each write
+    /// in the store must be complete and must have run only once.
     pub(crate) async fn is_true(&self, handle: &BoundedHandle) -> Checked {
         let found = handle.read(Range::prefix(PREFIX)).await?;
         holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)
@@ -115,7 +116,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts one writer for each handle. `name` distinguishes these writers from other groups of writers.
+    /// Starts one writer task for each store handle. `name` distinguishes these writers from other groups of writers.
     pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();
@@ -130,12 +131,12 @@ impl Writers {
     pub(crate) async fn progress(&self, writes: usize) -> Checked {
         let mut acknowledged = self.acknowledged.subscribe();
         let wanted = *acknowledged.borrow() + writes;
-        // The running writers hold the sender of `acknowledged`.
+        // The running writers hold the sender of `acknowledged`, so the channel is open.
         let wait = acknowledged.wait_for(|count| *count >= wanted);
         within(RECOVERY_TIMEOUT, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
-    /// Lets the writers finish their current calls, and returns all answers.
+    /// Lets the writers finish their current calls, and returns all recorded answers.
     pub(crate) async fn stop(mut self) -> Checked<Ledger> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Ledger::default();

@@ -1,19 +1,21 @@
 //! Tests any key-value store with revisions against the rules of `crates/kv/SEMANTICS.md`.
 //!
 //! The author of a store implements [`Harness`] and [`Fixture`] and calls [`main`](crate::main()) from a test with
-//! `harness = false`. `README.md` in this crate's folder shows a complete example. [`run()`] runs the test cases from
-//! a program.
+//! `harness = false`. `README.md` in this crate's folder shows a complete example. A program can run the test cases
+//! with [`run()`].
 //!
 //! ```
 //! let rules = conformance::rules();
 //! assert!(rules.iter().any(|rule| rule.id == "T12"));
 //! ```
 //!
-//! - [`rules()`] lists the rules, and [`cases()`] the cases. Each case names the rules that it judges, and each rule
-//!   has a case.
-//! - A case gets a fresh store. A [`Failure`] reports the expected result, the store's result, and the broken rule. A
-//!   store cannot opt out of a rule: a harness only declares the abilities of its environment.
-//! - [`broken`] contains stores that break one rule each. These stores prove that the suite detects faults.
+//! - The functions [`rules()`] and [`cases()`] list the rules and the test cases. Each test case names the rules that
+//!   it judges, and each rule has a test case.
+//! - Each test case gets a fresh store. When a test case fails, its [`Failure`] reports the expected result, the
+//!   store's result, and the broken rule. A store cannot opt out of a rule: a harness only declares the abilities of
+//!   its environment.
+//! - The module [`broken`] contains stores that break one rule each. The broken stores prove that the suite detects
+//!   faults.
 
 pub mod broken;
 mod case;

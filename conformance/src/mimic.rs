@@ -1,4 +1,4 @@
-//! Runs the cases as a test program, with names, filters and `--list` like any Rust test.
+//! Runs the conformance cases as a test program, with names, filters and `--list` like any Rust test.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -18,21 +18,22 @@ use crate::seed::{SEED, given, seed};
 use crate::stage::Stage;
 use crate::table::cases;
 
-/// The environment variable with the path of a file to which each case appends its duration.
+/// The environment variable with the path of a file to which the test program appends the duration of each case.
 const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 
-/// Runs all cases on a store, as the `main` of a test with `harness = false`.
+/// Runs all conformance cases on a store, as the `main` function of a test with `harness = false`.
 ///
-/// `ignored` names the cases that this environment cannot run. If the environment cannot run a case outside this list,
-/// the test fails, so that no case is skipped unnoticed. An ignored case is listed as ignored, with the reason.
+/// The list `ignored` names the test cases that this environment cannot run. If the environment cannot run a test case
+/// that is not in `ignored`, the test fails: no case may be skipped unnoticed. The test output lists an ignored case as
+/// ignored, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
 }
 
-/// A case that a store fails because of a known bug outside of its author's control, for example in a server.
+/// A test case that a store fails because of a known bug that the store's author cannot fix, for example in a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFailure {
-    /// The name of the case.
+    /// The name of the failing test case.
     pub case: &'static str,
     /// The rule that the bug breaks.
     pub rule: &'static str,
@@ -42,20 +43,21 @@ pub struct KnownFailure {
     pub happens: FailureFrequency,
 }
 
-/// Says how often a known failure happens.
+/// Says how often the test case fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureFrequency {
-    /// The failure happens in every run. If the case passes, the list of known failures is wrong.
+    /// The known failure happens in every run. If the test case passes, the list of known failures is wrong and the
+    /// test fails.
     Always,
-    /// The failure happens in some runs, depending on timing and chance.
+    /// The known failure happens only in some runs, because it depends on timing or chance.
     Sometimes,
 }
 
-/// Like [`main`], for a store that is known to fail some cases.
+/// Like [`main`], for a store that is known to fail some test cases.
 ///
-/// Cases with a known failure run, too, and each must break exactly the listed rule. The test fails if a case fails
-/// differently, or if a case passes although its failure is listed as [`FailureFrequency::Always`]. This check keeps
-/// the list correct.
+/// Test cases with a known failure run, too, and each of them must break exactly the listed rule. The test fails if a
+/// case breaks a different rule, or passes although its failure is listed as [`FailureFrequency::Always`]. A case that
+/// passes against expectation fails the test, because otherwise the list of known failures would become outdated.
 pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
     if let Some(code) = play_role(&harness) {
         return code;
@@ -98,7 +100,7 @@ fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
     }
 }
 
-/// Appends a line with the duration of a case to the file in [`TIMES_VARIABLE`]: milliseconds, a tab, the case and the
+/// Appends a line to the file in [`TIMES_VARIABLE`]: the duration of a case in milliseconds, a tab, the case and the
 /// test program.
 fn note_time(case: &Case, took: Duration) {
     let Some(path) = std::env::var_os(TIMES_VARIABLE) else { return };
@@ -110,7 +112,7 @@ fn note_time(case: &Case, took: Duration) {
     }
 }
 
-/// Converts the result of a case into the result of its test: the case must pass, or break the rule of its known
+/// Converts the result of a conformance case into a test result: the case must pass, or break the rule of its known
 /// failure.
 fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     match (judged, known) {
@@ -121,7 +123,7 @@ fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     }
 }
 
-/// Checks that each known failure names a case that can run and that judges the listed rule.
+/// Checks that each known failure names a test case that can run and that judges the listed rule.
 fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), String> {
     let all = cases();
     for KnownFailure { case, rule, .. } in known {
@@ -133,7 +135,7 @@ fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), Stri
     Ok(())
 }
 
-/// Checks that the cases that cannot run are exactly the listed cases.
+/// Checks that the test cases that cannot run are exactly the listed ignored cases.
 fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
     let listed: BTreeSet<&str> = listed.iter().copied().collect();
     let all = cases();
@@ -152,7 +154,7 @@ fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
 }
 
 fn say(what: &str) {
-    // If stderr is closed, the exit code still reports the failure.
+    // If stderr is closed, the message is lost, but the exit status still reports the failure.
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
     use crate::expect::Failure;
 
-    /// All abilities that a case can need. `New` comes first.
+    /// All abilities that a test case can need. `New` comes first.
     static ALL: LazyLock<Vec<Ability>> = LazyLock::new(|| {
         let mut all: Vec<Ability> = cases().iter().flat_map(Case::needs).copied().collect();
         all.sort_unstable();

@@ -1,4 +1,5 @@
-//! Provides a simple model that computes the required answers of a store. The model keeps every version of every key.
+//! A simple model that computes the answers that a correct store must return. The model keeps every version of every
+//! key.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +10,11 @@ use kv::{
 
 use crate::state::{State, cut};
 
-/// The complete history of a store since its first revision, when it was empty.
+/// The complete history of a store since its first revision, at which the store was empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     now: State,
-    /// The versions of each key with the revisions that made these versions; `None` for a deletion.
+    /// All versions of each key, with the revision of each version; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     log: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,
@@ -26,7 +27,7 @@ impl Model {
         Self { now: State::default(), versions, log, revision, mark: Revision::UNSET }
     }
 
-    /// Creates the model of an empty store at this revision whose earlier history is compacted.
+    /// Creates the model of an empty store at this revision, with all earlier history compacted.
     pub(crate) fn compacted_at(revision: Revision) -> Self {
         Self { mark: revision, ..Self::new(revision) }
     }
@@ -40,7 +41,7 @@ impl Model {
         self.mark
     }
 
-    /// The entries of a range at a revision.
+    /// The entries that a key range contains at a revision.
     fn state(&self, range: &Range, at: Revision) -> Vec<Kv> {
         if at == self.revision {
             return self.now.within(range).cloned().collect();
@@ -52,7 +53,7 @@ impl Model {
             .collect()
     }
 
-    /// The required answer to a read.
+    /// The answer that a correct store returns for a read.
     pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ErrorKind> {
         let at = if request.at.is_set() { request.at } else { self.revision };
         if at > self.revision {
@@ -65,7 +66,7 @@ impl Model {
         Ok(RangeResponse { revision: self.revision, ..answer })
     }
 
-    /// The required answer to a compaction.
+    /// The answer that a correct store returns for a compaction.
     pub(crate) fn compact(&mut self, to: Revision) -> Result<(), ErrorKind> {
         if !to.is_set() {
             return Err(InvalidArgument::RevisionNotSet.into());
@@ -80,7 +81,7 @@ impl Model {
         Ok(())
     }
 
-    /// The required answer to a valid transaction.
+    /// The answer that a correct store returns for a valid transaction.
     pub(crate) fn txn(&mut self, txn: &Txn) -> TxnResponse {
         let next = self.revision.next();
         let mut applied = self.now.run(txn, next);
@@ -100,7 +101,7 @@ impl Model {
         TxnResponse { revision: self.revision, succeeded: applied.succeeded, results: applied.results }
     }
 
-    /// The next batch of a watch whose next revision is `from`; `Ok(None)` if the watch has no next batch yet.
+    /// The next batch of events of a watch whose next revision is `from`; `Ok(None)` if there are no such events yet.
     pub(crate) fn next_batch(&self, request: &WatchRequest, from: Revision) -> Result<Option<Batch>, ErrorKind> {
         if from < self.mark {
             return Err(ErrorKind::Compacted { compact_revision: self.mark });

@@ -1,28 +1,29 @@
-//! Computes time limits that only catch hangs. These time limits grow with the load of the machine.
+//! Computes test time limits that are long enough to catch only hangs. The test time limits grow with the load of the
+//! machine.
 
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest limit that [`patient`] makes from a shorter one, so that a hang fails within five minutes.
+/// The longest time limit that [`patient`] returns for a shorter one: a hang fails within five minutes.
 const MAX_TIMEOUT: Duration = Duration::from_secs(270);
-/// Maximum factor by which a time limit grows.
+/// Maximum factor by which [`patient`] extends a time limit.
 const MAX_FACTOR: f64 = 16.0;
-/// CPU time of one measurement of the load. This time is much longer than the time slice of a process on a busy
-/// machine.
+/// CPU time of one measurement of the machine's load. The CPU time of a measurement is much longer than the time slice
+/// of a process on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
-/// Number of steps in one piece of the measured work. A piece takes well below a millisecond.
+/// Number of loop steps in one piece of the measured work. One piece of measured work takes well below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;
 
-/// Extends a time limit for a quiet machine by the current load, at most 16 times and up to four and a half minutes.
-/// The first call, and then one call every five seconds, measures the load, which takes about 40 ms.
+/// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The load is
+/// measured at the first call, and later at most every five seconds. A measurement takes about 40 ms.
 #[must_use]
 pub fn patient(limit: Duration) -> Duration {
     limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
 }
 
-/// The factor by which other programs slow the machine down: 1 to 16, the larger of the last two measurements.
+/// The factor, from 1 to 16, by which other programs slow the machine down: the larger of the last two measurements.
 fn slowness() -> f64 {
     static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,7 +37,8 @@ fn slowness() -> f64 {
     }
 }
 
-/// The time for all pieces of work, divided by the time that all pieces would take at the speed of the quickest piece.
+/// The measured slowdown: the time that all pieces of work took, divided by the time they would take at the speed of
+/// the quickest piece.
 fn measure() -> f64 {
     let begun = Instant::now();
     let (mut pieces, mut quickest) = (0_u32, Duration::MAX);

@@ -1,4 +1,4 @@
-//! Runs cases on a store that other clients use as well.
+//! Runs conformance cases on a store that other clients use at the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 use crate::prefixed::PrefixedStore;
 
-/// An environment in which each case gets a prefix of one shared store and leaves no keys behind.
+/// A test environment in which each case uses its own prefix of one shared store and leaves no keys behind.
 ///
-/// This environment only runs cases that can share a store. Such cases do not compact, and do not read or write keys
-/// outside their prefix.
+/// This environment only runs test cases that tolerate a shared store. Cases on a shared store do not compact, and do
+/// not read or write keys outside their prefix.
 #[derive(Debug)]
 pub struct PrefixHarness<H> {
     store: H,
@@ -22,17 +22,17 @@ pub struct PrefixHarness<H> {
 }
 
 impl<H: Harness> PrefixHarness<H> {
-    /// Creates an environment that runs all cases on the one store that `store` provides. Each case gets its own
-    /// prefix that begins with `prefix`. The value of `prefix` should end with a separator, and other clients must not
-    /// use this prefix.
+    /// Creates a test environment that runs all cases on the one store that `store` provides. Each test case gets its
+    /// own key prefix, which begins with `prefix`. The string `prefix` should end with a separator, and no other client
+    /// may use keys with this prefix.
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes the keys of an abandoned case. Does nothing if no case has begun.
+    /// Deletes the keys of a test case that was abandoned. Does nothing if no test case has begun.
     ///
     /// # Errors
-    /// The reason why the keys could not be deleted.
+    /// Any error that prevents deleting the keys.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if self.cases.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -44,7 +44,7 @@ impl<H: Harness> PrefixHarness<H> {
 
 #[async_trait]
 impl<H: Harness> Harness for PrefixHarness<H> {
-    /// Declares no abilities: cases that can share a store do not need any.
+    /// Declares no abilities, because test cases that tolerate a shared store need none.
     fn abilities(&self) -> &[Ability] {
         &[]
     }
@@ -60,7 +60,7 @@ impl<H: Harness> Harness for PrefixHarness<H> {
     }
 }
 
-/// The fixture of one case, whose store is one prefix of the shared store.
+/// The fixture of one test case, whose store consists of the keys with one prefix in the shared store.
 #[derive(Debug)]
 struct PrefixFixture {
     host: Box<dyn Fixture>,

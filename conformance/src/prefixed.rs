@@ -11,12 +11,12 @@ use kv::{
 
 const NAME: &str = "prefixed";
 
-/// A store that consists of the keys with one prefix in an inner store.
+/// A store that consists of those keys of an inner store that begin with one prefix.
 ///
-/// All requests are confined to the prefix, and answers, events and errors do not show the prefix. Revisions are those
-/// of the inner store. Compaction would affect other keys and is `Unsupported`. An empty key, which would equal the
-/// prefix itself, is rejected as in every store. The inner store makes all other checks, and its limits on the length
-/// of keys include the prefix.
+/// All requests are confined to the prefix; answers, events and errors show keys without the prefix. The revisions of
+/// this store are those of the inner store. Compaction returns `Unsupported`, because it would affect keys outside the
+/// prefix. An empty key is rejected as in every store, although the prefix alone would be a valid key of the inner
+/// store. The inner store checks all other limits, and its limit on key length counts the prefix.
 #[derive(Clone, Debug)]
 pub struct PrefixedStore {
     inner: Arc<dyn Store>,
@@ -24,12 +24,13 @@ pub struct PrefixedStore {
 }
 
 impl PrefixedStore {
-    /// Creates a store of the keys of `inner` that begin with `prefix`. The prefix should end with a separator.
+    /// Creates a store from those keys of `inner` that begin with `prefix`. The prefix should end with a separator, for
+    /// example `/`.
     pub fn new(inner: Arc<dyn Store>, prefix: impl Into<Key>) -> Self {
         Self { inner, prefix: prefix.into() }
     }
 
-    /// The range of the inner store that contains every key of this store.
+    /// The key range of the inner store that contains all keys with the prefix.
     pub fn whole(&self) -> Range {
         Range::Prefix(self.prefix.clone())
     }
@@ -77,7 +78,7 @@ impl PrefixedStore {
             .with_failure(ops(txn.failure)?))
     }
 
-    /// Removes the prefix from a key. An answer with a key that lacks the prefix shows that the inner store is broken.
+    /// Removes the prefix from a key. If an answer contains a key without the prefix, the inner store is broken.
     fn stripped(&self, key: &Key, operation: Operation) -> Result<Key> {
         match key.as_bytes().strip_prefix(self.prefix.as_bytes()) {
             Some(rest) => Ok(Key::from(rest)),

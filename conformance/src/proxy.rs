@@ -10,19 +10,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// Maximum number of bytes that the proxy forwards at a time.
+/// Maximum number of bytes that the proxy forwards in one chunk.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// The condition of the link between client and server.
+/// The simulated condition of the network link between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkCondition {
     /// The proxy forwards all bytes.
     Up,
-    /// The proxy forwards all bytes, each chunk with this delay.
+    /// The proxy forwards all bytes, and delays each chunk by this duration.
     Slow(Duration),
     /// The proxy closes new connections immediately, and forwards nothing on existing connections.
     Refusing,
-    /// The proxy accepts connections, but forwards nothing until the condition changes.
+    /// The proxy accepts connections, but forwards nothing until the link condition changes.
     Silent,
     /// The proxy drops the bytes that the client sends.
     LosesRequests,
@@ -30,7 +30,7 @@ pub enum LinkCondition {
     LosesReplies,
 }
 
-/// A proxy with its own loopback address. Dropping it ends all connections.
+/// A TCP proxy with its own loopback address. Dropping the proxy ends all its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -42,19 +42,19 @@ pub struct Proxy {
 struct Control {
     server: SocketAddr,
     link: watch::Sender<LinkCondition>,
-    /// The number of cuts. Each cut ends the existing connections.
+    /// The number of cuts of the link so far. Each cut ends all connections that are open at that moment.
     cuts: watch::Sender<u64>,
     /// The number of bytes that the proxy has dropped.
     lost: watch::Sender<usize>,
-    /// The number of the server's bytes that the proxy still forwards until a planned cut.
+    /// The number of bytes from the server that the proxy still forwards before a planned cut.
     until_cut: Mutex<Option<usize>>,
 }
 
 impl Proxy {
-    /// Starts a proxy to this server.
+    /// Starts a proxy in front of this server.
     ///
     /// # Errors
-    /// If no port is free.
+    /// No TCP port is free.
     pub fn to(server: SocketAddr) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -71,30 +71,30 @@ impl Proxy {
         Ok(Self { address, control, task })
     }
 
-    /// The address for clients.
+    /// The proxy's address, to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes the condition of the link, for existing connections as well.
+    /// Changes the condition of the link, also for existing connections.
     pub fn set(&self, link: LinkCondition) {
         self.control.link.send_replace(link);
     }
 
-    /// Ends all connections. The condition of the link decides about new connections.
+    /// Ends all connections. The condition of the link decides whether new connections are accepted.
     pub fn cut(&self) {
         self.control.cut();
     }
 
-    /// Cuts all connections after the server has sent this many more bytes, even in the middle of an answer.
+    /// Cuts all connections after the server has sent this number of further bytes, even in the middle of an answer.
     pub fn cut_after(&self, bytes: usize) {
         *self.control.until_cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
     }
 
-    /// Ends all connections, then sets the link to [`LinkCondition::Up`].
+    /// Ends all connections through the proxy, then sets the link to [`LinkCondition::Up`].
     pub fn heal(&self) {
-        // The link refuses connections first, so that old connections forward nothing and no connection is made on the
-        // old link.
+        // The link first refuses connections. While the link refuses connections, old connections forward nothing, and
+        // no new connection uses the old link.
         self.set(LinkCondition::Refusing);
         self.cut();
         self.set(LinkCondition::Up);
@@ -102,7 +102,7 @@ impl Proxy {
 
     /// Waits until the proxy has dropped at least one byte.
     pub async fn something_got_lost(&self) {
-        // This proxy has the sender of `lost`, so the wait cannot fail.
+        // This proxy owns the sender of `lost`, so waiting on the channel cannot fail.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }
 }
@@ -119,7 +119,7 @@ impl Control {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Returns how many of the server's `bytes` bytes may be forwarded, and whether a cut follows.
+    /// Returns how many of the server's `bytes` bytes to forward, and whether the connection is cut after them.
     fn passing(&self, bytes: usize) -> (usize, bool) {
         let mut until_cut = self.until_cut.lock().unwrap_or_else(PoisonError::into_inner);
         match *until_cut {
@@ -145,7 +145,7 @@ async fn listen(listener: TcpListener, control: Arc<Control>) {
     }
 }
 
-/// Forwards bytes in both directions until either side ends or a cut happens.
+/// Forwards bytes in both directions until either side closes the connection or a cut happens.
 async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Receiver<u64>) {
     let both_ways = async {
         let mut server = TcpStream::connect(control.server).await?;
@@ -157,7 +157,7 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
             end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
-    // Both connections are closed now, and client and server cannot notice any other error.
+    // Both connections are closed now, so neither client nor server would see a further error.
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
@@ -211,10 +211,10 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// A time limit that is long enough for every test in this file.
+    /// A time limit that is long enough for each test in this file.
     const LONG: Duration = Duration::from_secs(10);
 
-    /// Starts a server that echoes, a proxy to it, and a connection through the proxy.
+    /// Starts an echo server, a proxy in front of it, and a connection through the proxy.
     async fn echo() -> (Proxy, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let proxy = Proxy::to(listener.local_addr().unwrap()).unwrap();
@@ -230,7 +230,7 @@ mod tests {
         (proxy, stream)
     }
 
-    /// The number of bytes of `sent` that the server echoes before the connection ends.
+    /// The number of bytes of `sent` that the server echoes before the connection closes.
     async fn sent_back(stream: &mut TcpStream, sent: &[u8]) -> usize {
         stream.write_all(sent).await.unwrap();
         let (mut buffer, mut count) = (vec![0; sent.len()], 0);

@@ -1,5 +1,5 @@
-//! Presents the model as a store. The tests of this crate use the reference store as a correct store, and as the base
-//! of broken stores.
+//! Presents the in-memory model of a store as a store. The tests of this crate use the reference store as a correct
+//! store, and as the base of broken stores.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -84,7 +84,7 @@ impl Store for ReferenceStore {
     }
 }
 
-/// Makes reference stores. Reopening a store keeps the model.
+/// Makes reference stores. Reopening the reference store keeps its model.
 #[derive(Debug)]
 pub(crate) struct ReferenceHarness;
 

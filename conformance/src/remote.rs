@@ -1,8 +1,8 @@
-//! Puts the reference store behind TCP, and provides clients with one fault each. These clients test the cases that
-//! need a network.
+//! Serves the reference store over TCP, and provides clients that have one fault each. The faulty clients test those
+//! conformance cases that need a network.
 //!
-//! Only numbers are sent over the connection. The requests and answers for these numbers are in a table that client and
-//! server share.
+//! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers for these
+//! numbers are in a table in memory that client and server share.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,25 +26,25 @@ use crate::reference::ReferenceStore;
 
 const NAME: &str = "remote";
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
-/// The interval at which the server of a watch sends a heartbeat.
+/// The interval at which the server sends a heartbeat on the connection of a watch.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
-/// The number that stands for a heartbeat.
+/// The number that represents a heartbeat on the connection of a watch.
 const HEARTBEAT_NUMBER: u64 = 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
     Healthy,
-    /// A watch stays silent after it has lost its connection.
+    /// After a watch has lost its connection, it stays silent instead of ending.
     FallsSilent,
-    /// A watch skips the changes between losing its connection and getting a new connection.
+    /// A watch reconnects after a lost connection, but skips the changes in between.
     SkipsTheGap,
-    /// The client sends a write without an answer again.
+    /// When a write gets no answer, the client sends it a second time.
     SendsAgain,
-    /// The client reports a write without an answer as not applied.
+    /// When a write gets no answer, the client reports it as not applied.
     CallsItCertain,
-    /// A call waits for its answer without a time limit.
+    /// The client waits for an answer without a time limit.
     WaitsForEver,
-    /// The client tries a member that did not answer first again.
+    /// The client tries the members always in one order, even if the first member does not answer.
     NeverLearns,
 }
 
@@ -92,7 +92,7 @@ impl RequestBoard {
 async fn serve(mut stream: TcpStream, store: ReferenceStore, desk: Arc<RequestBoard>) -> std::io::Result<()> {
     loop {
         let number = stream.read_u64().await?;
-        // A request that was sent again is executed again.
+        // The server executes a request again if the client sends the request again.
         let request = desk.requests.lock().unwrap().get(&number).map(|request| match request {
             RemoteRequest::Range(request) => RemoteRequest::Range(request.clone()),
             RemoteRequest::Txn(txn) => RemoteRequest::Txn(txn.clone()),
@@ -191,7 +191,7 @@ impl RemoteStore {
         answer.ok_or_else(|| Self::error(ErrorKind::Undecodable, operation))
     }
 
-    /// Reads the next item of a watch; `None` for a heartbeat.
+    /// Reads the next item from the connection of a watch; `None` for a heartbeat.
     async fn item(&self, stream: &mut TcpStream) -> Result<Option<Result<Batch>>, ErrorKind> {
         let number = self.in_time(stream.read_u64()).await?;
         match self.desk.answers.lock().unwrap().remove(&number) {
@@ -201,7 +201,8 @@ impl RemoteStore {
         }
     }
 
-    /// Handles the lost connection of a watch: with an error, or for some faults with a new connection or silence.
+    /// Handles the lost connection of a watch: returns an error, or, for some client faults, reconnects or stays
+    /// silent.
     async fn cut_off(&self, request: &WatchRequest, resume_from: Revision) -> Result<TcpStream> {
         let error = Self::error(ErrorKind::Disconnected { resume_from }, Operation::Watch);
         match self.manner {
@@ -268,7 +269,7 @@ impl Store for RemoteStore {
     }
 }
 
-/// A harness that makes stores whose clients have this fault.
+/// A test harness that makes stores whose clients have one given fault.
 struct RemoteHarness(ClientFault);
 
 #[derive(Debug)]
@@ -332,9 +333,10 @@ mod tests {
     use crate::runner::{Report, RunOptions, run};
     use crate::table::cases;
 
-    /// The rules that a store with this client fault breaks, among the cases that need only a network.
+    /// The rules that a store with this client fault breaks in the cases that need nothing but a network.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
-        // A faulty client may hang, and a hang breaks the first rule of the case. The healthy client gets more time.
+        // A faulty client may hang, and a hang counts as breaking the first rule of the test case. The healthy client
+        // gets a longer time limit.
         let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {

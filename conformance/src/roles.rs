@@ -1,4 +1,4 @@
-//! Lists the roles of child processes and plays them.
+//! Defines the roles of child processes, and plays the role that a parent process requests.
 
 use std::env;
 use std::process::ExitCode;
@@ -28,17 +28,17 @@ const ROLES: &[(&str, RoleFunction)] = &[
     ("linger", |job| Box::pin(processes::linger(job))),
 ];
 
-/// Plays the role of this process if a case has started it, and returns the exit code.
+/// If a conformance case has started this process, plays the requested role and returns the exit status.
 ///
-/// Cases with several processes run their own executable as child processes. [`main`](crate::main()) plays the roles
-/// of child processes. A program that calls [`run`](crate::run()) with a harness that lists
-/// [`Processes`](crate::Ability::Processes) must call this function before anything else. If this function returns an
-/// exit code, the program must exit with that code.
+/// Conformance cases with several processes run their own executable as child processes. [`main`](crate::main()) plays
+/// the roles of child processes. If a program calls [`run`](crate::run()) with a harness that lists
+/// [`Processes`](crate::Ability::Processes), the program must call this function before anything else. If this function
+/// returns an exit status, the program must exit with that status.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);
     if let Err(error) = &done {
-        // The case that started this process checks the exit code, too.
+        // The case that started this process also checks its exit status.
         let _ = say(match error.downcast_ref::<Failure>() {
             Some(failure) => format!("{BREAKS_PREFIX}{} {}", failure.rule(), one_line(&failure.to_string())),
             None => format!("{FAILED_PREFIX}{}", one_line(&error.to_string())),

@@ -14,18 +14,18 @@ pub fn rules() -> Vec<Rule> {
     parse(kv::SEMANTICS)
 }
 
-/// The text of the rule with this number; empty if no rule has this number.
+/// The text of the rule with this number, or an empty string if there is no such rule.
 pub(crate) fn text_of(id: &str) -> String {
     rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
 }
 
-/// The number of a rule as a static string.
+/// The number of a rule as a static string, for example `"R2"`.
 pub(crate) fn number_of(id: &str) -> Option<&'static str> {
     kv::SEMANTICS.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }
 
-/// Parses a page. A rule is a list item that begins with its number in bold. Indented lines after the list item belong
-/// to the rule.
+/// Parses a page. In `SEMANTICS.md`, a rule is a list item that begins with its number in bold. Indented lines after
+/// the list item belong to the rule.
 fn parse(page: &str) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut open = false;
@@ -45,12 +45,12 @@ fn parse(page: &str) -> Vec<Rule> {
     rules
 }
 
-/// The number and the first words of the rule that begins on this line, if any.
+/// If a rule begins on this line, returns its number and its first words.
 fn item(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("- **")?.split_once("**").filter(|(id, _)| is_id(id))
 }
 
-/// True for a capital letter and a number without leading zeros.
+/// Returns true for a rule number: a capital letter and a number without leading zeros.
 fn is_id(id: &str) -> bool {
     let mut letters = id.chars();
     letters.next().is_some_and(|first| first.is_ascii_uppercase())

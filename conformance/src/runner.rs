@@ -1,4 +1,4 @@
-//! Runs cases and reports their results.
+//! Runs conformance cases and reports their results.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,19 +10,20 @@ use crate::harness::{BoxError, Harness};
 use crate::stage::Stage;
 use crate::table::cases;
 
-/// The selection of cases and their time limits.
+/// Options that select conformance cases and set their time limits.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RunOptions {
-    /// Runs only cases whose name contains this text.
+    /// Runs only cases whose name contains this string.
     pub filter: Option<String>,
-    /// The time limit for one call or one step of a watch; 10 s by default. The limits `patience` and `case_limit` are
-    /// for a quiet machine, see [`patient`](crate::patient).
+    /// The time limit for one store call or for one batch of a watch; 10 s by default. The limits `patience` and
+    /// `case_limit` apply to a quiet machine, and grow with its load; see [`patient`](crate::patient).
     pub patience: Duration,
-    /// The time limit for one case, or for one round of a case with many rounds; 2 minutes by default. The limit ends
-    /// a case even if the store blocks its threads; blocked threads are abandoned.
+    /// The time limit for one test case, or for one round of a case with many rounds; 2 minutes by default. When a test
+    /// case exceeds its time limit, the runner ends it, even if the store blocks its threads; the blocked threads are
+    /// abandoned.
     pub case_limit: Duration,
-    /// Stops the run when the flag becomes true: the current case is abandoned, and no other case starts.
+    /// Stops the run when this flag becomes true: the runner abandons the current case and starts no further case.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -33,33 +34,33 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// Creates options that run all cases with the default time limits, which suit a slow disk.
+    /// Creates options that run all test cases with the default time limits, which are long enough for a slow disk.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Runs only cases whose name contains this text.
+    /// Runs only cases whose name contains this string.
     #[must_use]
     pub fn with_filter(mut self, filter: impl Into<String>) -> Self {
         self.filter = Some(filter.into());
         self
     }
 
-    /// Sets the time limit for one call or one step of a watch.
+    /// Sets the time limit for one store call or for one batch of a watch.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Sets the time limit for one case, or for one round of a case with many rounds.
+    /// Sets the time limit for one test case, or for one round of a case with many rounds.
     #[must_use]
     pub fn with_case_limit(mut self, case_limit: Duration) -> Self {
         self.case_limit = case_limit;
         self
     }
 
-    /// Stops the run when `stop` becomes true: the current case is abandoned, and no other case starts.
+    /// Stops the run when `stop` becomes true: the runner abandons the current case and starts no further case.
     #[must_use]
     pub fn with_stop(mut self, stop: Arc<AtomicBool>) -> Self {
         self.stop = Some(stop);
@@ -75,7 +76,7 @@ impl RunOptions {
     }
 }
 
-/// The result of a case.
+/// The result of a conformance case.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -83,28 +84,28 @@ pub enum Verdict {
     Passed,
     /// The store breaks a rule that the case judges.
     Failed(Box<Failure>),
-    /// The case did not run, for the given reason.
+    /// The test case did not run, for the given reason.
     Ignored(&'static str),
 }
 
-/// A case and its result.
+/// A conformance case and its result.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The name of the case.
+    /// The name of the test case.
     pub name: &'static str,
-    /// The topic of the case.
+    /// The topic of the test case.
     pub group: Group,
-    /// The rules that the case judges.
+    /// The rules that the test case judges.
     pub rules: &'static [&'static str],
-    /// The result of the case.
+    /// The result of the test case.
     pub verdict: Verdict,
-    /// The duration of the case.
+    /// How long the test case ran.
     pub took: Duration,
 }
 
 impl Report {
-    /// The broken rule, if the case failed.
+    /// The number of the broken rule, if the test case failed.
     pub fn rule_broken(&self) -> Option<&'static str> {
         match &self.verdict {
             Verdict::Failed(failure) => Some(failure.rule()),
@@ -113,34 +114,34 @@ impl Report {
     }
 }
 
-/// Runs cases one after another and returns a report for each case. This function blocks the thread, so it must not be
-/// called on an async runtime.
+/// Runs test cases one after another and returns a report for each of them. This function blocks its thread, so it must
+/// not be called on an async runtime.
 ///
 /// # Errors
-/// If no tokio runtime could be started. A fault of a store is a [`Verdict`] instead.
+/// No tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an error.
 pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
 
-/// A run of cases. Each step runs one case and reports its result. A step blocks the thread, so a step must not run on
-/// an async runtime.
+/// An iterator that runs one conformance case at each step and returns its report. A step of the iterator blocks its
+/// thread, so it must not run on an async runtime.
 pub struct Run {
     stage: Stage,
     cases: std::vec::IntoIter<Case>,
 }
 
 impl Run {
-    /// Creates a run of the selected cases.
+    /// Creates a run of the selected test cases.
     ///
     /// # Errors
-    /// If no tokio runtime could be started.
+    /// No tokio runtime could be started.
     pub fn new(harness: impl Harness, options: &RunOptions) -> Result<Self, BoxError> {
         let stage = Stage::new(Arc::new(harness), options.clone())?;
         let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();
         Ok(Self { stage, cases: cases.into_iter() })
     }
 
-    /// The cases that have not run yet.
+    /// The test cases that have not run yet.
     pub fn cases(&self) -> &[Case] {
         self.cases.as_slice()
     }
@@ -170,7 +171,7 @@ mod tests {
     use crate::harness::{Ability, Fixture};
     use crate::stage::STOPPED;
 
-    /// The behaviour of a faulty store.
+    /// The misbehaviour of a faulty store.
     #[derive(Clone, Copy, Debug)]
     enum Mishap {
         Panics,
@@ -234,10 +235,10 @@ mod tests {
         }
     }
 
-    /// Returns the verdict of the case that reads an absent key, on a store with this mishap.
+    /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
-        // Only a store that blocks its thread must reach the time limit. Cases on other stores may take longer on a
-        // busy machine.
+        // Only a store that blocks its thread has to reach the time limit of the test case. On stores with other
+        // faults, the case must be allowed more time on a busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

@@ -1,8 +1,8 @@
-//! Runs cases with a runtime, a harness, and a lock that lets heavy cases run alone.
+//! Runs conformance cases with a tokio runtime, a test harness, and a lock for cases that must run alone.
 //!
-//! A store may block the thread that polls it. A blocked thread stops timers and cancellation on its runtime. The
-//! runner's thread, which is outside the runtime, therefore watches the time. If a thread of the runtime is blocked,
-//! the runner abandons that runtime, and the next case gets a new runtime.
+//! A store under test may block the thread that polls it. A blocked thread stops timers and cancellation on its tokio
+//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits. If a test case
+//! blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next case.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -21,31 +21,32 @@ use crate::patience::patient;
 use crate::runner::{Report, RunOptions, Verdict};
 use crate::subject::{CaseProgress, Subject};
 
-/// Number of threads for the cases and their stores.
+/// Number of runtime threads for the test cases and their stores.
 const WORKER_THREADS: usize = 4;
 
-/// The interval at which a stoppable run checks whether it must stop.
+/// The interval at which a run with a stop flag checks the flag.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum time that a runtime with a free thread takes for a trivial task on a quiet machine.
+/// Maximum time that a runtime with a free thread takes to run a trivial task on a quiet machine.
 const MAX_IDLE_RUNTIME_DELAY: Duration = Duration::from_secs(2);
 
 const NEEDS_ITS_OWN: &str = "it needs a store that no other client uses";
 pub(crate) const STOPPED: &str = "the run was stopped";
 const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
-/// Runs cases on the stores of one harness.
+/// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
-    /// The runtimes of this stage. The current runtime is the last element. The abandoned runtimes before the last
-    /// element may still run tasks of the harness.
+    /// The tokio runtimes on which this stage has run test cases. The current runtime is the last element. The
+    /// abandoned runtimes before the last element may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
-    /// The lock that lets heavy cases run alone. Heavy cases take the write lock, light cases a read lock.
+    /// The lock by which heavy test cases run alone. Heavy test cases take the write lock, light cases take a read
+    /// lock.
     turns: RwLock<()>,
 }
 
-/// The reason why a case was abandoned.
+/// The reason why the runner abandoned a test case.
 #[derive(Debug)]
 enum AbandonReason {
     Stopped,
@@ -57,7 +58,7 @@ impl Stage {
         Ok(Self { runtimes: Mutex::new(vec![runtime()?]), harness, options, turns: RwLock::default() })
     }
 
-    /// The reason why a case cannot run in this environment; `None` if the case can run.
+    /// The reason why a test case cannot run in this environment; `None` if the case can run.
     pub(crate) fn ignored_because(&self, case: &Case) -> Option<&'static str> {
         if self.harness.tenancy() == Tenancy::Shared && case.tenancy == Tenancy::Exclusive {
             return Some(NEEDS_ITS_OWN);
@@ -78,7 +79,7 @@ impl Stage {
         Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
     }
 
-    /// Runs one case on a fresh store. A panic or a hang is a failure of the case.
+    /// Runs one test case on a fresh store. If the case panics or hangs, it fails.
     pub(crate) fn judge(&self, case: &Case) -> Checked {
         let rule = case.rules.first().copied();
         match self.ignored_because(case) {
@@ -89,9 +90,9 @@ impl Stage {
         }
     }
 
-    /// Runs one case; `None` if the run was stopped before the end of the case.
+    /// Runs one test case; returns `None` if the run was stopped before the end of the case.
     fn attempt(&self, case: &Case) -> Option<Checked> {
-        // The runner's thread holds the lock, so the lock is released even if the case never ends.
+        // The runner's thread holds the lock on heavy cases, so the lock is released even if the test case never ends.
         let (_shared, _alone) = match case.weight {
             Weight::Light => (Some(self.turns.read().unwrap_or_else(PoisonError::into_inner)), None),
             Weight::Heavy => (None, Some(self.turns.write().unwrap_or_else(PoisonError::into_inner))),
@@ -108,7 +109,7 @@ impl Stage {
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
-            // If the runner has abandoned the case, dropping the result is fine.
+            // If the runner has abandoned the test case, the result is not needed.
             let _ = tell.send(CaseProgress::Finished(outcome));
         });
         let failure = match self.wait_for(&progress) {
@@ -129,8 +130,8 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// Waits for the result of a case. Fails if the case or a round of the case takes too long, or if the run is
-    /// stopped.
+    /// Waits for the result of a test case. Fails if the case or one of its rounds exceeds the time limit, or if the
+    /// run is stopped.
     fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {
@@ -148,7 +149,8 @@ impl Stage {
         }
     }
 
-    /// Aborts an abandoned case. Returns true if the case still runs because the case blocks a thread.
+    /// Aborts the task of an abandoned test case. Returns true if the test case still runs because it blocks its
+    /// thread.
     fn give_up(&self, work: &JoinHandle<()>) -> bool {
         work.abort();
         let end = Instant::now() + patient(MAX_IDLE_RUNTIME_DELAY.min(self.options.case_limit));
@@ -158,7 +160,7 @@ impl Stage {
         !work.is_finished()
     }
 
-    /// The runtime for a case: the last runtime if that runtime runs a trivial task in time, otherwise a new runtime.
+    /// The runtime for a test case: the last runtime if it runs a trivial task in time, otherwise a new runtime.
     fn free_runtime(&self) -> Result<Handle, BoxError> {
         let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = runtimes.last() {
@@ -177,7 +179,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // A hanging store must not delay the report.
+        // A hanging store must not delay the test report, so the runtimes are not joined.
         for runtime in self.runtimes.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             runtime.shutdown_background();
         }
@@ -236,7 +238,7 @@ mod tests {
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // The duration is longer than one time limit at the current load of the machine.
+            // Even at the current load of the machine, this duration is longer than one time limit.
             let long = patient(limit).mul_f64(1.5);
             while begun.elapsed() < long {
                 tell.send(CaseProgress::RoundBegan).unwrap();

@@ -1,4 +1,4 @@
-//! Implements reads and transactions in a simple way on the entries of a store at one revision.
+//! A simple implementation of reads and transactions on the entries of a store at one revision.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -7,16 +7,16 @@ use kv::{
     Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Txn, TxnRange, Value,
 };
 
-/// The entries of a store at one revision.
+/// The entries of a store as of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State(BTreeMap<Key, Kv>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
     pub(crate) succeeded: bool,
-    /// One result for each operation that ran. The caller fills in the revision of reads' results.
+    /// One result for each operation of the transaction that ran. The caller sets the revision in the results of reads.
     pub(crate) results: Vec<OpResult>,
-    /// The changes of the transaction in order, each with the previous state of the key.
+    /// The changes that the transaction made, in order, each with the previous state of its key.
     pub(crate) events: Vec<Event>,
 }
 
@@ -31,7 +31,7 @@ impl State {
         self.0.get(key)
     }
 
-    /// The entries of a range, in ascending order.
+    /// The entries in a key range, in ascending order of keys.
     pub(crate) fn within(&self, range: &Range) -> impl Iterator<Item = &Kv> {
         let (from, to) = range.bounds();
         let found = (!range.is_empty()).then(|| {
@@ -41,12 +41,12 @@ impl State {
         found.into_iter().flatten().map(|(_, kv)| kv)
     }
 
-    /// The answer to a read, with an unset revision.
+    /// The answer to a read, with a revision that the caller must set.
     pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
         cut(self.within(range).cloned().collect(), limit, content)
     }
 
-    /// Runs a valid transaction. The writes of the transaction get the revision `next`.
+    /// Runs a transaction that is known to be valid. The keys that the transaction writes get the mod revision `next`.
     pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> TxnEffect {
         let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
@@ -55,7 +55,7 @@ impl State {
         TxnEffect { succeeded, results, events }
     }
 
-    /// Applies an event to the state.
+    /// Applies the change of one key to the entries.
     pub(crate) fn happen(&mut self, event: &Event) {
         match event.kind {
             EventKind::Put => self.0.insert(event.kv.key.clone(), event.kv.clone()),
@@ -63,7 +63,7 @@ impl State {
         };
     }
 
-    /// Reverts the events of the last [`run`](Self::run).
+    /// Reverts the changes of the last [`run`](Self::run).
     pub(crate) fn undo(&mut self, events: &[Event]) {
         for event in events.iter().rev() {
             match &event.prev {
@@ -96,7 +96,7 @@ impl State {
         }
     }
 
-    /// The event of a put at the revision `next`.
+    /// The watch event of a put at the revision `next`.
     fn put(&self, key: &Key, value: &Value, next: Revision) -> Event {
         let old = self.get(key).cloned();
         let kv = Kv {
@@ -111,7 +111,7 @@ impl State {
     }
 }
 
-/// The event that deletes an entry.
+/// The watch event of the deletion of an entry.
 pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
     let kv = Kv {
         key: old.key.clone(),
@@ -124,7 +124,7 @@ pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
     Event { kind: EventKind::Delete, kv, prev: Some(old.clone()) }
 }
 
-/// The answer to a read that finds these entries.
+/// The answer to a read that finds the given entries.
 pub(crate) fn cut(mut kvs: Vec<Kv>, limit: i64, content: Content) -> RangeResponse {
     let count = kvs.len() as u64;
     let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);

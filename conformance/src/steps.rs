@@ -1,4 +1,4 @@
-//! Makes writes with a known result: numbered steps, each of which is one transaction.
+//! Writes data with a known result: numbered steps, each of which is one transaction.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use kv::{Kv, Op, Range, Revision, Txn};
 use crate::expect::{Checked, Failure, JudgedByRule, same};
 use crate::subject::{BoundedHandle, after};
 
-/// Number of steps after which the same keys are written again.
+/// Number of steps after which the first keys are written again.
 const KEY_REUSE_STEPS: u64 = 20;
 
-/// The number of keys in each step, and the revision before the first step.
+/// The numbered transactions ("steps") that a crash test writes to a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
-    /// The number of keys that a step writes.
+    /// The number of keys that each step writes.
     pub(crate) width: u64,
     /// The revision of the store before the first step.
     pub(crate) base: Revision,
@@ -25,7 +25,7 @@ impl Steps {
         Txn::new().with_success((0..width).map(|i| Op::put(key(i, n), value(width, n))))
     }
 
-    /// The number of steps that a store at the given revision contains.
+    /// The number of steps that a store at the given revision must contain.
     pub(crate) fn at(&self, revision: Revision) -> Checked<u64> {
         let steps = revision.get() - self.base.get();
         u64::try_from(steps)
@@ -55,21 +55,21 @@ impl Steps {
         entries.into_values().collect()
     }
 
-    /// Checks that the store has exactly the state after `steps` steps.
+    /// Checks that the store has exactly the entries that `steps` steps write.
     pub(crate) async fn check(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read(Range::prefix("step/")).await?;
         same("the revision", found.revision, self.revision(steps)).of("S5")?;
         same_entries(&format!("the keys after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
     }
 
-    /// Checks that the state after `steps` steps is readable and unchanged.
+    /// Checks that the store's state after step `steps` is still readable and is unchanged.
     pub(crate) async fn check_past(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read_at(Range::prefix("step/"), self.revision(steps)).await?;
         same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
     }
 
-    /// Checks a store after a crash: the store must have every acknowledged step, at most one additional step, and
-    /// each step completely. Returns the number of steps.
+    /// Checks a store after a crash. After the crash, the store must contain every acknowledged step and at most one
+    /// more, and no step in part. Returns the number of steps that the store contains.
     pub(crate) async fn check_crashed(&self, store: &BoundedHandle, acknowledged: u64) -> Checked<u64> {
         let steps = self.at(store.revision().await?)?;
         if steps < acknowledged {
@@ -93,7 +93,8 @@ fn key(i: u64, n: u64) -> String {
     format!("step/{i:03}/{:02}", n % KEY_REUSE_STEPS)
 }
 
-/// The value of a step. Values are short or long, some longer than a page; wide steps have only short values.
+/// The value that step `n` writes. Values are short or long, and some are longer than a page; steps with many keys have
+/// only short values.
 fn value(width: u64, n: u64) -> Vec<u8> {
     let lengths: [usize; 4] = if width > 8 { [9, 10, 40, 100] } else { [9, 300, 4000, 20_000] };
     let length = lengths[usize::try_from(n % 4).unwrap_or_default()];
@@ -106,7 +107,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Compares entries and reports only the first difference, because a whole list would be too long.
+/// Compares two lists of entries, and reports only the first difference, because the lists can be long.
 fn same_entries(checked: &str, found: &[Kv], expected: &[Kv]) -> Checked {
     same(&format!("{checked}: how many keys"), found.len(), expected.len())?;
     match found.iter().zip(expected).find(|(found, expected)| found != expected) {

@@ -1,4 +1,4 @@
-//! Provides the store of a case, with shorthands that keep cases short.
+//! Provides the store for a conformance case, with shorthand methods that keep the cases short.
 
 mod answers;
 mod servers;
@@ -25,22 +25,22 @@ use crate::watcher::Watcher;
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
 pub(crate) use servers::UnusedAddress;
 
-/// The pause between two reads that check whether a store has recovered.
+/// The interval between the reads that check whether a store has recovered from a fault.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// The name of the store in errors that the suite itself makes.
+/// The store name in errors that the conformance suite itself makes.
 const SUITE_NAME: &str = "conformance";
 /// Maximum number of concurrent writes of [`BoundedHandle::write_all`].
 const MAX_CONCURRENT_WRITES: usize = 64;
 
-/// The progress of a case, reported to the thread that watches its time.
+/// The progress of a test case, which is reported to the runner's thread.
 #[derive(Debug)]
 pub(crate) enum CaseProgress {
-    /// A round of a case begins, and the time limit restarts.
+    /// A new round of the test case begins, which restarts its time limit.
     RoundBegan,
     Finished(Checked),
 }
 
-/// A store with a time limit for each call.
+/// A store handle with a time limit for each call.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundedHandle {
     store: Arc<dyn Store>,
@@ -61,8 +61,8 @@ impl BoundedHandle {
         Self { store: Arc::new(TimeoutStore { inner: store, patience }), patience, tenancy }
     }
 
-    /// Checks a revision that follows from this case's own writes. On a shared store the revision may be greater,
-    /// because other clients write as well.
+    /// Checks a revision that results from this test case's own writes. On a shared store the revision may be greater,
+    /// because other clients write to the store, too.
     #[track_caller]
     pub(crate) fn revision_is(&self, checked: &str, got: Revision, expected: Revision) -> Checked {
         match self.tenancy {
@@ -75,7 +75,7 @@ impl BoundedHandle {
         self.store.clone()
     }
 
-    /// Creates a handle with the same limits on a different store, usually a wrapper.
+    /// Creates a handle with the same time limits on a different store, usually a wrapper of this store.
     pub(crate) fn over(&self, store: impl Store) -> Self {
         Self { store: Arc::new(store), ..self.clone() }
     }
@@ -88,17 +88,17 @@ impl BoundedHandle {
         Ok(self.range(RangeRequest::new(range)).await?)
     }
 
-    /// Reads a range at an older revision.
+    /// Reads a key range at an older revision.
     pub(crate) async fn read_at(&self, range: Range, at: Revision) -> Checked<RangeResponse> {
         Ok(self.range(RangeRequest::new(range).with_at(at)).await?)
     }
 
-    /// Reads the keys of a range as text.
+    /// Reads the keys of a range as strings.
     pub(crate) async fn keys(&self, range: Range) -> Checked<Vec<String>> {
         Ok(self.read(range).await?.kvs.iter().map(|kv| kv.key.to_string()).collect())
     }
 
-    /// Reads the value of a key as text.
+    /// Reads the value of a key as a string.
     pub(crate) async fn value(&self, key: &str) -> Checked<Option<String>> {
         Ok(self.get(key).await?.map(|kv| text(&kv.value)))
     }
@@ -107,12 +107,12 @@ impl BoundedHandle {
         Ok(self.txn(Txn::new().with_success(ops)).await?)
     }
 
-    /// Returns true if the given compare holds.
+    /// Returns true if the given transaction compare holds.
     pub(crate) async fn compare(&self, compare: Compare) -> Checked<bool> {
         Ok(self.txn(Txn::new().with_compares([compare])).await?.succeeded)
     }
 
-    /// Writes `count` revisions with one operation each, concurrently and in any order.
+    /// Makes `count` writes of one operation each, concurrently and in any order.
     pub(crate) async fn write_all(&self, count: usize, op: impl Fn(usize) -> Op) -> Checked {
         let mut writes = futures::stream::iter((0..count).map(|i| self.txn(Txn::new().with_success([op(i)]))))
             .buffer_unordered(MAX_CONCURRENT_WRITES);
@@ -122,22 +122,22 @@ impl BoundedHandle {
         Ok(())
     }
 
-    /// Opens a watch whose events omit the previous states.
+    /// Opens a watch whose events lack the previous states of the keys.
     pub(crate) async fn watcher(&self, range: Range, start: Revision) -> Checked<Watcher> {
         self.watcher_of(WatchRequest::new(range, start)).await
     }
 
-    /// Opens a watch with the given request.
+    /// Opens a watch for the given watch request.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
     }
 
-    /// Wraps the stream of a watch that was opened with the given request.
+    /// Wraps the event stream of a watch that was opened with the given request.
     pub(crate) fn watching(&self, stream: WatchStream, request: WatchRequest) -> Watcher {
         Watcher::new(stream, request, self.patience)
     }
 
-    /// Reads repeatedly until the store answers again after a fault, with a time limit.
+    /// After a fault, reads repeatedly until the store answers again, with a time limit.
     pub(crate) async fn heals(&self) -> Checked<Revision> {
         let healed = async {
             loop {
@@ -150,18 +150,19 @@ impl BoundedHandle {
         within(RECOVERY_TIMEOUT, "a store of which the faults are over", healed).await.of("N2")
     }
 
-    /// Waits for `work` with the time limit of one call.
+    /// Awaits `work` with the time limit of one store call.
     pub(crate) async fn within<T>(&self, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
         within(self.patience, checked, work).await
     }
 }
 
-/// The environment of a case: a handle on a fresh store, and the abilities of the harness.
+/// What a conformance case gets: a handle on a fresh store, and the abilities of the test environment.
 pub(crate) struct Subject {
-    // The handle is declared before the fixture, so that handles are dropped before the fixture takes the store down.
+    // The handle is declared before the fixture, because handles must be dropped before the fixture shuts the store
+    // down.
     handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
-    /// Receives the fixture at the end of the case.
+    /// Sends the fixture to the runner at the end of the test case.
     home: Option<oneshot::Sender<Box<dyn Fixture>>>,
     harness: Arc<dyn Harness>,
     none: BoundedHandle,
@@ -172,7 +173,7 @@ impl Drop for Subject {
     fn drop(&mut self) {
         self.handle = None;
         if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
-            // If the case was abandoned, the channel has no receiver, and the fixture is dropped here.
+            // If the runner has abandoned the test case, the channel has no receiver, and the fixture is dropped here.
             drop(home.send(fixture));
         }
     }
@@ -187,7 +188,7 @@ impl Deref for Subject {
 }
 
 impl Subject {
-    /// Creates a subject, and the channel that receives the fixture at the end of the case, however the case ends.
+    /// Creates a subject, and a channel that receives its fixture at the end of the test case, even after a panic.
     pub(crate) fn new(
         harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
@@ -213,18 +214,18 @@ impl Subject {
         BoundedHandle::new(store, self.none.patience, self.none.tenancy)
     }
 
-    /// Clones the handle for use in another task.
+    /// Clones the store handle for use in another task.
     pub(crate) fn handle(&self) -> BoundedHandle {
         BoundedHandle::clone(self)
     }
 
-    /// Opens a second handle on the store through the fixture.
+    /// Opens a second, independent handle on the store.
     pub(crate) async fn another(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.another().await.map_err(|error| environment("another handle", &error))?;
         Ok(self.handle_on(store))
     }
 
-    /// Closes and reopens the store. The case must have dropped its own handles and watches.
+    /// Closes and reopens the store of the test case. The test case must have dropped its own handles and watches.
     pub(crate) async fn reopen(&mut self) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -234,7 +235,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Closes the store while the case still has handles.
+    /// Closes the store while the test case still has handles on it.
     pub(crate) async fn close(&mut self) -> Checked {
         self.surroundings_mut()?.close().await.map_err(|error| environment("closing the store", &error))
     }
@@ -253,13 +254,14 @@ impl Subject {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Reports that a round begins, which restarts the time limit of the case. Some stores take seconds to open.
+    /// Reports to the runner that a round begins, which restarts the time limit of the test case. The limit restarts
+    /// because each round may reopen the store, and some stores take seconds to open.
     pub(crate) fn next_round(&self) {
-        // If the case was abandoned, no thread receives the report.
+        // If the runner has abandoned the test case, no thread receives the report.
         let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 
-    /// True if the environment has this ability.
+    /// Returns true if the test environment has this ability.
     pub(crate) fn can(&self, ability: Ability) -> bool {
         self.harness.abilities().contains(&ability)
     }
@@ -272,18 +274,18 @@ impl Subject {
         self.harness.address_in(folder).map_err(|error| environment("an address in a folder", &error))
     }
 
-    /// Makes the store in a folder look like a store of a later version.
+    /// Makes the store in a folder look as if a later version of the program had written it.
     pub(crate) fn make_newer(&self, folder: &Path) -> Checked {
         self.harness.make_newer(folder).map_err(|error| environment("a store of a later version", &error))
     }
 
-    /// Cuts the power after this many more disk operations.
+    /// Cuts the power of the simulated disk after this number of further disk operations.
     pub(crate) fn cut_power_after(&mut self, operations: u32) -> Checked {
         let fixture = self.surroundings_mut()?;
         fixture.cut_power_after(operations).map_err(|error| environment("cutting the power", &error))
     }
 
-    /// Reopens the store while the power may fail.
+    /// Reopens the store while the simulated power may fail.
     pub(crate) async fn reopen_without_power(&mut self) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -294,7 +296,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Restores the power and opens the store again.
+    /// Restores the power of the simulated disk and reopens the store.
     pub(crate) async fn restore_power(&mut self, seed: u64) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -307,12 +309,12 @@ impl Subject {
         Ok(())
     }
 
-    /// Starts a process that plays a role with the store of this case.
+    /// Starts a child process that plays a role with the store of this test case.
     pub(crate) fn process(&self, role: &str, arguments: &[u64]) -> Checked<Process> {
         self.process_at(&self.address()?, role, arguments)
     }
 
-    /// Starts a process that plays a role with the store at an address.
+    /// Starts a child process that plays a role with the store at an address.
     pub(crate) fn process_at(&self, address: &str, role: &str, arguments: &[u64]) -> Checked<Process> {
         Process::start(process::command(role, arguments, address)?, self.patience())
     }
@@ -322,7 +324,7 @@ impl Subject {
         Ok(JoinedStore { handle: self.handle_on(fixture.store()), _fixture: fixture })
     }
 
-    /// The time limit of one call.
+    /// The time limit of one store call.
     pub(crate) fn patience(&self) -> Duration {
         self.none.patience
     }
@@ -332,7 +334,7 @@ impl Subject {
     }
 }
 
-/// A store that this process has joined. Dropping the value closes the store.
+/// A store that this process has joined. Dropping a `JoinedStore` closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
     // The handle is declared before the fixture, so that the handle is dropped first.
@@ -348,7 +350,7 @@ impl Deref for JoinedStore {
     }
 }
 
-/// Checks that an error came from the store, and not from the time limit of the suite.
+/// Checks that an error came from the store, and not from a time limit of the conformance suite.
 #[track_caller]
 pub(crate) fn in_time(error: &Error) -> Checked {
     if error.store() != SUITE_NAME {
@@ -367,7 +369,7 @@ fn environment(what: &str, error: &BoxError) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())
 }
 
-/// A wrapper that limits the time of each call.
+/// A store wrapper that limits the time of each call.
 #[derive(Debug)]
 struct TimeoutStore {
     inner: Arc<dyn Store>,
@@ -402,7 +404,7 @@ impl Store for TimeoutStore {
     }
 }
 
-/// The store of a subject while the real store is closed. Every call of a closed store fails.
+/// A placeholder for the store of a test case while the real store is closed. Every call of the placeholder fails.
 #[derive(Debug)]
 struct ClosedStore;
 

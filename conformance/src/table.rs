@@ -1,4 +1,4 @@
-//! Contains the table of all cases. A case that is not in the table does not run.
+//! Contains the table of all conformance cases. A conformance case that is not in the table does not run.
 
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
@@ -38,10 +38,11 @@ macro_rules! table {
     (@tenancy others) => { Shared };
 }
 
-/// Returns all cases. Each entry has the number and name of a case, the rules that the case judges, the abilities that
-/// the case needs, and the scene unless the scene is plain. A failure breaks the first rule, unless the failure names
-/// a different rule. A scene needs the ability of the same name. `runs alone` means that no other case runs at the
-/// same time. `beside others` means that other clients may write to the store of the case as well.
+/// Returns all cases. Each table entry has the number and name of a case, the rules that it judges, and the abilities
+/// and the kind of store that it needs. If a case fails, its first rule counts as broken, unless the failure names a
+/// different rule. A case with a special scene also needs the ability that has the scene's name. The words `runs alone`
+/// mean that no other case runs at the same time. The words `beside others` mean that other clients may write to the
+/// store of the test case.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {

@@ -1,4 +1,4 @@
-//! Checks each batch of a watch for the conditions that every batch of every watch must meet.
+//! Checks each batch of watch events for the conditions that every batch of every watch must meet.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Range, Revision, Wa
 
 use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 
-/// A watch with a time limit for each step and checks of each batch.
+/// A watch with a time limit for each batch and with checks of each batch.
 pub(crate) struct Watcher {
     stream: WatchStream,
     request: WatchRequest,
@@ -15,7 +15,7 @@ pub(crate) struct Watcher {
     time: Option<SystemTime>,
     progress: Option<Revision>,
     patience: Duration,
-    /// The rule that a silent watch breaks.
+    /// The rule that a watch breaks if it delivers nothing in time.
     silence: &'static str,
 }
 
@@ -25,7 +25,7 @@ impl Watcher {
         Self { stream, request, next, time: None, progress: None, patience, silence: "W2" }
     }
 
-    /// Extends the time limit of each step to the time that a store may take to notice a fault and to recover from it.
+    /// Extends the time limit for each batch to the time that a store may take to notice a fault and recover from it.
     pub(crate) fn through_faults(mut self) -> Self {
         self.patience = RECOVERY_TIMEOUT;
         self.silence = "W17";
@@ -36,7 +36,7 @@ impl Watcher {
         self.request.range.clone()
     }
 
-    /// The revision from which a new watch would continue.
+    /// The revision at which a new watch would continue this watch.
     pub(crate) fn resume_from(&self) -> Revision {
         self.next
     }
@@ -45,7 +45,7 @@ impl Watcher {
         self.progress
     }
 
-    /// Waits for the next batch, or for the error that ends the watch.
+    /// Waits for the next batch of events, or for the error that ends the watch.
     pub(crate) async fn step(&mut self) -> Checked<Result<Batch, ErrorKind>> {
         let checked = format!("a watch of {:?} from {} on, at {}", self.request.range, self.request.start, self.next);
         match within(self.patience, &checked, self.stream.next()).await.of(self.silence)? {
@@ -70,7 +70,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// Waits for all batches up to the batch at revision `last`, which must arrive.
+    /// Waits for all batches up to the batch at revision `last`. Fails if the watch ends before revision `last`.
     pub(crate) async fn until(&mut self, last: Revision) -> Checked<Vec<Batch>> {
         let mut batches = Vec::new();
         while self.next <= last {
@@ -80,7 +80,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// Checks that the stream of the watch has ended after its error.
+    /// Checks that the watch stream has ended after its error.
     pub(crate) async fn over(&mut self) -> Checked {
         match within(self.patience, "a watch after its error", self.stream.next()).await? {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! Runs all cases on the store in memory.
+//! Runs all conformance cases on the in-memory store.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table};
 
 struct Memory;
 
-/// A store in memory. Reopening opens a new store on the same table.
+/// A fixture with an in-memory store. Reopening the fixture opens a new store on the same in-memory table.
 #[derive(Debug)]
 struct Held {
     table: MemoryTable,
@@ -61,8 +61,8 @@ impl Fixture for Held {
     }
 }
 
-/// The cases that need other processes or a power cut. Other processes cannot reach a store in memory, and a crash
-/// loses the store.
+/// The cases that need more than one process or a power cut. Other processes cannot reach an in-memory store, and a
+/// crash loses its data.
 const IGNORED: &[&str] = &["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 
 fn main() -> ExitCode {

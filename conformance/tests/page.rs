@@ -1,9 +1,9 @@
-//! Checks that the Rust code in `README.md` is quoted from code that is compiled and run.
+//! Checks that the Rust code in `README.md` is quoted from source files that are compiled and run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The source files of the quotes. Each file is a test or a part of a test.
+/// The source files from which `README.md` quotes. Each quoted file is a test or a part of a test.
 const SOURCES: [&str; 6] = [
     "tests/readme/main.rs",
     "tests/readme/history.rs",

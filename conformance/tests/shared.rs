@@ -1,5 +1,5 @@
-//! Runs the cases that can share a store on a store that other clients use. The cases must pass, change no foreign
-//! keys and leave no keys behind.
+//! Runs the cases that tolerate a shared store on a store that another client uses. The cases that tolerate a shared
+//! store must pass, change no foreign keys and leave no keys behind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod one;
@@ -13,12 +13,13 @@ use kv::{Key, Op, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use one::One;
 
 const OURS: &str = "m/suite/";
-/// The foreign keys in the store. Some foreign keys sort directly before or after the prefix of the suite.
+/// The foreign keys in the store, which no test case has written. Some foreign keys sort directly before or after the
+/// key prefix of the conformance suite.
 const FOREIGN: [&str; 8] = ["\0", "k", "m/suite", "m/suite.", "m/suite0", "p/1", "w", "\u{7f}"];
 /// The foreign key that another client writes continuously.
 const BUSY: &str = "m/suite-of-another-client";
 
-/// Runs the cases while another client writes continuously.
+/// Runs the test cases while another client writes continuously.
 fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
     let (harness, stop) = (PrefixHarness::new(One(store.clone()), OURS), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -50,7 +51,7 @@ fn shared_cases_pass_beside_others_and_leave_their_keys() {
         (store, foreign.revision)
     });
     let _entered = runtime.enter();
-    // The watch receives all later changes, as other clients see them.
+    // From here on, the watch receives all changes to the store, as other clients see them.
     let watch = runtime.block_on(store.watch(WatchRequest::new(Range::All, first.next()))).unwrap();
     let seen = runtime.spawn(async move {
         let ours = |key: &Key| key.as_bytes().starts_with(OURS.as_bytes());

@@ -1,4 +1,4 @@
-//! Tests that every rule has a case, and that every case has a rule.
+//! Tests that every rule has a conformance case, and that every case has a rule.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn rule_ids() -> Vec<String> {
     rules().into_iter().map(|rule| rule.id).collect()
 }
 
-/// Asserts that no name occurs twice.
+/// Asserts that no name occurs twice in the list.
 fn assert_unique(names: &[&str]) {
     let different: BTreeSet<&str> = names.iter().copied().collect();
     let twice: Vec<&&str> =

@@ -1,5 +1,5 @@
-//! Starts servers for the conformance cases. Each case gets a separate etcd or cluster, in the environment that the
-//! case needs.
+//! Starts etcd servers for the conformance cases. Each conformance case gets its own etcd server or cluster, of the
+//! kind that the case needs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use super::tls::AsOptions;
 use super::users::{PASSWORD, as_user, guarded};
 use super::{Etcd, bytes_of, copy};
 
-/// The option of etcd for a database quota that a test can fill.
+/// The etcd option for a database quota that is small enough for a test to fill.
 const QUOTA: &str = "--quota-backend-bytes=8388608";
-/// A database that uses fewer bytes is far from the quota.
+/// A database with fewer bytes in use is far below its quota.
 const ROOMY: i64 = 4_194_304;
 
 pub(crate) struct OnEtcd;
@@ -28,14 +28,14 @@ pub(crate) struct OnEtcd;
 #[derive(Debug)]
 struct Held {
     store: EtcdStore,
-    // The servers must be declared after the store: fields are dropped in order of declaration, and no client may exist
-    // when the servers stop.
+    // The servers are declared after the store, because fields are dropped in this order and no client may exist when
+    // the servers stop.
     etcds: Vec<Etcd>,
     certificates: Option<Certificates>,
     copy: Option<TempDir>,
 }
 
-/// A store on an etcd that another process has started.
+/// A store on an etcd server that another process has started.
 #[derive(Debug)]
 struct Joined(EtcdStore);
 
@@ -45,7 +45,7 @@ impl Fixture for Joined {
     }
 }
 
-/// Creates options with short timeouts, for tests of faults.
+/// Creates store options with short timeouts, for tests that inject faults.
 fn impatient(urls: impl IntoIterator<Item = String>) -> Options {
     Options::new(urls)
         .with_call_timeout(Duration::from_secs(5))
@@ -63,13 +63,13 @@ impl Held {
         Ok(Box::new(Self { store: EtcdStore::open(options)?, etcds, certificates: tls, copy: None }))
     }
 
-    /// The only etcd of the fixture, or the first etcd of a cluster.
+    /// The fixture's only etcd server, or the first one of its cluster.
     fn etcd(&self) -> Result<&Etcd, BoxError> {
         self.etcds.first().ok_or_else(|| "etcd did not come back".into())
     }
 
-    /// Runs `work` while the only etcd of the fixture is stopped. `work` gets the stopped etcd and can change its
-    /// folders.
+    /// Runs `work` while the fixture's only etcd server is stopped. The function `work` gets the stopped server and may
+    /// change its folders.
     async fn while_down(
         &mut self,
         work: impl FnOnce(&Etcd) -> std::io::Result<()> + Send + 'static,
@@ -130,7 +130,7 @@ impl Harness for OnEtcd {
         }
     }
 
-    /// Opens the store without waiting, since an etcd server accepts many clients.
+    /// Opens the store without waiting for other clients, because etcd accepts many clients at a time.
     async fn join(&self, address: &str, _: Duration) -> kv::Result<Box<dyn Fixture>> {
         Ok(Box::new(Joined(EtcdStore::open(&Options::new([address]))?)))
     }
@@ -158,8 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// Returns the size of etcd's database in bytes. The result does not include etcd's log, which has a limited number
-    /// of segments.
+    /// Returns the size of etcd's database file in bytes. The size of the database file does not include etcd's
+    /// write-ahead log, which has a limited number of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

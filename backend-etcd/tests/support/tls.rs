@@ -10,10 +10,10 @@ pub(crate) trait AsOptions {
 
     fn inline(&self, name: &str) -> Result<Pem>;
 
-    /// TLS settings that trust only the test CA.
+    /// TLS settings that trust no CA but the test CA.
     fn trusting(&self) -> Tls;
 
-    /// TLS settings that trust only the test CA and contain a client certificate.
+    /// TLS settings that trust no CA but the test CA, with a client certificate.
     fn known(&self) -> Tls;
 }
 

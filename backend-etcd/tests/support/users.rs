@@ -7,7 +7,7 @@ use etcd_client::{Client, Permission, PermissionType};
 
 use super::Etcd;
 
-/// The password of all test users.
+/// The password that all test users have.
 pub(crate) const PASSWORD: &str = "hidden-password";
 
 /// Enables authentication. The user `root` has all permissions; the user `guest` may read and write keys with the
@@ -26,14 +26,14 @@ pub(crate) async fn guard(etcd: &Etcd) -> std::result::Result<(), etcd_client::E
     client.auth_enable().await.map(|_| ())
 }
 
-/// Starts an etcd with authentication, whose login tokens expire after one second without use.
+/// Starts an etcd server with authentication; its login tokens expire after one second without use.
 pub(crate) async fn guarded() -> Result<Etcd> {
     let etcd = Etcd::start_with("http", &["--auth-token-ttl=1".to_owned()])?;
     guard(&etcd).await.map_err(Error::other)?;
     Ok(etcd)
 }
 
-/// Opens the store on `etcd` with a user's name and password.
+/// Opens the store on the server `etcd` with a user's name and password.
 pub(crate) fn as_user(etcd: &Etcd, user: &str, password: &str) -> kv::Result<EtcdStore> {
     EtcdStore::open(&Options::new([etcd.url()]).with_credentials(Credentials::new(user, password)))
 }

@@ -1,4 +1,4 @@
-//! Simulates a disk that loses unsynced data, and tears unfinished writes.
+//! Simulates a disk that, at a power cut, loses unsynced data and tears unfinished writes.
 
 #![allow(clippy::unwrap_used, dead_code, reason = "tests; not every binary has all of it")]
 
@@ -7,25 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use redb::StorageBackend;
 
-/// A file on a simulated disk in memory. Clones of a `Disk` share the file.
+/// A file on a simulated in-memory disk. Clones of a `Disk` share one file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
-    /// The number of operations until the power fails; `None` if the power never fails.
+    /// The number of disk operations until the power fails; `None` if the power stays on.
     power: Arc<Mutex<Option<u32>>>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// The content of the file that programs see.
+    /// The content of the file as programs see it.
     pub(crate) content: Vec<u8>,
-    /// The content of the file after a power cut if no unsynced write reached the disk.
+    /// The durable content of the file: what remains after a power cut if no unsynced write reached the disk.
     durable: Vec<u8>,
-    /// The unsynced changes of the file, each of which may or may not survive a power cut.
+    /// The changes of the file that were not synced; each of them may or may not survive a power cut.
     unsynced: Vec<Change>,
-    /// The number of syncs of the file so far.
+    /// How often the file has been synced.
     pub(crate) syncs: u32,
-    /// The number of writes to the file so far.
+    /// How many writes to the file there have been.
     pub(crate) writes: u32,
 }
 
@@ -47,12 +47,12 @@ impl Disk {
         Self { state: Arc::default(), power: Arc::clone(&self.power) }
     }
 
-    /// Lets the power fail after `operations` more operations; `None` means that the power never fails.
+    /// Lets the power fail after this number of further disk operations; `None` means that the power stays on.
     pub(crate) fn set_operations_left(&self, operations: Option<u32>) {
         *self.power.lock().unwrap() = operations;
     }
 
-    /// Counts one operation on the disk. Fails if the power has failed.
+    /// Counts one disk operation. Fails if the simulated power has failed.
     fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
         match &mut *self.power.lock().unwrap() {
             Some(0) => return Err(io::Error::other("no power")),
@@ -62,8 +62,8 @@ impl Disk {
         Ok(self.state())
     }
 
-    /// Lets the power fail and returns the file as it is afterwards: each sector that was not synced has its old or its
-    /// new content.
+    /// Lets the power fail, and returns the file as it is afterwards: each unsynced sector has its old or its new
+    /// content.
     pub(crate) fn after_power_cut(&self, random: &mut fastrand::Rng) -> Self {
         let mut state = self.state();
         let mut left = std::mem::take(&mut state.durable);

@@ -1,4 +1,4 @@
-//! Defines stores that give false answers to callers.
+//! Broken stores that return false answers to their callers.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,18 +10,18 @@ use tokio::task::yield_now;
 
 use super::Twist;
 
-/// A counter that selects every fourth call.
+/// A counter that selects every fourth call of a store.
 #[derive(Debug, Default)]
 struct EveryFewCalls(AtomicU64);
 
 impl EveryFewCalls {
-    /// True for every fourth call.
+    /// Returns true for every fourth call.
     fn is_now(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) % 4 == 3
     }
 }
 
-/// True for a transaction that certainly writes: the transaction has no compares, and only puts.
+/// Returns true for a transaction that certainly writes, because it has no compares and contains only puts.
 fn only_puts(txn: &Txn) -> bool {
     let put = |op: &Op| matches!(op, Op::Put { .. });
     txn.compares.is_empty() && !txn.success.is_empty() && txn.success.iter().all(put) && txn.check("broken").is_ok()
@@ -30,7 +30,7 @@ fn only_puts(txn: &Txn) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct StaleWhileOthersWrite;
 
-/// The number of transactions that run at the moment, on all handles.
+/// The number of transactions that currently run, over all handles.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
 #[async_trait]

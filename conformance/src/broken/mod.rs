@@ -1,8 +1,9 @@
-//! Defines stores that break one rule each. Broken stores prove that the suite detects faults.
+//! Defines broken stores, each of which breaks one rule. The broken stores prove that the conformance suite detects
+//! faults.
 //!
-//! Each broken store changes the behaviour of a working store, and names the case that must detect the change. The
-//! tests of this crate run the named case on each broken store, and all cases on the working store. The working store
-//! must pass. On each broken store, the case must fail with the rule that the store breaks.
+//! Each broken store changes the behaviour of a working store, and names the test case that must detect the change. The
+//! tests of this crate run the named test case on each broken store, and all cases on the working store. The working
+//! store must pass all cases. On each broken store, the named case must fail with the rule that the store breaks.
 
 mod answered;
 mod reads;
@@ -21,7 +22,7 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness, RefusedUser, Scene, Server};
 
-/// A fault that can be added to a store.
+/// A fault that can be injected into a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Broken {
     name: &'static str,
@@ -31,12 +32,12 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// The name of the fault.
+    /// The name of the injected fault.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The case that must detect the fault. Other cases may detect the fault as well.
+    /// The test case that must detect the fault. Other test cases may detect the fault, too.
     pub fn case(&self) -> &'static str {
         self.case
     }
@@ -46,13 +47,13 @@ impl Broken {
         self.rule
     }
 
-    /// Wraps a harness so that its stores have this fault.
+    /// Wraps a test harness, which then makes stores with this fault.
     pub fn around(self, harness: impl Harness) -> impl Harness {
         BrokenHarness { harness, broken: self }
     }
 }
 
-/// Returns all faults that can be added to a store.
+/// Returns all faults that can be injected into a store.
 pub fn broken() -> Vec<Broken> {
     fn way<T: Twist + Default>(name: &'static str, case: &'static str, rule: &'static str) -> Broken {
         Broken { name, case, rule, wrap: |inner| Arc::new(TwistedStore { inner, twist: T::default() }) }
@@ -115,7 +116,7 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// The behaviour of a broken store. A method that a twist does not override calls the working store.
+/// The changed behaviour of a broken store. A method that a `Twist` does not override calls the working store.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {
@@ -206,7 +207,7 @@ impl<H> BrokenHarness<H> {
 
 #[derive(Debug)]
 struct BrokenFixture {
-    // `None` while the store is reopened.
+    // The store is `None` while it is being reopened.
     store: Option<Arc<dyn Store>>,
     inner: Box<dyn Fixture>,
     broken: Broken,
@@ -331,7 +332,7 @@ mod tests {
             let expected = [(broken.case(), Some(broken.rule()))];
             let mut failed = failures(broken.around(ReferenceHarness), broken.case());
             if names(&failed) != expected {
-                // On a busy machine a second may be too short for the correct calls of the store.
+                // On a busy machine, even a correct store call can take longer than a second.
                 failed = failures_within(Duration::from_secs(10), broken.around(ReferenceHarness), broken.case());
             }
             if names(&failed) != expected {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::Twist;
 
-/// Replaces each batch of a stream by other batches.
+/// Replaces each batch of a watch stream by the batches that `change` returns.
 fn change<S, I>(stream: S, mut change: impl FnMut(Batch) -> I + Send + 'static) -> WatchStream
 where
     S: Stream<Item = Result<Batch>> + Send + 'static,
@@ -153,7 +153,7 @@ pub(super) struct DropsForTheSlow;
 #[async_trait]
 impl Twist for DropsForTheSlow {
     async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
-        /// Maximum number of revisions by which a watcher may lag behind the store.
+        /// Number of revisions by which a watcher may lag behind the store before it loses batches.
         const ROOM: i64 = 5000;
         let store = inner.clone();
         let fetched = inner.watch(request).await?.filter_map(move |item| {
@@ -168,7 +168,7 @@ impl Twist for DropsForTheSlow {
     }
 }
 
-/// A store whose watches report progress before they deliver the events that the report covers.
+/// A broken store whose watches report progress before they deliver the events that the report covers.
 #[derive(Debug, Default)]
 pub(super) struct RunsAhead;
 
@@ -183,7 +183,7 @@ impl Twist for RunsAhead {
     }
 }
 
-/// A store that ends the tasks of watches only when the store is dropped.
+/// A broken store that keeps the tasks of ended watches until the store is dropped.
 #[derive(Debug, Default)]
 pub(super) struct LeaksTasks(Mutex<Vec<mpsc::Sender<()>>>);
 

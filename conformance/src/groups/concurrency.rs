@@ -1,4 +1,4 @@
-//! Tests several clients at the same time.
+//! Tests several clients that use a store at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ use tokio::task::{JoinHandle, yield_now};
 use crate::expect::{Checked, Failure, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, after, text, took};
 
-/// Runs one client for each number below `count`; every second client has its own handle. Returns the results of all
-/// clients.
+/// Runs one client task for each number below `count`; every second client has its own store handle. Returns the
+/// results of all clients.
 async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(BoundedHandle, usize) -> F) -> Checked<Vec<T>>
 where
     T: Send + 'static,
@@ -33,7 +33,7 @@ fn number(kv: &Kv) -> Checked<i64> {
     text.parse().map_err(|_| Failure::new("a counter's value", "a number", text))
 }
 
-/// Maximum number of attempts of an update that conflicts with other clients.
+/// Maximum number of attempts of an update that conflicts with other clients' updates.
 const MAX_ATTEMPTS: usize = 2000;
 
 fn gave_up<T>(what: &str) -> Checked<T> {
@@ -104,7 +104,7 @@ pub(crate) async fn write_skew(t: Subject) -> Checked {
     for round in 0..30 {
         let (left, right) = (format!("{round}/left"), format!("{round}/right"));
         let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
-        // Each client switches one key off if both keys are unchanged, so at least one key stays on.
+        // Each client sets one key to `off` if both keys are unchanged, so a correct store keeps one key `on`.
         let off = clients(&t, 2, |t, i| {
             let keys = [left.clone(), right.clone()];
             async move {
@@ -200,7 +200,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     for i in 0..CALLS {
         let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
         let mut call = Box::pin(t.txn(txn));
-        // The call is polled a random number of times and then dropped.
+        // The future of the store call is polled a random number of times and then dropped.
         for _ in 0..random.usize(..4) {
             if futures::poll!(&mut call).is_ready() {
                 break;
@@ -208,7 +208,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // An abandoned call may still happen, so the check reads all keys at a single revision.
+    // An abandoned write may still happen later, so the check reads all keys at a single revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;
@@ -247,7 +247,7 @@ pub(crate) async fn block_of_addresses(t: Subject) -> Checked {
     same("the version of the block", block.version, ADDRESSES as i64 + 1).of("R5")
 }
 
-/// Takes the first free address of the block while other clients take addresses, too.
+/// Reserves the first free address of the block while other clients reserve addresses, too.
 async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     for _ in 0..MAX_ATTEMPTS {
         let block = some("the block", t.get("block").await?)?;
@@ -262,7 +262,7 @@ async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     gave_up("taking an address")
 }
 
-/// A compare that a key has this value.
+/// A transaction compare: the key has this value.
 fn holds_value(key: &str, value: &str) -> Compare {
     Compare::new(Range::Key(Key::from(key)), CompareOp::Equal, Target::Value(Value::from(value)))
 }
@@ -276,7 +276,7 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // A time limit ends the wait, because the number of attempts until the other client runs is unlimited.
+            // The loop has a time limit, because the other client may need any number of attempts before it runs.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {
                     yield_now().await;

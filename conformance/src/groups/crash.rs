@@ -1,4 +1,4 @@
-//! Tests a store whose process is killed hundreds of times, at any moment.
+//! Tests a store whose process is killed hundreds of times, at random moments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::process::{Process, RoleJob, moment, number, say, temporary_folder};
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// Kills processes that write steps, round after round.
+/// Repeatedly kills a process that writes numbered steps, and checks the store after each kill.
 async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
     let steps = Steps { width, base: t.revision().await? };
     let mut kills = KillTimes::default();
@@ -35,13 +35,13 @@ pub(super) fn in_round(failure: Failure, round: u64) -> Failure {
 /// Chooses the moments at which processes are killed.
 #[derive(Debug, Default)]
 struct KillTimes {
-    /// The time from the start of a process to the first line of the process.
+    /// The time from the start of a child process to its first line of output.
     start: Duration,
 }
 
 impl KillTimes {
-    /// Kills a process before or around its first line in every second round, and after some lines in the other
-    /// rounds. Returns the last number that the process reported after `word`.
+    /// Kills a child process around its first line of output in every second round, and after some lines in other
+    /// rounds. Returns the last number that the child process printed after `word`.
     async fn at_any_moment(&mut self, mut process: Process, round: u64, word: &str) -> Checked<Option<u64>> {
         let mut last = None;
         if round.is_multiple_of(2) || self.start.is_zero() {
@@ -64,13 +64,13 @@ impl KillTimes {
     }
 }
 
-/// Parses all numbers in a line of a process.
+/// Parses all numbers in a line that a child process printed.
 fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Role: writes steps of the width in the first argument, from the step in the second argument on. The third argument
-/// is the number of steps; without a third argument, the process never stops.
+/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument is
+/// the number of steps; without this argument, the child process writes until it is killed.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
@@ -91,14 +91,14 @@ pub(crate) async fn acknowledged_txns(t: Subject) -> Checked {
     killed_writers(t, 5, 100).await
 }
 
-/// Number of concurrent writers in one process.
+/// Number of concurrent writers in one child process.
 const WRITERS: usize = 8;
 
 fn writers_keys(writer: usize) -> [String; 2] {
     [format!("many/{writer}/a"), format!("many/{writer}/b")]
 }
 
-/// Role: runs writers that each increment two keys of their own as fast as possible.
+/// Child role: runs writers that each increment two keys of their own as fast as possible.
 pub(crate) async fn write_many(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     let mut tasks = tokio::task::JoinSet::new();
@@ -124,7 +124,7 @@ pub(crate) async fn write_many(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After a crash under many writers, the store has a prefix of their writes in the order of revisions.
+/// After a crash under many writers, the store must contain their writes up to some revision, without a gap.
 pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     let rounds = 60;
     let mut counts = [0_u64; WRITERS];
@@ -147,8 +147,8 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Checks that every revision since `start` is one complete step of one writer, and that each acknowledged step is at
-/// the acknowledged revision. Returns the revision of the store.
+/// Checks that each revision after `start` is one complete step of one writer, and that each acknowledged step has its
+/// acknowledged revision. Returns the current revision of the store.
 async fn check_writers(t: &BoundedHandle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
     let now = t.revision().await?;
     let before = counts.to_vec();
@@ -189,7 +189,7 @@ fn count_from(start: Revision, now: Revision) -> usize {
     usize::try_from(now.get() - start.get()).unwrap_or_default()
 }
 
-/// The writer and its count, if the events are the two puts of one transaction of a writer.
+/// If the events are the two puts of one writer's transaction, returns the writer and its count.
 fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     let parts: Vec<(usize, u64)> = events
         .iter()
@@ -205,7 +205,7 @@ fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     }
 }
 
-/// Role: writes, and reports each revision when a reader and a watch in the same process have seen that revision.
+/// Child role: writes, and reports each revision after both a reader and a watch in its process have seen it.
 pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -243,7 +243,7 @@ pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After the process with the store is killed, the store still has every value that a reader or a watch has seen.
+/// After the store's process was killed, the store must still have every value that a reader or a watch saw before.
 pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     let rounds = 60;
     let steps = Steps { width: 2, base: t.revision().await? };
@@ -274,12 +274,12 @@ pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// The revision in a line like `read 7` or `event 7`.
+/// The revision in an output line like `read 7` or `event 7`.
 fn seen_in(line: &str) -> Checked<u64> {
     number(line.split_once(' ').map_or(line, |(_, revision)| revision))
 }
 
-/// Role: opens and closes the store for ever.
+/// Child role: opens and closes the store until it is killed.
 pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     loop {
         say("opening")?;
@@ -288,7 +288,8 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After a crash, the process that opens the store is killed twice in a row. The store must stay unchanged.
+/// After a crash, the process that opens the store is killed as well, twice in a row. Opening the store must not change
+/// it, even if the process is killed meanwhile.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;
@@ -320,8 +321,7 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// If a process is killed while it creates a store, the next process opens the store as a new store, or creates the
-/// store.
+/// When a process is killed while it creates a store, the next process must be able to open or create the store.
 pub(crate) async fn killed_while_created(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut whole = t.process_at(&t.address_in(&folder.path().join("whole"))?, "open", &[])?;

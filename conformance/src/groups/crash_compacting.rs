@@ -1,4 +1,4 @@
-//! Tests a store whose processes are killed while they compact.
+//! Tests a store whose processes are killed during compactions.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::subject::{BoundedHandle, Subject, after};
 const COMPACT_EVERY: u64 = 10;
 const STEP_WIDTH: u64 = 60;
 
-/// Role: writes wide steps, and after every tenth step compacts at the second newest step.
+/// Child role: writes wide steps, and after every tenth step compacts the store at the second newest step.
 pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (base, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -34,13 +34,13 @@ pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The progress that a compacting process has reported.
+/// The progress that a compacting child process has reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct CompactionProgress {
     done: u64,
-    /// The step whose revision is the compaction mark.
+    /// The step whose revision is the store's compaction mark.
     mark: u64,
-    /// The step of the last compaction that was started.
+    /// The step at which the last compaction was started.
     tried: u64,
 }
 
@@ -56,8 +56,8 @@ impl CompactionProgress {
     }
 }
 
-/// After a process is killed during a compaction, the store has the old or the new compaction mark, and every state
-/// from the mark on is readable.
+/// After a kill during a compaction, the store has the old or the new compaction mark, and every state from that mark
+/// on is readable.
 pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
     let rounds = 100;
     let steps = Steps { width: STEP_WIDTH, base: t.revision().await? };
@@ -101,7 +101,7 @@ async fn check_compacted(
         return Ok(known);
     }
     let below = |mark| RangeRequest::new(Range::key("?")).with_at(after(steps.revision(mark), -1));
-    // The store has the new mark if the state before the new mark is not readable.
+    // If the state just before the new compaction mark is not readable, the store has the new mark.
     if known.mark < known.tried && t.range(below(known.tried)).await.is_err() {
         known.mark = known.tried;
     }
@@ -118,7 +118,7 @@ async fn check_compacted(
     Ok(known)
 }
 
-/// Role: creates a key, deletes it and compacts at the deletion, for ever.
+/// Child role: repeatedly creates a key, deletes it, and compacts the store at the revision of the deletion.
 pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     let store = fixture.store();
@@ -131,7 +131,8 @@ pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> 
     }
 }
 
-/// A store keeps its revision if the process is killed after a compaction at the newest revision, which is a deletion.
+/// A store must keep its revision when it is compacted at its newest revision, a deletion, and its process is then
+/// killed.
 pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
     let rounds = 50;
     t.let_go().await?;

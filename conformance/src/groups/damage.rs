@@ -1,5 +1,5 @@
-//! Tests stores with damaged files: a store must be read correctly, or opening or reading must fail with an error. A
-//! store must not panic or hang, and no new store may replace the damaged store.
+//! Tests stores with damaged files: the store must return correct data or fail with an error. A store with damaged
+//! files must not panic or hang, and must not be replaced by a new store.
 
 use std::fs;
 use std::io;
@@ -16,12 +16,12 @@ use crate::seed::{SEED, seed};
 use crate::steps::Steps;
 use crate::subject::Subject;
 
-/// Number of steps in a store before its files are damaged.
+/// Number of steps that a store contains before its files are damaged.
 const STEPS: u64 = 60;
 
 const KEPT_STEPS: Steps = Steps { width: 5, base: Revision::new(1) };
 
-/// Role: reads the whole store, writes, reopens the store, and reads the whole store again.
+/// Child role: reads the whole store, writes, reopens the store, and reads the whole store again.
 pub(crate) async fn examine(job: RoleJob<'_>) -> Result<(), BoxError> {
     let verdict = match use_twice(&job).await {
         Ok(Ok(())) => "right".to_owned(),
@@ -49,17 +49,17 @@ async fn use_twice(job: &RoleJob<'_>) -> kv::Result<Checked> {
     Ok(Ok(()))
 }
 
-/// The result of examining a store that may be damaged.
+/// What a child process found in a store that may be damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DamageFinding {
     Right,
     Refused(String),
 }
 
-/// Checks a store in another process, so that a hang, an abort or broken threads of an engine are detected.
+/// Checks a damaged store in a child process, so that a hang, an abort or dead threads of the engine are detected.
 async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFinding> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
-    // Engines that panic over damage write to stderr, so stderr is discarded.
+    // Some engines panic when they find damage; the panic messages on stderr are discarded.
     command.stderr(Stdio::null());
     let mut process = Process::start(command, t.patience() * 2)?;
     let said = process.line().await.map_err(|failure| failure.with_note(what))?;
@@ -71,7 +71,7 @@ async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFindi
     refused.ok_or_else(|| Failure::new(format!("a damaged store: {what}"), "its content, or an error", verdict))
 }
 
-/// True if the error says that the store is damaged, or that the outcome of a write is unknown.
+/// Returns true if the error says that the store is damaged, or that the outcome of a write is unknown.
 fn is_typed(error: &str) -> bool {
     let doubt = format!("{:?}", Outcome::Unknown);
     let kind = |kind: ErrorKind| error.starts_with(&format!("{kind:?}"));
@@ -84,7 +84,7 @@ fn is_typed(error: &str) -> bool {
         || in_doubt(ErrorKind::Poisoned)
 }
 
-/// Makes an intact store under `folder` with short-lived processes.
+/// Makes an intact store under `folder` with child processes that end before this function returns.
 async fn good_store(t: &Subject, folder: &Path) -> Checked {
     fs::create_dir(folder).map_err(|error| broken("a folder", &error))?;
     let address = t.address_in(folder)?;
@@ -106,7 +106,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces `bad` by a copy of the intact store.
+/// Replaces the folder `bad` by a copy of the intact store.
 fn renew(good: &Path, bad: &Path) -> Checked {
     let renewed = match fs::remove_dir_all(bad) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -135,15 +135,16 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
     files(folder).map_err(|error| broken("the files of a store", &error))
 }
 
-/// A store whose largest file is missing, empty, a folder or garbage must fail with an error. The store must not be
-/// recreated or changed. Once the file is restored, the store is intact.
+/// If a store's largest file is missing, empty, a folder or garbage, opening or reading the store must fail with an
+/// error. While the largest file is damaged, the store must not be recreated or changed. Once the largest file is
+/// restored, the store must be intact.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
     for what in ["gone", "empty", "a folder", "garbage"] {
         renew(&good, &bad)?;
-        // A file of zeros only reserves space and has no data.
+        // A store file that contains only zeros reserves space and holds no data.
         let has_data = |(_, bytes): &(PathBuf, Vec<u8>)| bytes.iter().any(|byte| *byte != 0);
         let largest = files_of(&bad)?.into_iter().filter(has_data).max_by_key(|(_, bytes)| bytes.len());
         let (path, bytes) = largest.ok_or_else(|| Failure::new("the files of a store", "some", "none"))?;
@@ -182,12 +183,12 @@ fn put_back(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::write(path, bytes)
 }
 
-/// The case flips bits, truncates files, writes zeros and removes files, hundreds of times at random places.
+/// Flips bits, truncates files, writes zeros and removes files, hundreds of times and at random places.
 pub(crate) async fn any_damage(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
-    // A seed in the environment selects different damage.
+    // A different random seed in the environment selects different damage.
     let seed = if std::env::var_os(SEED).is_some() { seed() } else { 0x5eed };
     let mut random = Rng::with_seed(seed);
     let (mut right, mut refused) = (0, 0);
@@ -218,7 +219,7 @@ fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> 
             }
             format!("{count} bits flipped")
         }
-        // The beginning of a file usually identifies its format.
+        // The first bytes of a file usually identify its format, so damage there is tested separately.
         2 => {
             let at = random.usize(..length.min(512));
             bytes[at] ^= 1 << random.u32(..8);
@@ -243,13 +244,12 @@ fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> 
     Ok(format!("{}: {what}", path.display()))
 }
 
-/// Opening a store of a later version must fail and must not change the store.
+/// Opening a store that a later version wrote must fail and must not change the store.
 pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
-    // The examining process opens the store after this process has closed the store cleanly, and also closes the store
-    // cleanly.
+    // This process closes the store cleanly before a child process examines it; the child closes it cleanly, too.
     same("the store", examined(&t, &kept, "nothing is damaged").await?, DamageFinding::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;

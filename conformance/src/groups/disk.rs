@@ -1,4 +1,4 @@
-//! Tests that a store syncs before it acknowledges, and how a store behaves on a full disk.
+//! Tests that a store syncs its files before it acknowledges a write, and how it behaves on a full disk.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::process::{self, Process, RoleJob, broken, command_under, say, tempora
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// The put of one key, and the outcome of the put.
+/// The put of one key, and its outcome.
 #[derive(Debug)]
 struct PutAttempt {
     key: String,
-    /// The outcome and the error of a failed put; `None` if the put was acknowledged.
+    /// The outcome and the error text of a failed put; `None` if the put was acknowledged.
     failed: Option<(Outcome, ErrorKind)>,
 }
 
@@ -28,7 +28,7 @@ impl PutAttempt {
         Self { key, failed: failed.map(|error| (error.outcome(), error.kind().clone())) }
     }
 
-    /// Checks that the contents of the store match the store's answer to the put.
+    /// Checks that the contents of the store match its answer to this put.
     async fn check(&self, store: &BoundedHandle) -> Checked {
         let found = store.get(self.key.as_str()).await?;
         let whole = found.as_ref().is_none_or(|kv| kv.value.as_bytes().starts_with(self.key.as_bytes()));
@@ -42,7 +42,7 @@ impl PutAttempt {
     }
 }
 
-/// A value of `bytes` bytes that repeats the key.
+/// A value of `bytes` bytes that consists of copies of the key.
 fn value(key: &str, bytes: usize) -> Vec<u8> {
     key.bytes().cycle().take(bytes.max(key.len())).collect()
 }
@@ -55,13 +55,13 @@ async fn check_all(store: &BoundedHandle, tried: &[PutAttempt]) -> Checked {
 }
 
 const MAX_CONCURRENT_WRITES: usize = 8;
-/// Maximum number of writes after which the disk must be full.
+/// Number of writes after which the small disk must be full.
 const MAX_WRITES: usize = 20_000;
-/// The name of a file that fills a part of a small disk.
+/// The name of a file that fills a part of the small disk.
 const FILLER_FILE: &str = "ballast";
 const FILLER_BYTES: usize = 2 * 1024 * 1024;
 
-/// Role: writes until the disk is full, continues for a while, frees space, and checks the store's answers.
+/// Child role: writes until the disk is full, writes on for a while, frees space, and checks the store's answers.
 pub(crate) async fn fill(job: RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         fs::write(folder.join(FILLER_FILE), vec![1; FILLER_BYTES])?;
@@ -71,7 +71,7 @@ pub(crate) async fn fill(job: RoleJob<'_>) -> Result<(), BoxError> {
     let mut tried = Vec::new();
     let mut failed = 0;
     while failed < 40 {
-        // Small values may still fit when large values do not.
+        // Small values may still fit on the disk when large values do not.
         let bytes = if failed % 2 == 1 { 10 } else { 30_000 };
         let keys = (0..MAX_CONCURRENT_WRITES).map(|i| format!("fill/{:06}", tried.len() + i));
         let some = join_all(keys.map(|key| PutAttempt::put(&store, key, bytes))).await;
@@ -100,7 +100,7 @@ fn is_damage(kind: &ErrorKind) -> bool {
     matches!(kind, ErrorKind::Corrupt | ErrorKind::Missing | ErrorKind::RevisionRegressed)
 }
 
-/// Checks that reads on a full disk return the acknowledged state.
+/// Checks that reads return the acknowledged state while the disk is full.
 async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<(), BoxError> {
     for one in tried.iter().filter(|one| one.failed.is_none()).take(20) {
         if let Ok(found) = store.get(one.key.as_str()).await {
@@ -110,7 +110,7 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Removes the filler file if the role has a folder, and otherwise the limit on the file size.
+/// Frees space: removes the filler file if the role has a folder, or otherwise lifts the limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
@@ -127,12 +127,13 @@ async fn filled(process: Process, patience: Duration) -> Checked {
     holds("some writes before the disk was full", !said.starts_with("0 "), &said)
 }
 
-/// On a full disk the store loses no acknowledged write, and a write with the outcome "not applied" did not happen.
+/// When the disk is full, the store must lose no acknowledged write, and a write that it reported as "not applied" must
+/// not have happened.
 pub(crate) async fn full_disk(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("unshare");
     let mounted = "mount -t tmpfs -o size=8m,mode=700 conformance \"$1\" && exec \"$2\"";
-    // The mount disappears with the last process in the mount namespace.
+    // The kernel unmounts the file system when the last process in the mount namespace ends.
     shell.args(["--mount", "--map-root-user", "sh", "-c", mounted, "sh"]).arg(folder.path());
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(with_folder(command_under(shell, &command), folder.path()), t.patience())?, t.patience() * 10)
@@ -143,14 +144,14 @@ pub(crate) async fn full_disk(t: Subject) -> Checked {
 pub(crate) async fn file_size_limit(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("sh");
-    // Without the signal `XFSZ`, a write beyond the limit fails with an error. The unit of the limit is a block of 512
-    // or 1024 bytes.
+    // The signal `XFSZ` is ignored, so a write beyond the file size limit fails with an error instead. The unit of the
+    // shell's file size limit is a block of 512 or 1024 bytes.
     shell.args(["-c", "trap '' XFSZ; ulimit -S -f 4000; exec \"$0\""]);
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(command_under(shell, &command), t.patience())?, t.patience() * 10).await
 }
 
-/// If a write fails because the store is closed, the outcome in the error says whether the write has happened.
+/// If a write fails because the store was closed, the outcome in its error must say whether the write happened.
 pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
     for round in 0..5 {
         let writers: Vec<_> = (0..16)
@@ -166,7 +167,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // Once this key exists, the writers are running.
+        // The key exists as soon as the writers are running.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }
@@ -178,7 +179,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// A store that is opened and closed repeatedly keeps its contents and its size.
+/// Opening and closing a store repeatedly must not change its contents or its size.
 pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
     let steps = Steps { width: 2, base: t.revision().await? };
     let mut early = 0;
@@ -198,10 +199,10 @@ pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
         .of("C7")
 }
 
-/// Number of traced writes whose acknowledgements are checked.
+/// Number of traced writes for which the trace must show a sync before the acknowledgement.
 const TRACED_WRITES: u64 = 40;
 
-/// The case checks in a trace of system calls that the store syncs a file between any two acknowledgements.
+/// A trace of system calls must show that the store syncs a file between any two acknowledged writes.
 pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let trace = folder.path().join("trace");
@@ -220,10 +221,10 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     holds("one sync or more before each acknowledgement", bare.is_none(), &syncs.before_each)
 }
 
-/// The syncs in a trace of system calls.
+/// The file syncs in a trace of system calls.
 #[derive(Debug, Default)]
 struct SyncTrace {
-    /// For each acknowledgement, the number of successful syncs that began and ended after the previous
+    /// For each acknowledgement of a write, the number of syncs that began and ended since the previous
     /// acknowledgement.
     before_each: Vec<usize>,
 }
@@ -233,7 +234,7 @@ impl SyncTrace {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
         let mut since = 0;
-        // The threads that are in a sync that began after the last acknowledgement.
+        // The threads in a sync call that began after the last acknowledgement of a write.
         let mut begun: Vec<&str> = Vec::new();
         for line in trace.lines() {
             let (thread, call) = line.split_once(' ').unwrap_or((line, ""));

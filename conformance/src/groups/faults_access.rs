@@ -1,4 +1,4 @@
-//! Tests clients without access, expired logins, and a store without space.
+//! Tests clients without access, logins that expire, and a store that is out of space.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::harness::RefusedUser;
 use crate::ledger::{Ledger, LedgerAnswer};
 use crate::subject::{BoundedHandle, Subject, in_time};
 
-/// Checks that the error has one line and shows no secret.
+/// Checks that the error message has one line and shows no secret.
 fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     in_time(error)?;
     let shown = format!("{error} {error:?}");
@@ -18,7 +18,7 @@ fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     holds("one line", !error.to_string().contains('\n'), &error.to_string())
 }
 
-/// Checks that every kind of call of a refused user fails.
+/// Checks that every kind of store call fails for a user without access.
 async fn is_kept_out(t: &Subject, stranger: RefusedUser) -> Checked {
     let RefusedUser { name, store, secrets } = stranger;
     let handle = t.bounded(store);
@@ -44,7 +44,7 @@ pub(crate) async fn strangers(t: Subject) -> Checked {
     for stranger in strangers {
         is_kept_out(&t, stranger).await?;
     }
-    // The refused calls wrote nothing, regardless of their answers.
+    // The refused calls must have written nothing, whatever the store answered.
     same("the revision after all that", t.revision().await?, at)
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn guest(t: Subject) -> Checked {
 }
 
 pub(crate) async fn logins_run_out(t: Subject) -> Checked {
-    /// The duration of a freeze that is longer than the lifetime of a login.
+    /// How long the server is frozen: longer than a login lives.
     const LONG_FREEZE: Duration = Duration::from_millis(3500);
     let first = t.put("k", "v").await?;
     let mut early = t.watcher(Range::key("k"), first).await?;
@@ -106,7 +106,7 @@ pub(crate) async fn logins_run_out(t: Subject) -> Checked {
     same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
 }
 
-/// Creates keys from several clients until the store is full. Returns the answers to all writes.
+/// Creates keys from several clients until the store is out of space. Returns the store's answers to all writes.
 async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
     const WRITERS: usize = 32;
     const BYTES: usize = 50_000;

@@ -1,4 +1,4 @@
-//! Tests clusters of three servers, some of which are killed or stopped.
+//! Tests clusters of three servers of which some are killed or stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,7 +15,7 @@ use crate::subject::{BoundedHandle, Subject, in_time};
 const WRITERS: usize = 8;
 const MEMBERS: usize = 3;
 
-/// Opens a handle that tries all servers, beginning with the given server.
+/// Opens a handle that connects to any server of the cluster, and tries the given server first.
 async fn first_at(t: &Subject, server: usize) -> Checked<BoundedHandle> {
     let mut addresses = t.addresses()?;
     same("the environment: servers of a cluster", addresses.len(), MEMBERS)?;
@@ -23,7 +23,7 @@ async fn first_at(t: &Subject, server: usize) -> Checked<BoundedHandle> {
     t.connect(&addresses).await
 }
 
-/// Opens a handle that connects only to the given server.
+/// Opens a handle that connects only to the given server of the cluster.
 async fn only(t: &Subject, server: usize) -> Checked<BoundedHandle> {
     let addresses = t.addresses()?;
     t.connect(&[*some("the environment: a server", addresses.get(server))?]).await
@@ -52,10 +52,10 @@ fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
     ledger.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).collect()
 }
 
-/// The shared counts of all incrementing clients.
+/// The counts that all clients share while they increment the counter.
 #[derive(Debug, Default)]
 struct ClientCounts {
-    /// The highest value of the counter in an acknowledged write or a read.
+    /// The highest counter value in an acknowledged write or in a read.
     seen: AtomicI64,
     acknowledged: AtomicI64,
     unknown: AtomicI64,
@@ -65,7 +65,7 @@ fn number(value: Option<&kv::Kv>) -> i64 {
     value.and_then(|kv| String::from_utf8_lossy(kv.value.as_bytes()).parse().ok()).unwrap_or_default()
 }
 
-/// Increments the counter `times` times, each time by a write whose guard is the value that the client has read.
+/// Increments the counter `times` times, each time by a compare-and-swap on the value that the client has read.
 async fn count_up(handle: BoundedHandle, counted: Arc<ClientCounts>, times: usize) -> Checked {
     let mut done = 0;
     while done < times {
@@ -128,7 +128,7 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     let (acknowledged, unknown) = (counted.acknowledged.load(Ordering::SeqCst), counted.unknown.load(Ordering::SeqCst));
     let fits = (acknowledged..=acknowledged + unknown).contains(&now);
     holds(&format!("{acknowledged} acknowledged and up to {unknown} unknown additions"), fits, &now).of("S3")?;
-    // Every value of the counter must appear in order: no increment was lost or made twice.
+    // The history must contain every counter value in order, so no increment was lost or made twice.
     let mut expected = 1;
     while watcher.resume_from() <= last {
         for event in watcher.next().await?.events {
@@ -139,8 +139,8 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Stops two of three servers, including the leader, and sends a request to the third server. The request must fail
-/// because the cluster has no quorum.
+/// Stops two of the three servers, including the leader, and sends a request to the third server. The request must
+/// fail, because the cluster has lost its quorum.
 async fn without_quorum<T: std::fmt::Debug, F: Future<Output = kv::Result<T>>>(
     t: &Subject,
     work: impl FnOnce(BoundedHandle) -> F,
@@ -165,7 +165,7 @@ pub(crate) async fn no_quorum_no_answer(t: Subject) -> Checked {
     let base = t.revision().await?;
     without_quorum(&t, |handle| async move { handle.get("k").await }, "S1").await?;
     let (kind, outcome) = without_quorum(&t, |handle| async move { handle.put("k", "meanwhile").await }, "S3").await?;
-    // After the servers continue, the write may happen, unless its error has ruled this out.
+    // After the two servers continue, the write may still happen, unless its error says that it was not applied.
     let times = t.get("k").await?.map_or(0, |kv| kv.version);
     let allowed = if outcome == Outcome::NotApplied { 1..=1 } else { 1..=2 };
     holds(&format!("{allowed:?} writes after {kind:?}"), allowed.contains(&times), &times).of("E2")?;
@@ -207,7 +207,7 @@ pub(crate) async fn writers_without_quorum(t: Subject) -> Checked {
     }
     let writers = Writers::start("lonely", handles);
     writers.progress(100).await?;
-    // The pause is long enough that running writes time out, and new writes find no leader.
+    // The pause lasts until running writes have timed out and new writes find no leader.
     let refused = async {
         let mut ledger = Ledger::default();
         let handle = only(&t, lonely).await?;
@@ -262,7 +262,7 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
     const CALLS: usize = 100;
     for dead in 0..MEMBERS {
         t.signal(dead, Signal::SIGKILL)?;
-        // No server answers until the two remaining servers have elected a leader.
+        // Store calls fail until the two remaining servers have elected a leader.
         only(&t, (dead + 1) % MEMBERS).await?.heals().await?;
         only(&t, (dead + 2) % MEMBERS).await?.heals().await?;
         let handle = first_at(&t, dead).await?;
@@ -291,7 +291,7 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
 }
 
 pub(crate) async fn left_far_behind(t: Subject) -> Checked {
-    // This number of writes is more than a leader keeps for a member that lags behind, so the member gets a complete
+    // After missing this number of writes, a member cannot catch up from the leader's log and needs a complete
     // snapshot.
     const WRITES: usize = 6000;
     let (_, [behind, other]) = roles(&t).await?;

@@ -1,4 +1,4 @@
-//! Tests calls whose request or answer is lost, calls that reach no server, and slow calls.
+//! Tests store calls that lose their request or answer, calls that reach no server, and slow calls.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::subject::{BoundedHandle, Subject, UnusedAddress, in_time};
 
 const ROUNDS: usize = 5;
 
-/// Sends a transaction whose answer is lost after the store has executed the transaction. Returns the store's answer
-/// and the revision of the transaction.
+/// Sends a transaction to the store and drops the answer on the network. Returns the client's result, and the revision
+/// at which the transaction happened.
 async fn without_reply(
     t: &Subject,
     (proxy, far): (&Proxy, &BoundedHandle),
@@ -34,7 +34,7 @@ pub(crate) async fn lost_reply(t: Subject) -> Checked {
         let txn = Txn::new().with_success([Op::put("k", format!("round {round}"))]);
         let (said, applied) = without_reply(&t, (&proxy, &far), txn).await?;
         match said {
-            // A store that can find out the outcome of the write may report that outcome.
+            // If the store finds out the outcome of the write, it may report this outcome instead of an error.
             Ok(answer) => same("the revision of a write whose reply got lost", answer.revision, applied).of("E3")?,
             Err(error) => {
                 in_time(&error)?;
@@ -66,8 +66,8 @@ pub(crate) async fn lost_reply_of_a_guarded_write(t: Subject) -> Checked {
                 same("what is said of a write that was carried out", error.outcome(), Outcome::Unknown)?;
             }
         }
-        // Repeating the transaction shows that the first attempt has happened: the compare fails, and the value is the
-        // one that the transaction wrote.
+        // Repeating the transaction must show that the first attempt happened: the compare fails, and the key has the
+        // written value.
         far.heals().await?;
         let again = far.txn(txn).await?;
         let found = match again.results.first() {
@@ -117,7 +117,7 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
     same("the revision", t.revision().await?, before)
 }
 
-/// Checks that at most the first of several calls fails, and that each call is executed once.
+/// Checks that of several calls only the first may fail, and that each call runs once.
 async fn loses_at_most_the_first(t: &Subject, far: &BoundedHandle, name: &str) -> Checked {
     const CALLS: usize = 20;
     let before = t.revision().await?;

@@ -1,4 +1,4 @@
-//! Tests a store whose server is killed during writes, hangs, or is restored from an older copy.
+//! Tests a store whose server is killed during writes, hangs, or is restored from an earlier copy.
 
 use kv::{ErrorKind, Op, Range, StoreExt};
 use nix::sys::signal::Signal;
@@ -79,8 +79,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // The ten late writes are more than the few writes after the restore, so the restored store stays below the
-    // revision of the last late write.
+    // The few writes after the restore are fewer than the ten lost ones, so the restored store stays below the last
+    // lost revision.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;
@@ -88,7 +88,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     let mut watcher = watching.watcher(Range::key("k"), late).await?.through_faults();
     same("the first batch", watcher.next().await?.revision, late).of("W2")?;
     t.put_back().await?;
-    // The handle `t` reads and the handle `watching` watches; each of these handles must notice the restore.
+    // The handle `t` only reads, and the handle `watching` only watches; both must notice that the store was restored.
     let seen = loop {
         match t.get("k").await {
             Err(error) if error.kind().is_transient() => in_time(&error)?,
@@ -105,8 +105,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
-    // A new handle has seen no newer revision and works normally. The old handle's answer to the write must match the
-    // contents of the store.
+    // A new handle works normally, because it has not seen a revision that the restored store lacks. The old handle's
+    // answer to its write must match the contents of the restored store.
     let fresh = t.connect(&t.addresses()?).await?;
     holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
     ledger.is_true(&fresh).await

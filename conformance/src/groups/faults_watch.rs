@@ -1,4 +1,4 @@
-//! Tests watches whose connection is cut, becomes silent, or loses its server.
+//! Tests watches whose connection is cut, falls silent, or loses its server.
 
 use kv::{ErrorKind, Range, Revision, StoreExt};
 use nix::sys::signal::Signal;
@@ -9,10 +9,10 @@ use crate::subject::{BoundedHandle, Subject};
 use crate::watcher::Watcher;
 
 const RANGE: &str = "w/";
-/// The size of a value in bytes. Values are so large that a cut happens in the middle of a message.
+/// The size of each written value, in bytes. The values are large, so that a cut happens in the middle of a message.
 const VALUE_BYTES: usize = 4 << 10;
 
-/// Writes `count` revisions in the watched range, and returns the last revision.
+/// Writes `count` revisions in the watched key range, and returns the last revision.
 async fn writes(t: &BoundedHandle, count: usize) -> Checked<Revision> {
     let mut last = Revision::UNSET;
     for i in 0..count {
@@ -25,14 +25,14 @@ async fn watch_from(handle: &BoundedHandle, start: Revision) -> Checked<Watcher>
     Ok(handle.watcher(Range::prefix(RANGE), start).await?.through_faults())
 }
 
-/// Watches again from `resume_from` once the store answers.
+/// Opens the watch again at `resume_from`, once the store answers.
 async fn watch_again(handle: &BoundedHandle, range: Range, resume_from: Revision) -> Checked<Watcher> {
     handle.heals().await?;
     Ok(handle.watcher(range, resume_from).await?.through_faults())
 }
 
-/// Reads a watch up to `last` and checks that the watch delivers every revision once, in order. When a watch ends with
-/// `Disconnected`, a new watch continues at the position of the ended watch.
+/// Reads a watch up to revision `last`, and checks that it delivers every revision once, in order. When a watch ends
+/// with `Disconnected`, a new watch continues at the revision where the ended watch stopped.
 pub(crate) async fn all_of(handle: &BoundedHandle, watcher: &mut Watcher, last: Revision) -> Checked {
     while watcher.resume_from() <= last {
         let next = watcher.resume_from();
@@ -63,7 +63,7 @@ pub(crate) async fn cut_mid_stream(t: Subject) -> Checked {
         match round % 3 {
             0 => proxy.cut_after(VALUE_BYTES * WRITES / 2 + 1000 * round),
             1 => proxy.cut(),
-            // The connection stays cut for longer than one attempt to reconnect.
+            // The network stays down for longer than one attempt to reconnect.
             _ => {
                 proxy.set(LinkCondition::Refusing);
                 proxy.cut();
@@ -101,8 +101,7 @@ pub(crate) async fn compacted_while_cut_off(t: Subject) -> Checked {
     is_compacted("a watch that the mark overtook while it was cut off", &kind, mark)
 }
 
-/// Checks that a watch of a silent server ends in time with `Disconnected`, and that the error has the watch's
-/// position.
+/// Checks that a watch on a silent server ends in time with `Disconnected`, and that the error has the resume position.
 async fn falls_silent(watcher: &mut Watcher) -> Checked {
     let next = watcher.resume_from();
     match watcher.step().await? {

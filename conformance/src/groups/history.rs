@@ -1,16 +1,16 @@
-//! Tests reads of the past, and compaction.
+//! Tests reads of past revisions, and compaction.
 
 use kv::{Content, ErrorKind, InvalidArgument, Key, Op, Range, RangeRequest, Revision, StoreExt};
 
 use crate::expect::{Checked, JudgedByRule, compacted, holds, refused, same};
 use crate::subject::{BoundedHandle, Subject, after, entry, text};
 
-/// The value of a key at a revision, as text.
+/// The value of a key at a revision, as a string.
 async fn value_at(t: &BoundedHandle, key: &str, at: Revision) -> Checked<Option<String>> {
     Ok(t.read_at(Range::key(key), at).await?.kvs.first().map(|kv| text(&kv.value)))
 }
 
-/// Reads a key at a revision; the read may fail.
+/// Reads a key at a revision, and returns the store's error if the read fails.
 async fn try_at(t: &BoundedHandle, key: &str, at: Revision) -> kv::Result<kv::RangeResponse> {
     t.range(RangeRequest::new(Range::key(key)).with_at(at)).await
 }
@@ -218,8 +218,8 @@ pub(crate) async fn bounded_room(t: Subject) -> Checked {
         }
     }
     let late = t.stored_bytes().await?;
-    // `early` is the size of the store after a quarter of the writes. An engine that frees no space would reach four
-    // times the size `early`.
+    // The variable `early` is the disk space of the store after a quarter of the writes. A store that never frees disk
+    // space would grow to four times `early`.
     let bound = 2 * early + (1 << 20);
     holds(&format!("at most {bound} bytes after 4 times as many writes"), late <= bound, &(early, late))
 }

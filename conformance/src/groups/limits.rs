@@ -1,4 +1,4 @@
-//! Tests sizes, counts and invalid input.
+//! Tests limits on sizes and counts, and invalid input.
 
 use kv::{
     Compare, InvalidArgument, Key, MAX_KEY_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES, Op, Outcome, Range, RangeRequest,
@@ -130,7 +130,7 @@ pub(crate) async fn pages_past_the_longest_keys(t: Subject) -> Checked {
 }
 
 impl BoundedHandle {
-    /// Reads the keys with a prefix; the read may fail.
+    /// Reads the keys with a prefix, and returns the store's error if the read fails.
     async fn read_prefix(&self, prefix: Vec<u8>) -> kv::Result<kv::RangeResponse> {
         self.range(RangeRequest::new(Range::prefix(prefix))).await
     }

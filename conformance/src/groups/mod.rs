@@ -1,4 +1,4 @@
-//! Contains the test cases, one file per topic.
+//! Contains the conformance cases, one file per topic.
 
 pub(crate) mod basic;
 pub(crate) mod concurrency;

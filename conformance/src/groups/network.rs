@@ -1,4 +1,4 @@
-//! Simulates a network between the clients and the store.
+//! Simulates a good or bad network between the test clients and the store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::history::Summary;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkQuality {
     Good,
-    /// The network loses, delays and holds back requests and answers, and cuts watches.
+    /// The network loses, delays and holds back requests and answers, and disconnects watches.
     Bad,
 }
 
 impl NetworkQuality {
-    /// Wraps a store so that clients reach the store through this network.
+    /// Wraps a store; clients of the wrapper reach the store through the simulated network.
     pub(crate) fn between(self, store: Arc<dyn Store>, seed: u64) -> FaultyStore<Arc<dyn Store>> {
         let random = Mutex::new(Rng::with_seed(seed));
         FaultyStore::new(store, move |operation| {
@@ -43,12 +43,12 @@ fn fault(chance: u8) -> Option<Fault> {
     }
 }
 
-/// True if the simulated network made the error, and not the store.
+/// Returns true if the simulated network made the error, and false if the store did.
 pub(crate) fn is_injected(error: &Error) -> bool {
     error.store() == "faulty"
 }
 
-/// Checks that some calls of unknown outcome have happened and some have not, as a bad network must cause.
+/// Checks that of the calls with unknown outcome some have happened and some have not, as expected on a bad network.
 #[track_caller]
 pub(crate) fn left_doubts(summary: &Summary) -> Checked {
     let both = summary.happened > 0 && summary.vanished > 0;

@@ -1,4 +1,4 @@
-//! Tests a store on a disk that loses power and unsynced writes.
+//! Tests a store on a simulated disk that can lose power and, with it, unsynced writes.
 
 use fastrand::Rng;
 use kv::{Outcome, Range, Revision};
@@ -11,9 +11,9 @@ use crate::subject::{BoundedHandle, Subject};
 const POWER_CUTS: u64 = 200;
 const MAX_OPERATIONS_PER_CUT: u32 = 160;
 
-/// The power fails at any disk operation, while the store is used or opened. The case checks that no acknowledged or
-/// seen write is lost, that every step is complete or missing, and that no write with the outcome "not applied"
-/// exists.
+/// The power of the simulated disk fails at a random disk operation, while the store is used or opened. After a power
+/// cut, no acknowledged or seen write may be lost, and no write with the outcome "not applied" may exist. Each step
+/// must be complete or missing.
 pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let steps = Steps { width: 3, base: t.revision().await? };
     let seed = seed();
@@ -39,13 +39,13 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     holds("some work between the cuts", done > POWER_CUTS / 2, &done)
 }
 
-/// The work between two power cuts.
+/// What happened between two power cuts.
 struct WorkBeforeCut {
-    /// The number of steps that the store acknowledged.
+    /// The number of steps that the store acknowledged before the power cut.
     done: u64,
-    /// The outcome in the error of the next step.
+    /// The outcome in the error of the first step that failed.
     outcome: Outcome,
-    /// The newest revision that a reader or a watch saw.
+    /// The newest revision that a reader or a watch saw before the power cut.
     seen: Revision,
 }
 

@@ -1,4 +1,4 @@
-//! Tests several processes that use one store.
+//! Tests several processes that open one store.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,13 +12,13 @@ use crate::process::{self, Process, RoleJob, broken, number, say, temporary_fold
 use crate::steps::Steps;
 use crate::subject::{Subject, text};
 
-/// The time that a process waits when it must not get the store.
+/// How long a process waits for the store lock in a test where it must not get the lock.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// The number of turns between two reports of a process. The time limit for one line thus covers ten turns of each
-/// process.
+/// Number of times that a child process opens the store between two lines of its output. The time limit for one output
+/// line thus covers ten turns at the store for each process.
 const REPORTED_TURNS: u64 = 10;
 
-/// Role: joins the store and reports the result. The argument is the maximum time to wait for the store, in
+/// Child role: opens the store and prints the result. The role's argument is the maximum time to wait for the store, in
 /// milliseconds.
 pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     let wait = Duration::from_millis(job.argument(0)?);
@@ -36,7 +36,7 @@ pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// This process and a second process each wait for a store that another process holds, for as long as requested.
+/// If a process holds the store, any other process must wait for it for exactly the requested time.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
@@ -50,7 +50,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
         holds("as long a wait in another process", waited >= wait, &waited)?;
     }
     same("the store after all that", t.value("k").await?.as_deref(), Some("v"))?;
-    // A waiting process gets the store when the holder releases it.
+    // A waiting process gets the store as soon as the holder closes the store.
     let mut waiting = t.process("try", &[60_000])?;
     t.let_go().await?;
     same("what a waiting process finds", waiting.say("joined").await?, "v".to_owned())?;
@@ -58,7 +58,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// Role: opens the store, increments a counter and closes the store, as often as the argument says.
+/// Child role: opens the store, increments a counter and closes the store, as often as the role's argument says.
 pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     for turn in 0..job.argument(0)? {
         if turn % REPORTED_TURNS == 0 {
@@ -83,8 +83,8 @@ pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Several processes repeatedly open the store, increment a counter and close the store. No increment is lost, and no
-/// process starves.
+/// Several processes take turns: each repeatedly opens the store, increments a counter and closes the store. No
+/// increment may be lost, and no process may starve.
 pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     const PROCESSES: u64 = 8;
     const TURNS: u64 = 200;
@@ -102,8 +102,8 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
 }
 
-/// A process that waits for a store gets the store when the holder is killed. The store then contains no part of an
-/// unfinished transaction.
+/// A process that waits for a store gets it when the process that holds the store is killed. After the holder was
+/// killed, the store must contain no part of an unfinished transaction.
 pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -129,7 +129,7 @@ pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// Role: opens the store, writes a step and closes the store, for ever.
+/// Child role: opens the store, writes a step and closes the store, until it is killed.
 pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     for n in job.argument(1)?.. {
         let fixture = job.join().await?;
@@ -140,8 +140,8 @@ pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A reader that takes turns with a writer sees only complete transactions, including all transactions that were
-/// committed before the reader opened the store.
+/// A reader that takes turns with a writer process must see every transaction committed before the reader opened the
+/// store, and none in part.
 pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -160,7 +160,7 @@ pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// A watch in this process delivers every write of other processes, once and in order.
+/// A watch in this process must deliver every write of other processes, once and in order.
 pub(crate) async fn watched_from_elsewhere(mut t: Subject) -> Checked {
     let from = t.put("k", "v").await?.next();
     let mut live = t.watcher(Range::All, from).await?;
@@ -199,7 +199,7 @@ fn puts_of(n: u64) -> Vec<(kv::Key, kv::Value)> {
     Steps::txn(2, n).success.into_iter().filter_map(put).collect()
 }
 
-/// Role: opens the store and starts a child process that outlives this process.
+/// Child role: opens the store and starts a child process that outlives its parent.
 pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     fixture.store().put("k", "v").await?;
@@ -209,18 +209,18 @@ pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
     std::future::pending().await
 }
 
-/// Role: waits until its standard input is closed.
+/// Child role: waits until its standard input is closed.
 pub(crate) async fn linger(_: RoleJob<'_>) -> Result<(), BoxError> {
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
     Ok(())
 }
 
-/// A child that outlives the holder does not keep the store locked.
+/// A child process that outlives the holder of the store must not keep the store locked.
 pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     t.let_go().await?;
     let mut parent = t.process("beget", &[])?;
     let child = parent.say("begot").await?;
-    // The child process ends when `stdin` is dropped.
+    // The surviving child process ends when `stdin` is dropped.
     let stdin = parent.take_stdin();
     parent.kill().await?;
     t.retake().await?;
@@ -230,7 +230,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     holds("a child that is still there", alive, &child)
 }
 
-/// All paths to the files of a store open the same store.
+/// Different paths to one store's files, for example through a symlink, must open the same store.
 pub(crate) async fn two_paths(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (real, link) = (folder.path().join("real"), folder.path().join("link"));

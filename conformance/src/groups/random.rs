@@ -1,5 +1,6 @@
-//! Runs random sequences of calls on the store and on the model. Each answer of the store is compared with the
-//! model's, and at the end every readable state. A sequence that finds a fault is shrunk.
+//! Runs random sequences of calls on the store and on a model of the store. Each answer of the store must equal the
+//! model's answer, and so must every readable state at the end. A random sequence that finds a fault is shrunk to a
+//! shorter one.
 
 use std::sync::Mutex;
 
@@ -16,14 +17,14 @@ use crate::model::Model;
 use crate::seed::{SEED, seed};
 use crate::subject::Subject;
 
-/// The number of random sequences and their maximum length.
+/// How many random sequences run, and their maximum length.
 #[derive(Clone, Copy)]
 struct SequenceCounts {
     sequences: u32,
     steps: usize,
 }
 
-/// Time limit for shrinking a failing sequence, in milliseconds.
+/// Time limit for shrinking a failing sequence of calls, in milliseconds.
 const SHRINKING_TIMEOUT_MS: u32 = 10_000;
 
 pub(crate) async fn against_the_model(t: Subject) -> Checked {
@@ -34,14 +35,15 @@ pub(crate) async fn against_the_model_reopened(t: Subject) -> Checked {
     judge(t, SequenceCounts { sequences: 6, steps: 40 }, Reopening::Sometimes).await
 }
 
-/// Says whether the store is closed and reopened between calls.
+/// Says whether random sequences close and reopen the store between calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reopening {
     Never,
     Sometimes,
 }
 
-/// Generates random sequences of steps. The revisions in these steps assume a store at its first revision.
+/// Generates random sequences of store calls. The revisions in the generated calls assume that the store is at its
+/// first revision.
 fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model, Vec<Step>, StepCounter)> {
     Sequential::new(
         (1..steps).into(),
@@ -59,7 +61,8 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of executed steps of a sequence. The shrinker uses the number to drop the steps that never ran first.
+/// The number of calls of a random sequence that have run. The shrinker uses this number of calls to drop the calls
+/// that never ran first.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
@@ -75,7 +78,7 @@ async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Chec
             ..Config::default()
         };
         let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &rng));
-        // The last failing sequence is the shortest.
+        // Shrinking ends at the shortest failing sequence, so the last failure is the one to report.
         let last = Mutex::new(None);
         let run = Mutex::new(SequenceRun { t, model: Model::new(Revision::UNSET), shift: 0 });
         let judged = runner.run(&sequences(effort.steps, reopening), |(_, steps, seen)| {
@@ -103,7 +106,7 @@ async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Chec
 struct SequenceRun {
     t: Subject,
     model: Model,
-    /// The difference between the revisions of the store and of the sequence.
+    /// The store's revision minus the model's revision at the start of the sequence.
     shift: i64,
 }
 
@@ -122,7 +125,7 @@ impl SequenceRun {
         Ok(())
     }
 
-    /// Deletes all keys and the history of the store.
+    /// Deletes all keys of the store and compacts its history.
     async fn start(&mut self) -> Checked {
         let base = self.t.run([Op::delete_range(Range::All)]).await?.revision;
         match self.t.compact(base).await {
@@ -187,11 +190,11 @@ impl SequenceRun {
         agree(&format!("{request:?}"), got, self.model.range(&request))
     }
 
-    /// Checks that a watch from a revision in the past delivers the same batches as the model, to the end.
+    /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
-    /// This method does not check a deletion exactly at the compaction mark. Old versions of etcd lose such a
-    /// deletion, and only the case W11, which checks nothing else, can be listed as a known failure without hiding
-    /// other faults.
+    /// This method does not check the event of a deletion exactly at the compaction mark. Old versions of etcd lose the
+    /// event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark.
+    /// Listing case W11 as a known failure therefore hides no other fault.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
@@ -210,7 +213,7 @@ impl SequenceRun {
             let mut got = watcher.next().await?;
             got.time = None;
             if got.revision <= self.model.mark() {
-                // At the compaction mark, the previous state of an event may be missing or present.
+                // In events at the compaction mark, the previous state of the key may be missing or present.
                 got.events.iter_mut().for_each(|event| event.prev = None);
             }
             from = expected.revision.next();
@@ -219,8 +222,8 @@ impl SequenceRun {
     }
 }
 
-/// Checks that the store and the model give the same answer or the same error. A store need not report its compaction
-/// mark.
+/// Checks that the store and the model return the same answer or the same error. A store may leave its compaction mark
+/// out of the error.
 #[track_caller]
 fn agree<T: PartialEq + std::fmt::Debug>(
     what: &str,

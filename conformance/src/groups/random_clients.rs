@@ -1,6 +1,6 @@
-//! Makes random calls of several clients on a few keys, in rounds with a pause between them. Two independent judges
-//! check the answers. The first judge replays all calls in the order of revisions. The second judge uses only the
-//! values of each round and searches for any order that explains these values.
+//! Several clients make random calls on a few keys, in rounds with a pause after each round. Two independent checkers
+//! judge the store's answers. The first checker replays all calls in the order of revisions. The second checker uses
+//! only the values of each round, and searches for an order of the calls that explains these values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use crate::subject::{BoundedHandle, Subject, read_result};
 
 const CLIENTS: usize = 8;
 
-/// The number of rounds, and of calls of each client per round. Each call of unknown outcome doubles the work of the
-/// search, so a round must not contain many such calls.
+/// The number of rounds, and the number of calls that each client makes per round. Each call of unknown outcome doubles
+/// the work of the search for an order, so a round must not contain many calls of unknown outcome.
 fn rounds(network: NetworkQuality) -> (usize, usize) {
     match network {
         NetworkQuality::Good => (12, 30),
@@ -73,7 +73,7 @@ async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summa
     Ok(Replay::new(base, []).judge(history.take(), &log)?)
 }
 
-/// Lets all clients make some calls concurrently, then delivers the requests that the network held back.
+/// All clients concurrently make some calls; then the requests that the network held back are delivered.
 async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomClient>, Vec<Call>)> {
     let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run(each))).collect();
     let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
@@ -86,7 +86,7 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys while no client writes. The judges check these reads as well.
+/// Reads all keys while no client is writing. Both checkers also judge these reads between the rounds.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -104,7 +104,7 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// The last value that this client saw at each key, so that some of its swaps succeed.
+    /// The last value that this client saw at each key. Compare-and-swaps use these values, so some of them succeed.
     known: [u32; KEYS],
     number: usize,
     written: usize,
@@ -118,7 +118,7 @@ impl RandomClient {
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
             let answered = self.perform(action).await?;
             let end = self.clock.fetch_add(1, Ordering::SeqCst);
-            // A call that certainly did not happen is not part of the search for an order.
+            // The search for an order leaves out a call that certainly did not happen.
             if let Some(seen) = answered {
                 self.learn(action, seen);
                 calls.push(Call { client: self.number, start, end, action, seen });
@@ -152,8 +152,8 @@ impl RandomClient {
         }
     }
 
-    /// Performs one action of a client. Returns the answer that the client saw, or `None` if the action certainly did
-    /// not happen.
+    /// Performs one random action of a client. Returns the answer that the client saw, or `None` if the action
+    /// certainly did not happen.
     async fn perform(&self, action: Action) -> Checked<Option<ObservedAnswer>> {
         let text = |number: u32| number.to_string();
         let txn = match action {
@@ -185,7 +185,7 @@ impl RandomClient {
     }
 }
 
-/// The answer that a client saw if its call failed because of the network.
+/// What a client knows when its call failed because of the network.
 fn unseen(error: Error) -> Checked<Option<ObservedAnswer>> {
     match error.outcome() {
         _ if !is_injected(&error) => Err(error.into()),
@@ -206,7 +206,7 @@ fn holds_number(key: &str, number: u32) -> Compare {
     Compare::new(Range::key(key), CompareOp::Equal, Target::Value(Value::from(number.to_string())))
 }
 
-/// The number in the value of an entry.
+/// The number that the value of an entry contains.
 fn number(kv: Option<&Kv>) -> Checked<Option<u32>> {
     let Some(kv) = kv else { return Ok(None) };
     let text = crate::subject::text(&kv.value);

@@ -1,4 +1,4 @@
-//! Tests reads of ranges.
+//! Tests reads of key ranges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use tokio::task::yield_now;
 use crate::expect::{Checked, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, entry, span, took};
 
-/// Keys around the bytes at which prefix handling typically fails, in ascending order.
+/// Keys, in ascending order, close to the end of a prefix range, where stores often make mistakes.
 const AWKWARD: [&[u8]; 10] = [b"v\xff", b"w", b"w\0", b"w\0a", b"wa", b"w\xfe", b"w\xff", b"w\xff\xff", b"x", b"\xff"];
 
 fn bytes_of(found: &RangeResponse) -> Vec<Vec<u8>> {
@@ -20,7 +20,7 @@ fn owned(keys: &[&[u8]]) -> Vec<Vec<u8>> {
     keys.iter().map(|key| key.to_vec()).collect()
 }
 
-/// Writes all given keys, beginning with the last key.
+/// Writes all given keys in reverse order.
 async fn put_keys(t: &BoundedHandle, keys: &[&[u8]]) -> Checked {
     for key in keys.iter().rev() {
         t.put(*key, "v").await?;
@@ -63,7 +63,7 @@ pub(crate) async fn paging(t: Subject) -> Checked {
         if !found.more {
             break;
         }
-        // Writes between two pages must not appear in later pages, regardless of their keys.
+        // Writes between two pages of a read must not appear in later pages, whatever their keys.
         t.run([Op::put(format!("p/{page:02}x"), "new"), Op::put("p/49", "changed"), Op::delete("p/30")]).await?;
         from = last.successor();
     }
@@ -195,7 +195,7 @@ pub(crate) async fn no_torn_reads(t: Subject) -> Checked {
     read.and(moves.await?)
 }
 
-/// Checks that every read of the whole range sees the token at exactly one key.
+/// Checks that every read of the whole range sees the moving token at exactly one key.
 async fn read_tokens(t: &BoundedHandle, reads: usize) -> Checked {
     let mut last = Revision::UNSET;
     for _ in 0..reads {

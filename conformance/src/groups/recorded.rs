@@ -1,5 +1,5 @@
-//! Makes and records random transactions of several clients with watches. The store's log must explain all answers,
-//! and the answers must explain the log.
+//! Several clients make random transactions while watches run, and everything is recorded. The log of the store and the
+//! recorded answers must explain each other.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::subject::{BoundedHandle, Subject, after};
 
 const CLIENTS: u64 = 8;
 const CALLS: usize = 60;
-/// Number of batches after which a watch is dropped and a new watch continues.
+/// Number of batches after which a watch is dropped and a new watch continues at its position.
 const BATCHES_PER_WATCH: usize = 40;
 
 pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
@@ -38,13 +38,13 @@ async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summa
     Ok(summary)
 }
 
-/// The recorded calls of clients, and the log of the store.
+/// The recorded calls of a test run's clients, and the store's log of all changes.
 pub(crate) struct RecordedRun {
-    /// The revision of the store before the run.
+    /// The revision of the store before the test run.
     pub(crate) base: Revision,
     pub(crate) recorded: RecordedPart,
     pub(crate) log: Vec<Batch>,
-    /// The errors that the simulated network did not make.
+    /// The errors that came from the store and not from the simulated network.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn run(t: &Subject, network: NetworkQuality, seed: u64) -> Chec
     Ok(RecordedRun { base, recorded: history.take(), log, complaints })
 }
 
-/// Writes to all keys, and waits until all watches have received these writes.
+/// Writes all keys once more, and waits until all watches have received this last write.
 async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision> {
     let last = t.run((0..KEYS).map(|i| Op::put(key(i), END_VALUE))).await?.revision;
     for watch in watches {
@@ -85,10 +85,10 @@ async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Re
     Ok(last)
 }
 
-/// The value of the last write of a run.
+/// The value of the last write of a test run.
 const END_VALUE: &str = "end";
 
-/// Watches until the end of the run, with several watches one after another.
+/// Watches until the last write of the test run, with several watches one after another.
 async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     loop {
         let mut stream = match t.watch(request.clone()).await {
@@ -113,8 +113,8 @@ async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes the calls of one client. The answers to these calls are judged later. Returns the errors that the simulated
-/// network did not make.
+/// Makes the random calls of one client. The answers to these random calls are judged after the run. Returns the errors
+/// that came from the store and not from the simulated network.
 async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {
@@ -140,7 +140,7 @@ async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<St
     Ok(complaints)
 }
 
-/// Begins a call and drops it before its end.
+/// Begins a store call and drops its future before it completes.
 async fn abandon(t: &BoundedHandle, call: GeneratedCall, patience: usize) {
     let mut begun = match call {
         GeneratedCall::Read(request) => t.range(request).map(drop).boxed(),

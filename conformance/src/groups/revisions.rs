@@ -1,4 +1,4 @@
-//! Tests the revision counter.
+//! Tests the revision counter of a store.
 
 use kv::{Compare, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn};
 

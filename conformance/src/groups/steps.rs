@@ -1,4 +1,4 @@
-//! Generates the next step of a random sequence.
+//! Generates the next call of a random sequence of store calls.
 
 use kv::{
     Compare, CompareOp, Content, Key, Op, Prev, Range, RangeRequest, Revision, Target, Txn, TxnRange, Value,
@@ -11,7 +11,7 @@ use proptest::sample::select;
 use crate::groups::random::Reopening;
 use crate::model::Model;
 
-/// A call of a store, or another event in the life of the store.
+/// One step of a random sequence: a store call, or an event such as reopening the store.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Txn(Txn),
@@ -21,11 +21,11 @@ pub(crate) enum Step {
     Reopen,
 }
 
-/// The keys of all steps. The keys are few, so that operations collide. Some keys are prefixes of other keys or end in
-/// 0xff.
+/// The keys that the generated calls use. There are few keys, so operations often collide. Some keys are prefixes of
+/// other keys or end in 0xff.
 const KEYS: [&[u8]; 10] = [b"a", b"a\0", b"a/1", b"a/10", b"a/2", b"a\xff", b"b", b"b/1", b"\xff", b"\xff\xff"];
 
-/// Generates any step. The revisions in a step are close to the model's revision.
+/// Generates any step. The revisions in a generated call are close to the model's revision.
 pub(crate) fn step(model: &Model, reopening: Reopening) -> BoxedStrategy<Step> {
     let (mark, now) = (model.mark().get(), model.revision().get());
     let txn = (vec(compare(now), 0..3), vec(op(), 0..5), vec(op(), 0..5)).prop_map(|(compares, success, failure)| {
@@ -34,7 +34,7 @@ pub(crate) fn step(model: &Model, reopening: Reopening) -> BoxedStrategy<Step> {
     let read = (range(), -1..=now + 1, -1i64..6, content()).prop_map(|(range, at, limit, content)| {
         Step::Read(RangeRequest::new(range).with_at(Revision::new(at)).with_limit(limit).with_content(content))
     });
-    // A watch does not start at the first revision, because the state before the sequence is not part of the sequence.
+    // A watch must not start at the first revision, because the model does not know how the store got to that state.
     let watch = (range(), 2..=now + 1, prev()).prop_map(|(range, start, prev)| {
         let range = if range.is_empty() { Range::All } else { range };
         Step::Watch(WatchRequest::new(range, Revision::new(start)).with_prev(prev))

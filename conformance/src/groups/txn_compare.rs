@@ -8,12 +8,13 @@ use crate::subject::{Branch, Subject, after, delete_result, entry, read_result, 
 
 const OPERATORS: [CompareOp; 4] = [Equal, NotEqual, Less, Greater];
 
-/// Puts `value` at `key` if the compare holds, and reads the key otherwise.
+/// Puts `value` at `key` if the given compare holds, and reads `key` otherwise.
 fn put_if(compare: Compare, key: &str, value: &str) -> Txn {
     Txn::new().with_compares([compare]).with_success([Op::put(key, value)]).with_failure([Op::range(Range::key(key))])
 }
 
-/// Creates a key twice, with `absent` as the condition. The second attempt must read the value of the first attempt.
+/// Creates a key twice, each time with `absent` as the compare. The second attempt must fail its compare and read the
+/// value of the first attempt.
 async fn create_twice(t: &Subject, key: &str, absent: Target) -> Checked {
     let compare = || Compare::new(Range::key(key), Equal, absent.clone());
     let first = t.txn(put_if(compare(), key, "one")).await?;
@@ -67,7 +68,7 @@ pub(crate) async fn delete_by_mod_revision(t: Subject) -> Checked {
     same("the key", t.get("k").await?, None)
 }
 
-/// A function that makes a numeric target from the number to compare with.
+/// A function that makes a compare target from the number to compare with.
 type Numeric = fn(i64) -> Target;
 
 const NUMERIC: [(&str, Numeric); 3] = [
@@ -104,7 +105,7 @@ pub(crate) async fn numbers_of_existing_key(t: Subject) -> Checked {
     Ok(())
 }
 
-/// A put to a lease that does not exist must fail, whether or not the store supports leases.
+/// A put with a lease that does not exist must fail, whether or not the store supports leases.
 pub(crate) async fn unknown_lease(t: Subject) -> Checked {
     let put = t.put("k", "v").await?;
     let Some(lease) = LeaseId::new(0x7061_6e69_6373_0001) else { return Ok(()) };
@@ -123,7 +124,7 @@ pub(crate) async fn unknown_lease(t: Subject) -> Checked {
     Ok(())
 }
 
-/// True if a value compare on a key holds.
+/// Returns true if a value compare on a key holds.
 async fn value_holds(t: &Subject, key: &str, op: CompareOp, given: &[u8]) -> Checked<bool> {
     t.compare(Compare::new(Range::key(key), op, Target::Value(given.into()))).await
 }

@@ -1,4 +1,4 @@
-//! Tests the events that watches deliver, and their contents.
+//! Tests which events watches deliver, and what the events contain.
 
 use kv::{
     Batch, Compare, Event, EventKind, InvalidArgument, Key, Kv, Op, Prev, Range, Revision, StoreExt, Txn, Value,
@@ -24,7 +24,7 @@ fn delete_event(key: &str, at: Revision) -> Event {
     Event { kind: EventKind::Delete, kv, prev: None }
 }
 
-/// Formats each event of a batch as `put` or `del` and the key.
+/// Formats each event of a batch as `put` or `del`, followed by the key.
 fn answered(batch: &Batch) -> Vec<String> {
     let word = |event: &Event| if event.kind == EventKind::Put { "put" } else { "del" };
     batch.events.iter().map(|event| format!("{} {}", word(event), event.kv.key)).collect()

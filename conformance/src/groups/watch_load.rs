@@ -1,4 +1,4 @@
-//! Tests many, slow, large and dropped watches.
+//! Tests watches under load: many watches, slow readers, large events and dropped watches.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::subject::{Subject, after};
 pub(crate) async fn long_backlog(t: Subject) -> Checked {
     const WRITES: usize = 3000;
     let base = t.revision().await?;
-    // Each revision has two keys, so that the case notices a split revision.
+    // Each revision writes two keys, so that the test notices if a revision is split into two batches.
     let ops = |i: usize| [Op::put(format!("p/{}", i % 50), "a"), Op::put("q", "b")];
     let mut writes = Vec::new();
     for first in (0..WRITES).step_by(100) {
@@ -60,7 +60,7 @@ pub(crate) async fn stalled_watcher(t: Subject) -> Checked {
     t.write_all(WRITES, |i| Op::put(format!("p/{}", i % 100), "v")).await?;
     let last = after(first, WRITES as i64);
     same("the revision after all writes", t.revision().await?, last).of("R2")?;
-    // A store may limit its history, so the compaction mark can be anywhere up to the latest revision.
+    // The store may limit its history, so its compaction mark can be at any revision up to the latest.
     all_or_compacted(&mut stalled, first.next(), last, last).await
 }
 
@@ -69,9 +69,10 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const WRITES: usize = 16;
     const BYTES: usize = 1 << 20;
     const ROUNDS: usize = 20;
-    // A busy disk can delay a few calls, but watchers that do not read would delay every call.
+    // A busy disk may delay the calls of a few rounds, but stalled watchers that block the store would delay every
+    // round.
     const MAX_SLOW_ROUNDS: usize = ROUNDS / 5;
-    // The time limit for the calls of a round with stalled watchers is, by default, a second on a quiet machine.
+    // By default, a call in a round with stalled watchers must take less than a second on a quiet machine.
     let prompt = t.patience() / 10;
     let base = t.revision().await?;
     let mut stalled = Vec::new();
@@ -102,7 +103,7 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     holds(&checked, slow.len() <= MAX_SLOW_ROUNDS, &slow)?;
     let now = t.revision().await?;
     for watcher in &mut stalled {
-        // A store may limit its history, so the compaction mark can be anywhere up to the latest revision.
+        // The store may limit its history, so its compaction mark can be at any revision up to the latest.
         all_or_compacted(watcher, base.next(), last, now).await?;
     }
     Ok(())
@@ -121,13 +122,14 @@ pub(crate) async fn dropped_watches(t: Subject) -> Checked {
             let start = if i % 2 == 0 { base.next() } else { after(base, 1_000_000) };
             held.push(t.watcher(Range::prefix("p/"), start).await?);
         }
-        // Some watches are dropped while they deliver, some before they start, some while they wait.
+        // Some watches are dropped while they deliver events, some before they start, and some while they wait for
+        // events.
         for watcher in held.iter_mut().step_by(50) {
             watcher.next().await?;
         }
         t.put("p/k", format!("{round}")).await?;
     }
-    // The check allows a margin for other tasks of the runtime or the store.
+    // A margin of 16 tasks allows for other tasks of the runtime or of the store.
     let settled = async {
         while tasks() > before + 16 {
             tokio::time::sleep(Duration::from_millis(10)).await;

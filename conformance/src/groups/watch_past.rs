@@ -1,5 +1,4 @@
-//! Tests watches that start in the past, below the compaction mark or in the future, and watches that resume after a
-//! break.
+//! Tests watches that start at a past, compacted or future revision, and watches that resume after a disconnect.
 
 use kv::{ErrorKind, EventKind, MAX_TXN_OPS, Op, Prev, Range, Revision, StoreExt, WatchRequest};
 
@@ -16,7 +15,7 @@ async fn puts(t: &BoundedHandle, count: usize) -> Checked<Vec<Revision>> {
     Ok(revisions)
 }
 
-/// Checks that a watch of `p/` delivers all revisions from `start` to `last` with one event each.
+/// Checks that a watch of `p/` delivers each revision from `start` to `last` with exactly one event.
 async fn gives_all(watcher: &mut Watcher, start: Revision, last: Revision) -> Checked {
     let batches = watcher.until(last).await?;
     let seen: Vec<i64> = batches.iter().map(|batch| batch.revision.get()).collect();
@@ -31,8 +30,8 @@ pub(crate) async fn replay_then_live(t: Subject) -> Checked {
     puts(&t, PAST).await?;
     let writer = t.another().await?;
     let writes = tokio::spawn(async move { writer.write_all(LIVE, |i| Op::put(format!("p/{i}"), "live")).await });
-    // Several watches start while the writer runs. Each watch meets the boundary between past and present at a
-    // different place.
+    // Several watches start one after another while the writer runs. Each watch switches from past to live events at a
+    // different revision.
     for _ in 0..5 {
         let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
         gives_all(&mut watcher, base.next(), after(base, PAST as i64)).await?;
@@ -66,7 +65,7 @@ pub(crate) async fn future_and_other_keys(t: Subject) -> Checked {
     same("the first batch", watcher.next().await?.revision, first)
 }
 
-/// Checks that a watch ends with `Compacted` before it delivers an event.
+/// Checks that a watch ends with `Compacted` before it delivers any event.
 async fn is_too_late(t: &BoundedHandle, range: Range, start: Revision, mark: Revision) -> Checked {
     let mut watcher = t.watcher(range.clone(), start).await?;
     match watcher.step().await? {
@@ -127,8 +126,7 @@ pub(crate) async fn overtaken_by_mark(t: Subject) -> Checked {
     all_or_compacted(&mut watcher, base.next(), last, mark).await
 }
 
-/// Checks that a watch delivers all revisions from `start` to the last revision without a gap, or ends with
-/// `Compacted`.
+/// Checks that a watch delivers all revisions from `start` to the last one without a gap, or ends with `Compacted`.
 pub(crate) async fn all_or_compacted(
     watcher: &mut Watcher,
     start: Revision,
@@ -160,7 +158,7 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         t.compact(revisions[3]).await?;
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
-    // The quiet watch had no events, so the compaction mark may have passed the watch's position. The watch may
+    // The quiet watch got no events, so the compaction mark may be past the watch's next revision. The quiet watch may
     // deliver its event or end with `Compacted`, but must not stay silent.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {

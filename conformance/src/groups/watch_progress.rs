@@ -1,4 +1,4 @@
-//! Tests watches that report their progress.
+//! Tests watches with progress reports.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,16 @@ use crate::expect::{Checked, Failure, JudgedByRule, holds, same};
 use crate::subject::{BoundedHandle, Subject};
 use crate::watcher::Watcher;
 
-/// Maximum delay of a progress report (W19).
+/// Maximum delay of a watch's progress report (rule W19).
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
 async fn reporting(t: &BoundedHandle, range: Range, start: Revision) -> Checked<Watcher> {
     t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
 }
 
-/// One client writes in the watched range and one client outside of the range. Every event in the range is delivered.
-/// The watcher checks that no event arrives after a progress report of the same or a later revision.
+/// One client writes keys in the watched range, and a second client writes keys outside of it. The watch must deliver
+/// every event in the watched range. After a progress report, no event of the reported revision or an earlier one may
+/// arrive.
 pub(crate) async fn never_ahead(t: Subject) -> Checked {
     const WRITES: usize = 200;
     let base = t.revision().await?;
@@ -32,7 +33,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     }
     within.await??;
     beside.await??;
-    // A watch that starts in the past must also report its progress correctly.
+    // A watch that starts in the past must also report correct progress.
     let mut again = reporting(&t, Range::prefix("p/"), base.next()).await?;
     let mut events = 0;
     while events < WRITES {
@@ -41,7 +42,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     same("the events of the watch from the past", events, WRITES).of("W2")
 }
 
-/// A watch that did not request progress reports gets only events.
+/// A watch that did not request progress reports must deliver only events.
 pub(crate) async fn not_unasked(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
@@ -52,7 +53,7 @@ pub(crate) async fn not_unasked(t: Subject) -> Checked {
     same("the next batch", watcher.next().await?.revision, last).of("W18")
 }
 
-/// A watch reports a revision at the latest a second after a client has read that revision.
+/// A watch must report a revision at most one second after a client has read that revision.
 pub(crate) async fn soon(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = reporting(&t, Range::prefix("p/"), base.next()).await?;
@@ -66,7 +67,7 @@ pub(crate) async fn soon(t: Subject) -> Checked {
             watcher.next().await?;
         }
         let took = begun.elapsed();
-        // The time limit grows with the load of the machine.
+        // The time limit of one second grows with the load of the machine.
         holds("progress within a second", took < PROGRESS_TIMEOUT.max(t.patience() / 10), &took).of("W19")?;
     }
     let Some(seen) = watcher.seen_progress() else {

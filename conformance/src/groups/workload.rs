@@ -1,4 +1,5 @@
-//! Generates the calls of a random client: reads and all forms of transactions on a few keys. No value is put twice.
+//! Generates random calls of a client: reads, and transactions of all forms, on a few keys. The generator puts no value
+//! twice.
 
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};
@@ -17,13 +18,13 @@ pub(crate) enum GeneratedCall {
     Txn(Txn),
 }
 
-/// A generator that makes the same calls for the same seed and the same answers.
+/// A generator of random calls that repeats its calls if it gets the same seed and the same answers.
 pub(crate) struct CallGenerator {
     random: Rng,
     client: u64,
     network: NetworkQuality,
     writes: u32,
-    /// The mod revision of each key that this client saw last.
+    /// The mod revision of each key that this client saw last, for use in guards.
     known: Vec<Revision>,
     newest: Revision,
 }
@@ -35,12 +36,12 @@ impl CallGenerator {
         Self { random, client, network, writes: 0, known, newest: Revision::UNSET }
     }
 
-    /// True if the caller drops the next call before its end.
+    /// Decides whether the caller drops the next call before it completes.
     pub(crate) fn gives_up(&mut self) -> bool {
         self.network == NetworkQuality::Bad && self.random.u8(..100) < 4
     }
 
-    /// The number of times that a call is polled before it is dropped.
+    /// The number of times that the future of a call is polled before it is dropped.
     pub(crate) fn patience(&mut self) -> usize {
         self.random.usize(..4)
     }
@@ -54,14 +55,14 @@ impl CallGenerator {
         }
     }
 
-    /// Remembers entries that were read, so that some guards hold.
+    /// Remembers the revisions of the entries that a read returned, so that some later guards hold.
     pub(crate) fn learn(&mut self, kvs: &[Kv]) {
         for kv in kvs {
             self.set(&kv.key, kv.mod_revision);
         }
     }
 
-    /// Remembers the entries that a transaction wrote and read, so that some guards hold.
+    /// Remembers the revisions of the entries that a transaction wrote or read, so that some later guards hold.
     pub(crate) fn learn_txn(&mut self, txn: &Txn, answer: &TxnResponse) {
         self.newest = answer.revision;
         let branch = if answer.succeeded { &txn.success } else { &txn.failure };
@@ -115,7 +116,8 @@ impl CallGenerator {
                 .with_failure([self.put(&one)]),
             7 => Txn::new().with_success([Op::delete_range(self.span()).with_prev()]),
             8 => Txn::new().with_compares([unchanged]).with_success([Op::range(Range::prefix("k/"))]),
-            // A bad network delivers a held request unchanged, so the request must be valid.
+            // The simulated network delivers held requests without checks, so the generator must make the request
+            // valid.
             _ if self.network == NetworkQuality::Bad => Txn::new().with_success([Op::delete(one.as_str())]),
             _ => Txn::new().with_success([self.put(&one), self.put(&one)]),
         }

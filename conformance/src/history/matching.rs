@@ -1,6 +1,6 @@
-//! Assigns calls to changes that several calls could have made.
+//! Matches calls to changes of the store that several calls could have made.
 
-/// Assigns a candidate to as many items as possible, and each candidate at most once (by augmenting paths).
+/// Finds a maximum matching of items to candidates by augmenting paths; each candidate gets at most one item.
 pub(super) fn assign(candidates_of: &[Vec<usize>], candidates: usize) -> Vec<Option<usize>> {
     let mut item_of = vec![None; candidates];
     for item in 0..candidates_of.len() {

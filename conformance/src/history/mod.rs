@@ -1,20 +1,21 @@
-//! Records the requests of several clients and their answers, and judges whether a correct store could have given these
+//! Records several clients' requests and the store's answers, and judges whether a correct store could return these
 //! answers.
 //!
-//! A [`Recorder`] wraps a store and records every call and every event of every watch. A [`Replay`] takes the record
-//! and the store's own log. The replay goes through the log revision by revision and reports the first violation of
-//! these rules:
+//! A [`Recorder`] wraps a store and records every call and every event of every watch. A [`Replay`] compares the record
+//! with the store's own log of changes. The replay checks the log revision by revision, and reports the first violation
+//! of these rules:
 //!
-//! - Every acknowledged write is in the log exactly once, at the revision of its answer, with its complete effect.
-//! - A write with the outcome "not applied" is not in the log. A write with an unknown outcome is in the log at most
-//!   once.
-//! - Every read, and every transaction without effect, saw the state at the revision of its answer.
-//! - The answer to a call is not older than any answer or watch event that arrived before the call began.
-//! - Every watch delivered exactly the matching events of the log.
+//! - Every acknowledged write is in the store's log exactly once, at its acknowledged revision, with its complete
+//!   effect.
+//! - A write with the outcome "not applied" is not in the store's log. A write with an unknown outcome is in the
+//!   store's log at most once.
+//! - Every read, and every transaction without effect, saw the state at the revision in its answer.
+//! - The answer to a call is at least as new as all answers and watch events that arrived before the call began.
+//! - Every watch delivered exactly the matching events of the store's log.
 //!
-//! The time to judge a history is linear in its length. Calls may fail, time out or be dropped at any moment, and
-//! clients may write any values. The check is strictest if no value is put twice at the same key, because each entry
-//! of the log then belongs to exactly one write.
+//! The time to judge a history is linear in the number of its calls and events. Clients may write any values, and their
+//! calls may fail, time out or be dropped at any moment. The check is strictest if no client puts the same value at a
+//! key twice, because each log entry then belongs to exactly one write.
 //!
 //! ```
 //! # use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Tests the judge of histories. Records of real clients must pass. For each way to corrupt a record, the judge must
-//! report the broken rule.
+//! Tests the code that judges histories of store calls. The unchanged records of real clients must pass. When a record
+//! is corrupted, the judge must report the rule that the corrupted record breaks.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use crate::harness::Harness;
 use crate::reference::ReferenceHarness;
 use crate::subject::Subject;
 
-/// Records the calls of clients of the reference store.
+/// Records the calls of several clients on the reference store.
 fn record(network: NetworkQuality, seed: u64) -> RecordedRun {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -28,11 +28,11 @@ fn judge(run: RecordedRun) -> Result<Summary, Violation> {
     Replay::new(run.base, []).judge(run.recorded, &run.log)
 }
 
-/// A function that corrupts a history; it returns `None` if the history lacks the necessary calls or events.
+/// A function that corrupts a recorded history; it returns `None` if the history lacks the calls or events to corrupt.
 type Mutation = fn(&mut RecordedRun) -> Option<()>;
 
-/// Corrupts histories until a history has the necessary calls or events. The judge must report a violation of the
-/// given rule.
+/// Records histories until one has the calls or events that `mutation` corrupts. For the corrupted history, the judge
+/// must report a violation of the given rule.
 fn caught(name: &str, rule: &str, mutation: Mutation) {
     for seed in 0..50 {
         let mut run = record(NetworkQuality::Bad, seed);
@@ -57,7 +57,7 @@ fn history_passes_as_recorded() {
     }
 }
 
-/// The answers to all reads of the latest state that found entries.
+/// The recorded answers to all reads of the latest state that found entries.
 fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
     run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
         (RecordedRequest::Range(request), RecordedAnswer::Range(answer))
@@ -69,7 +69,7 @@ fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::Rang
     })
 }
 
-/// The indexes and revisions of acknowledged writes.
+/// The indexes of acknowledged writes in the record, with their revisions.
 fn writes(run: &RecordedRun) -> Vec<(usize, Revision)> {
     let calls = run.recorded.calls.iter().enumerate();
     let answered = calls.filter_map(|(i, call)| call.revision().map(|revision| (i, call, revision)));
@@ -161,8 +161,8 @@ fn history_is_refused_when_logs_are_spoiled() {
     });
 }
 
-/// The value of an unguarded put of a single key that `wanted` accepts. The second argument of `wanted` says whether
-/// the put is in the log.
+/// The value of a recorded put for which `wanted` returns true; the put is unguarded and alone in its transaction. The
+/// second argument of the function `wanted` says whether the put is in the store's log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
@@ -172,7 +172,7 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Puts a value again at the end of the log: at the old key of the value, or else at a new key.
+/// Appends a put of an existing value to the log: at the value's old key, or else at a new key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {
@@ -191,7 +191,7 @@ fn again(run: &mut RecordedRun, value: kv::Value) {
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
-/// The batches of the longest part of a watch that `wanted` accepts.
+/// The batches of the longest recorded part of a watch for which `wanted` returns true.
 fn batches(
     run: &mut RecordedRun,
     wanted: fn(&WatchRequest) -> bool,

@@ -1,4 +1,4 @@
-//! Computes the newest revisions that clients knew before a call began.
+//! Computes the newest revisions that clients knew when a call began.
 
 use kv::Revision;
 
@@ -8,20 +8,20 @@ use super::violation::Violation;
 /// The newest revisions that any client knew when a given call began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
-    /// The newest revision in an answer.
+    /// The newest revision in an answer that arrived before the call began.
     answered: Revision,
-    /// The newest revision of an event of a watch.
+    /// The newest revision of a watch event that arrived before the call began.
     seen: Revision,
 }
 
 impl Floor {
-    /// True if a write that began at this floor can have got the given revision.
+    /// Returns true if the given revision is newer than every revision that clients knew when the call began.
     pub(super) fn is_below(self, revision: Revision) -> bool {
         self.answered.max(self.seen) < revision
     }
 
-    /// Checks that the answer to a call is not older than the revisions known when the call began, and that a write is
-    /// newer than these revisions.
+    /// Checks that the answer to a call is not older than the revisions known when the call began. A write must be
+    /// newer than those revisions.
     pub(super) fn check(self, call: &Call, revision: Revision, wrote: WriteEffect) -> Result<(), Violation> {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")
@@ -40,7 +40,7 @@ impl Floor {
     }
 }
 
-/// Says whether an answer reports a change of the store.
+/// Says whether the answer to a call reports a change of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteEffect {
     Something,
@@ -54,7 +54,7 @@ enum Tick {
     Begins(usize),
 }
 
-/// Computes the floor of each call.
+/// Computes, for each call, the newest revisions that clients knew when it began.
 pub(super) fn floors(calls: &[Call], streams: &[Stream], known: Revision) -> Vec<Floor> {
     let mut ticks: Vec<(u64, Tick)> = Vec::with_capacity(2 * calls.len());
     for (i, call) in calls.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Records the requests of clients and the store's answers.
+//! Records the requests of test clients and the store's answers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub enum RecordedRequest {
     Range(RangeRequest),
     /// A recorded transaction.
     Txn(Txn),
-    /// A recorded compaction to this revision.
+    /// A recorded request to compact the store at this revision.
     Compact(Revision),
 }
 
@@ -26,30 +26,30 @@ pub enum RecordedRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordedAnswer {
-    /// The answer to a read.
+    /// The store's answer to a read.
     Range(RangeResponse),
-    /// The answer to a transaction.
+    /// The store's answer to a transaction.
     Txn(TxnResponse),
     /// The compaction succeeded.
     Compacted,
-    /// The request failed with this kind of error. The outcome says whether the request may have happened anyway.
+    /// The store returned an error of this kind. The error's outcome says whether the request may have happened anyway.
     Failed(ErrorKind, Outcome),
-    /// The call has no answer, because the caller dropped the call.
+    /// The call has no answer, because the caller dropped its future.
     Nothing,
 }
 
-/// A recorded call. The times of a call are ticks of a clock that all clients of a history share.
+/// A recorded call. The start and end of a call are ticks of a clock that all clients of a history share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The number of the recorder that made the call.
+    /// The number of the recorder through which the call was made.
     pub client: u64,
-    /// The time when the call began.
+    /// The tick of the shared clock at which the call began.
     pub start: u64,
-    /// The time of the answer; `u64::MAX` if the call has no answer.
+    /// The tick of the shared clock at which the answer arrived; `u64::MAX` if there is no answer.
     pub end: u64,
-    /// The request of the caller.
+    /// The request that the caller made.
     pub request: RecordedRequest,
-    /// The answer to the caller.
+    /// The answer that the caller got.
     pub answered: RecordedAnswer,
 }
 
@@ -62,7 +62,7 @@ impl Call {
         }
     }
 
-    /// True if the caller does not know whether the call has happened.
+    /// Returns true if the caller does not know whether its request has happened.
     pub(super) fn is_unknown(&self) -> bool {
         matches!(self.answered, RecordedAnswer::Nothing | RecordedAnswer::Failed(_, Outcome::Unknown))
     }
@@ -71,17 +71,17 @@ impl Call {
 /// A recorded watch.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// The number of the recorder that opened the watch.
+    /// The number of the recorder through which the watch was opened.
     pub client: u64,
-    /// The request of the watch. In later parts of a history, the start of the request is after the events of the
-    /// earlier parts.
+    /// The request with which the watch was opened. In later parts of a history, the start revision of this request is
+    /// after the events of the earlier parts.
     pub request: WatchRequest,
-    /// The delivered batches, and the error at the end of the watch, with their times.
+    /// The batches that the watch delivered, and the error that ended it, each with the time of its arrival.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
 }
 
 impl Stream {
-    /// Returns the watch from its current position on, without the recorded items.
+    /// Returns a copy of the watch that starts at its current position and has no recorded items.
     fn rest(&self) -> Self {
         let come = self.items.iter().rev().find_map(|(_, item)| item.as_ref().ok());
         let start = come.map_or(self.request.start, |batch| batch.revision.next());
@@ -91,16 +91,16 @@ impl Stream {
     }
 }
 
-/// A part of a history: all calls and events since the previous part was taken.
+/// A part of a recorded history: all calls and events since the previous part was taken.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedPart {
-    /// The calls in the order in which they ended.
+    /// The recorded calls in the order in which they ended.
     pub calls: Vec<Call>,
     /// The watches that were open during this part of the history.
     pub streams: Vec<Stream>,
 }
 
-/// The recorded requests and answers of all clients.
+/// A shared record of the requests and answers of all clients.
 #[derive(Debug, Default)]
 pub struct CallHistory {
     clock: AtomicU64,
@@ -109,14 +109,14 @@ pub struct CallHistory {
 }
 
 impl CallHistory {
-    /// Creates an empty history.
+    /// Creates a history without calls.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the calls and events since the last call of this method, so that a long run can be judged in parts.
+    /// Takes the calls and events that were recorded since the last `take`. A long run can thus be judged in parts.
     ///
-    /// All clients must have paused or ended, so that no call is running.
+    /// No call may be running, so all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {
         let mut recorded = self.recorded();
         let streams = recorded.streams.iter().map(Stream::rest).collect();
@@ -149,7 +149,7 @@ impl CallHistory {
     }
 }
 
-/// A wrapper that records all calls of a store. Clones of a recorder count as the same client.
+/// A store wrapper that records all calls. Clones of a recorder count as the same client.
 #[derive(Clone, Debug)]
 pub struct Recorder<S> {
     inner: S,
@@ -158,7 +158,7 @@ pub struct Recorder<S> {
 }
 
 impl<S: Store> Recorder<S> {
-    /// Creates a recorder for a new client on this store.
+    /// Creates a recorder on this store that counts as a new client.
     pub fn new(inner: S, history: Arc<CallHistory>) -> Self {
         let client = history.clients.fetch_add(1, Ordering::SeqCst);
         Self { inner, client, history }
@@ -169,7 +169,7 @@ impl<S: Store> Recorder<S> {
     }
 }
 
-/// A running call. The recorder records the call when it ends, or as a call without an answer when it is dropped.
+/// A running call. The call is recorded when it ends; if it is dropped earlier, it is recorded without an answer.
 struct OpenCall<'h> {
     history: &'h CallHistory,
     call: Option<(u64, u64, RecordedRequest)>,

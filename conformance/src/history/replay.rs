@@ -1,4 +1,4 @@
-//! Replays a log revision by revision, and checks that the log and the recorded answers agree.
+//! Replays a store's log revision by revision, and checks that the log and the recorded answers agree.
 
 use std::mem;
 
@@ -15,11 +15,11 @@ use super::suspects::{JudgedPart, PendingCall};
 use super::violation::Violation;
 use crate::state::State;
 
-/// Counts of the judged calls and events.
+/// Counts of the calls and events that were judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// The number of revisions in the log.
+    /// The number of revisions in the store's log.
     pub revisions: usize,
     /// The number of acknowledged writes.
     pub acknowledged: usize,
@@ -27,37 +27,37 @@ pub struct Summary {
     pub observed: usize,
     /// The number of calls that failed and certainly did not happen.
     pub refused: usize,
-    /// The number of writes of unknown outcome that are in the log.
+    /// The number of writes with unknown outcome that are in the store's log.
     pub happened: usize,
-    /// The number of calls of unknown outcome that are not in the log, or wrote nothing.
+    /// The number of calls with unknown outcome that are not in the store's log, or wrote nothing.
     pub vanished: usize,
-    /// The number of judged watches.
+    /// The number of watches that were judged.
     pub watches: usize,
 }
 
-/// The clients that may have written to the store.
+/// Says whether clients that are not recorded may have written to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PossibleWriters {
     Recorded,
     Any,
 }
 
-/// The judge of a history. The judge keeps the state of the store at the last judged revision.
+/// A judge that replays a recorded history. The judge keeps the store's state as of the last revision that it judged.
 #[derive(Clone, Debug)]
 pub struct Replay {
     state: State,
     revision: Revision,
     writers: PossibleWriters,
-    /// The newest revision in any answer so far.
+    /// The newest revision in any answer that was judged so far.
     answered: Revision,
-    /// The writes of earlier parts that may still happen.
+    /// The writes with unknown outcome from earlier parts of the history, which may still appear in the log.
     open: Vec<PendingCall>,
-    /// The time and revision of each requested compaction.
+    /// The time and the revision of each recorded compaction request.
     compactions: Vec<(u64, Revision)>,
 }
 
 impl Replay {
-    /// Creates a judge for the history after `revision`, at which the store contained `kvs`.
+    /// Creates a judge for a history that begins after `revision`, at which the store contained `kvs`.
     pub fn new(revision: Revision, kvs: impl IntoIterator<Item = Kv>) -> Self {
         Self {
             state: kvs.into_iter().collect(),
@@ -69,20 +69,21 @@ impl Replay {
         }
     }
 
-    /// Allows writers that are not recorded: a change that no recorded call explains is then not a violation.
+    /// Allows clients that are not recorded: a change that no recorded call explains is then no violation.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = PossibleWriters::Any;
         self
     }
 
-    /// Judges the next part of a history. `log` must contain all revisions after the previous part, up to a moment at
-    /// which no call was running. Writes of unknown outcome may appear in a later part.
+    /// Judges the next part of a recorded history. The store's log in `log` must contain all revisions since the
+    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear only in the
+    /// log of a later part.
     ///
-    /// The log must contain all events of the keys in recorded calls; [`read_log`] reads such a log.
+    /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
     /// # Errors
-    /// The first violation of a rule.
+    /// The first violation of a rule that the judge finds.
     pub fn judge(&mut self, recorded: RecordedPart, log: &[Batch]) -> Result<Summary, Violation> {
         let RecordedPart { calls, streams } = recorded;
         let base = self.revision;
@@ -109,7 +110,7 @@ impl Replay {
         Ok(summary)
     }
 
-    /// Replays one revision and returns its events with the previous states of their keys.
+    /// Replays one revision of the log, and returns its events with the previous states of their keys.
     fn step(&mut self, batch: &Batch, part: &mut JudgedPart) -> Result<Vec<Event>, Violation> {
         self.revision = batch.revision;
         if let Some(call) = part.acknowledged_at(batch.revision) {
@@ -124,7 +125,8 @@ impl Replay {
         self.follow(batch)
     }
 
-    /// Replays an acknowledged write. The log and the answer must show the effect of the write.
+    /// Replays a write that the store acknowledged. Both the log and the answer must show the complete effect of the
+    /// acknowledged write.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
         let (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
@@ -145,7 +147,8 @@ impl Replay {
         Ok(applied.events)
     }
 
-    /// Applies the events of a writer that is not recorded. These events must be possible in the current state.
+    /// Applies the events of a client that is not recorded. The events of an unrecorded client must be possible in the
+    /// current state of the store.
     fn follow(&mut self, batch: &Batch) -> Result<Vec<Event>, Violation> {
         let mut events = Vec::with_capacity(batch.events.len());
         for event in &batch.events {
@@ -170,7 +173,7 @@ impl Replay {
     }
 }
 
-/// Checks that the log has each revision once, in ascending order, and with at least one event.
+/// Checks that the store's log has each revision once, in ascending order, and with at least one event.
 fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     let mut before = base;
     for batch in log {
@@ -185,7 +188,7 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Handles a revision that no recorded call explains.
+/// Handles a revision in the log that no recorded call explains.
 fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
     if writers == PossibleWriters::Any {
         return Ok(());
@@ -201,12 +204,13 @@ fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
 }
 
-/// Reads the log of a range from revision `first` to `last`; `last` must be the revision of an existing write. Pass a
-/// range that contains all keys of the clients. The write at `last` must be in the range and must come after all
+/// Reads the store's log of a key range from revision `first` to `last`; a write at `last` must exist. The key range
+/// must contain all keys that the clients use. The write at `last` must be in the range, and must happen after all
 /// clients have ended.
 ///
 /// # Errors
-/// Any error of the watch. The caller must limit the wait for an event that does not arrive.
+/// Any error of the watch that reads the log. If the event at `last` never arrives, this function waits for ever, so
+/// the caller must set a time limit.
 pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Revision) -> Result<Vec<Batch>> {
     let mut stream = store.watch(WatchRequest::new(range, first).with_prev(Prev::Return)).await?;
     let mut log: Vec<Batch> = Vec::new();
@@ -232,7 +236,8 @@ pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<Op
     TxnResponse { revision, succeeded, results }
 }
 
-/// True if the changes in `log` and `expected` are equal. The previous states may be missing from the log.
+/// Returns true if the events in `log` and `expected` make the same changes. The log may lack the previous states of
+/// the keys.
 pub(super) fn same_events(log: &[Event], expected: &[Event]) -> bool {
     let same = |(got, want): (&Event, &Event)| {
         got.kind == want.kind && got.kv == want.kv && (got.prev.is_none() || got.prev == want.prev)

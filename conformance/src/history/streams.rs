@@ -1,4 +1,4 @@
-//! Checks that each watch delivered exactly the events that the log has for that watch.
+//! Checks that each watch delivered exactly the events that the store's log has for it.
 
 use kv::{Batch, ErrorKind, Event, Prev, Revision};
 
@@ -6,7 +6,7 @@ use super::recorder::Stream;
 use super::replay::same_events;
 use super::violation::Violation;
 
-/// The events in the log after a revision, with the previous states of their keys.
+/// The events of the log after a revision, with the previous states of their keys.
 #[derive(Debug)]
 pub(super) struct TrueEvents {
     base: Revision,
@@ -22,7 +22,7 @@ impl TrueEvents {
         self.batches.push((batch.revision, events));
     }
 
-    /// The first revision from `from` on that has events for this watch, and these events.
+    /// The first revision at or after `from` that has events for this watch, with these events.
     fn next(&self, stream: &Stream, from: Revision) -> Option<(Revision, Vec<Event>)> {
         let first = self.batches.partition_point(|(revision, _)| *revision < from);
         self.batches[first..].iter().find_map(|(revision, events)| {
@@ -33,9 +33,9 @@ impl TrueEvents {
     }
 }
 
-/// Checks that every watch respects its start and its range, and that its batches are in order, complete, and without
-/// gaps or repetitions. Each event must have the previous state of its key if the watch requested previous states. A
-/// watch may end with `Compacted` only after a requested compaction.
+/// Checks that every watch stays within its start revision and key range, and that its batches are complete, in order,
+/// and without gaps or repetitions. If the watch requested previous states, each event must have the previous state of
+/// its key. A watch may end with `Compacted` only after a client has requested a compaction.
 pub(super) fn judge(streams: &[Stream], truth: &TrueEvents, compactions: &[(u64, Revision)]) -> Result<(), Violation> {
     streams.iter().try_for_each(|stream| {
         let compacted = |before: u64| {
@@ -85,7 +85,7 @@ fn check(
         return Err(Violation::new("W4", "an event that is not in the range").showing("event", foreign));
     }
     if at <= truth.base {
-        // The batch is older than the judged part of the history.
+        // The batch is older than the part of the history that is being judged.
         return Ok(());
     }
     match truth.next(stream, next.max(truth.base.next())) {
@@ -97,7 +97,7 @@ fn check(
     }
 }
 
-/// Checks that a batch contains all events of a revision, in the form that the watch requested.
+/// Checks that a batch contains all events of its revision, in the form that the watch requested.
 fn same(stream: &Stream, batch: &Batch, events: &[Event], compacted: Revision) -> Result<(), Violation> {
     let bare = |events: &[Event]| events.iter().map(|event| Event { prev: None, ..event.clone() }).collect::<Vec<_>>();
     if bare(&batch.events) != bare(events) {

@@ -1,4 +1,4 @@
-//! Groups the calls of a part of a history by the changes that these calls can have made.
+//! Groups recorded calls by the changes to the store that they may have made.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,12 +11,12 @@ use super::replay::{Summary, answer_of, same_events};
 use super::violation::Violation;
 use crate::state::State;
 
-/// A call, and what the judge knows about the time at which the call happened.
+/// A recorded call, and what the judge knows about when it happened.
 #[derive(Clone, Debug)]
 pub(super) struct PendingCall {
     pub(super) call: Call,
     pub(super) floor: Floor,
-    /// The revision at which the call was found in the log, if its caller got no answer.
+    /// The revision of the log at which an unanswered call happened, once it is known.
     pub(super) found_at: Option<Revision>,
 }
 
@@ -29,19 +29,19 @@ impl PendingCall {
     }
 }
 
-/// A part of a history while it is judged.
+/// A part of a recorded history while it is being judged.
 pub(super) struct JudgedPart {
     calls: Vec<PendingCall>,
-    /// The acknowledged writes that the replay has not reached yet.
+    /// The acknowledged writes whose revisions the replay has not reached yet.
     acknowledged: BTreeMap<Revision, usize>,
-    /// The answered calls that wrote nothing, sorted by the revision of the state that they saw. The next call to
-    /// judge is the last element.
+    /// The answered calls that wrote nothing, in descending order of the revision that they saw. The last element is
+    /// the next call to judge.
     observers: Vec<(Revision, usize)>,
-    /// The writes of unknown outcome, by the entries that they may put.
+    /// The writes with unknown outcome, indexed by the entries that they may put.
     putters: HashMap<(Key, Value), Vec<usize>>,
-    /// The writes of unknown outcome that can only delete keys.
+    /// The writes with unknown outcome that can only delete keys.
     deleters: Vec<usize>,
-    /// The revisions of deletions that a call of unknown outcome has made, each with the calls that can have made the
+    /// The revisions of deletions that no acknowledged call explains, each with the calls that may have made the
     /// deletion.
     deletions: Vec<(Revision, Vec<usize>)>,
 }
@@ -99,7 +99,7 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// Adds a write of unknown outcome to the indexes.
+    /// Adds a write with unknown outcome to the indexes.
     fn index(&mut self, i: usize) {
         let Some(txn) = self.calls[i].txn().filter(|txn| !txn.is_read_only() && txn.check("history").is_ok()) else {
             return;
@@ -118,8 +118,8 @@ impl JudgedPart {
         }
     }
 
-    /// Checks that each call that saw a state before `until` got the contents of `state`, and that all writes
-    /// acknowledged before `until` were found.
+    /// Checks each call that saw a state before `until`: its answer must match `state`. All writes acknowledged before
+    /// `until` must be in the log.
     pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
         if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
             let what = format!("a write was acknowledged at {revision}, where the log has nothing");
@@ -131,13 +131,13 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// Takes the write that was acknowledged at the given revision.
+    /// Removes and returns the write that was acknowledged at the given revision.
     pub(super) fn acknowledged_at(&mut self, revision: Revision) -> Option<&Call> {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
 
-    /// Runs a write of unknown outcome that explains a revision, and returns its events. Returns `None` if no write
-    /// explains the revision.
+    /// Applies a write with unknown outcome that explains a revision of the log, and returns its events. Returns `None`
+    /// if no write explains the revision.
     pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
         let candidates = match first_put(batch) {
             Some(put) => self.putters.get(&put),
@@ -149,13 +149,14 @@ impl JudgedPart {
         if first_put(batch).is_some() {
             self.calls[first].found_at = Some(batch.revision);
         } else {
-            // The judge chooses among the fitting calls when all deletions of unknown origin are known.
+            // Several calls may fit; `match_deletions` chooses one when all deletions without an acknowledged call are
+            // known.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)
     }
 
-    /// True if a call that may have happened can have made this change.
+    /// Returns true if a call with unknown outcome can have made the change in this batch.
     fn fits(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
         let PendingCall { floor, found_at, .. } = &self.calls[i];
         found_at.is_none() && floor.is_below(batch.revision) && self.does(i, batch, state)
@@ -168,7 +169,7 @@ impl JudgedPart {
         same_events(&batch.events, &applied.events)
     }
 
-    /// The calls that resemble the change at a revision that no call explains.
+    /// For a revision that no call explains, returns the calls that could have made a similar change.
     pub(super) fn suspects(&self, batch: &Batch, state: &mut State) -> Vec<&Call> {
         let put = first_put(batch);
         let suspect = |i: &usize| match &put {
@@ -180,10 +181,11 @@ impl JudgedPart {
         (0..self.calls.len()).filter(suspect).map(|i| &self.calls[i].call).collect()
     }
 
-    /// Assigns one call to each deletion that several calls can have made. Each call gets at most one deletion.
+    /// Assigns one call to each deletion that several calls can have made. Each call is assigned to at most one
+    /// deletion.
     ///
     /// # Errors
-    /// The result of `unexplained` for a deletion without a call.
+    /// The error that `unexplained` returns for a deletion to which no call could be assigned.
     pub(super) fn match_deletions(
         &mut self,
         unexplained: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,
@@ -202,7 +204,7 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// The writes of unknown outcome that may still happen.
+    /// The writes with unknown outcome that may still appear in a later part of the log.
     pub(super) fn unknown_left(self, summary: &mut Summary) -> Vec<PendingCall> {
         let (found, left): (Vec<PendingCall>, Vec<PendingCall>) =
             self.calls.into_iter().filter(|one| one.call.is_unknown()).partition(|one| one.found_at.is_some());
@@ -225,7 +227,7 @@ fn wrote(call: &Call) -> WriteEffect {
     }
 }
 
-/// Checks that the answer to a call that wrote nothing has the contents of `state`.
+/// Checks that the answer to a call that wrote nothing matches the contents of `state`.
 fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
     let differs = |expected: String| {
         let what = "a call was told what the state at its revision does not have";

@@ -1,11 +1,11 @@
-//! Defines the violation that a judge finds in a history.
+//! Defines the violation of a rule that a judge finds in a recorded history.
 
 use std::error::Error;
 use std::fmt::{self, Debug};
 
 use crate::expect::{Failure, shown};
 
-/// The first step of a history that a correct store cannot take.
+/// The first point of a recorded history at which the store broke a rule.
 #[derive(Clone, Debug)]
 pub struct Violation {
     rule: &'static str,
@@ -18,7 +18,7 @@ impl Violation {
         Self { rule, what: what.into(), shown: Vec::new() }
     }
 
-    /// Adds an item to the report, for example a call.
+    /// Adds evidence to the report of the violation, for example a call.
     pub(crate) fn showing(mut self, name: &str, thing: &impl Debug) -> Self {
         self.shown.push(format!("{name}: {}", shown(thing)));
         self
@@ -31,7 +31,7 @@ impl Violation {
 }
 
 impl fmt::Display for Violation {
-    /// Writes the violation, then the calls and events that show it, one per line.
+    /// Writes the violation, and then one line for each call or event that shows it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
         self.shown.iter().try_for_each(|line| write!(f, "\n    {line}"))

@@ -1,38 +1,38 @@
-//! Searches for an order of calls that explains all their answers. The search uses values only, not revisions (Wing and
-//! Gong's search with Lowe's cache of visited states).
+//! Searches for an order of recorded calls that explains all their answers. The search uses the values in the answers,
+//! not the revisions (Wing and Gong's search with Lowe's cache of visited states).
 
 use std::collections::HashMap;
 use std::fmt;
 
-/// Number of keys that the calls use.
+/// Number of keys that the recorded calls use.
 pub(crate) const KEYS: usize = 5;
 
-/// Maximum number of clients in one search. Each client may make 65,535 calls, and all clients together 128 calls of
-/// unknown outcome.
+/// Maximum number of clients in one search. Each client may make 65,535 calls, and all clients together may have 128
+/// calls of unknown outcome.
 pub(crate) const MAX_CLIENTS: usize = 16;
 
-/// Maximum number of steps before the search is abandoned. A search with this many steps takes some seconds and about
-/// 100 MiB.
+/// Maximum number of search steps; after these, the search gives up. A search with this many steps takes a few seconds
+/// and about 100 MiB of memory.
 const MAX_SEARCH_STEPS: usize = 1_000_000;
 
-/// The state of the store: a number at each key, or `None` for an absent key.
+/// The state of the store: the number at each key, or `None` for an absent key.
 pub(crate) type KeyStates = [Option<u32>; KEYS];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Get(usize),
     Put(usize, u32),
-    /// Writes the second number to a key if the key has the first number.
+    /// Compare-and-swap: writes the second number to a key if the key has the first number.
     Swap(usize, u32, u32),
     Delete(usize),
-    /// Deletes the first key and writes the second key, if the first key exists.
+    /// If the first key exists, deletes it and writes the second key.
     Move(usize, usize, u32),
 }
 
-/// The answer that a caller saw.
+/// The answer that the caller of a recorded call saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObservedAnswer {
-    /// The value of a key.
+    /// The value of the key that the call read; `None` if the key was absent.
     Value(Option<u32>),
     Effect(Effect),
     /// The caller saw no answer: the action may have happened at any time after its start, or never.
@@ -51,40 +51,40 @@ impl From<bool> for Effect {
     }
 }
 
-/// A recorded call. The times of a call are ticks of a clock that all clients share.
+/// A recorded call. The start and end of a call are ticks of a clock that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) client: usize,
     pub(crate) start: u64,
-    /// The time of the answer. The field has no meaning for a call without an answer.
+    /// The tick at which the answer arrived. The value of `end` has no meaning for a call without an answer.
     pub(crate) end: u64,
     pub(crate) action: Action,
     pub(crate) seen: ObservedAnswer,
 }
 
-/// The report of a search that found no order.
+/// The result of a search that found no order of the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SearchFailure {
-    /// Says whether all orders were tried.
+    /// Says whether the search tried all orders.
     pub(crate) tried: SearchExtent,
-    /// Maximum number of calls that an order explains.
+    /// The largest number of calls that any tried order explains.
     pub(crate) explained: usize,
-    /// The state of the store after the explained calls.
+    /// The state of the store after the longest explained sequence of calls.
     pub(crate) state: KeyStates,
-    /// The possible next calls, none of which fits the state.
+    /// The calls that could have come next, but whose answers do not fit the state.
     pub(crate) stuck: Vec<Call>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchExtent {
-    /// The search tried all orders, so no order explains the calls.
+    /// The search tried all orders, so there is no order that explains the calls.
     All,
-    /// The search was abandoned, so an order may exist.
+    /// The search gave up, so there may still be an order that explains the calls.
     Some,
 }
 
 impl fmt::Display for SearchFailure {
-    /// Writes the state at the failure, then the possible next calls.
+    /// Writes the state at which the search failed, then the calls that could have come next.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tried {
             SearchExtent::All => write!(f, "no order explains more than {} calls", self.explained)?,
@@ -95,7 +95,7 @@ impl fmt::Display for SearchFailure {
     }
 }
 
-/// The required answer to an action, and the state after it.
+/// The answer that a correct store returns for an action, and its state afterwards.
 fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     let effective = match action {
         Action::Get(key) => return (ObservedAnswer::Value(state[key]), state),
@@ -118,29 +118,29 @@ fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     (ObservedAnswer::Effect(effective.into()), state)
 }
 
-/// Searches for an order of the calls that explains every answer. If a call ended before another call began, the order
-/// must have the first call before the second. The order may omit calls without an answer.
+/// Searches for an order of the recorded calls that explains every answer. A call that ended before another call began
+/// must come before it in the order. The order may leave out calls that got no answer.
 ///
 /// # Errors
-/// The place at which the best attempt fails.
+/// The longest order that the search found, and why no call continues it.
 pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFailure> {
     let mut search = Search::new(first, calls);
     if search.from(first) { Ok(()) } else { Err(search.best) }
 }
 
-/// The number of calls of each client that the search has placed.
+/// For each client, the number of its calls that the search has put into the order.
 type PlacedCalls = [u16; MAX_CLIENTS];
 
 struct Search {
     /// The answered calls of each client in the order of time; each client makes one call at a time.
     clients: Vec<Vec<Call>>,
-    /// The calls without an answer.
+    /// The calls that got no answer.
     unknown: Vec<Call>,
     placed: PlacedCalls,
-    /// The calls without an answer that the search has placed, one bit for each call.
+    /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
-    /// The visited states from which no order continues, with the sets of placed calls without an answer. If a larger
-    /// set is placed in a visited state, no order continues from that state either.
+    /// The visited states from which no order continues, each with the unanswered calls that were already in the order.
+    /// If a visited state is reached again with more unanswered calls in the order, it is also a dead end.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -186,7 +186,8 @@ impl Search {
         if explained > self.best.explained {
             self.best = SearchFailure { explained, state, stuck: self.stuck(), tried: self.best.tried };
         }
-        // A call that fits and changes nothing can be placed immediately, because a later place makes no difference.
+        // A call that fits and changes nothing can go into the order at once, because a later position has the same
+        // effect.
         if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
             return self.with(next, state);
         }
@@ -206,8 +207,8 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The possible next calls: the calls that began before the first remaining call ended. The calls are sorted by
-    /// their end, which is mostly the order in which they happened. Calls without an answer come last.
+    /// The calls that can be next in the order: those that began before the first remaining call ended. The candidates
+    /// are sorted by their end, because calls mostly happened in that order. Candidates without an answer come last.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
@@ -220,7 +221,7 @@ impl Search {
         known.map(|(.., client)| NextCall::OfClient(client)).chain(unknown.map(|(i, _)| NextCall::Unknown(i))).collect()
     }
 
-    /// The possible next calls, for the report of a failure.
+    /// The answered calls that can be next in the order, for the report of a failure.
     fn stuck(&self) -> Vec<Call> {
         let of = |next: &NextCall| match next {
             NextCall::OfClient(client) => self.next_of(*client).copied(),
@@ -229,7 +230,8 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Continues the search with `next` as the next call. Returns true if the search finds an order.
+    /// Continues the search with the call `next` at the end of the order. Returns true if the search finds a complete
+    /// order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
             NextCall::OfClient(client) => {
@@ -246,7 +248,7 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // Omitting the call from the order has the same effect.
+                    // A call that changes nothing can be left out of the order with the same effect.
                     return false;
                 }
                 self.used ^= 1 << i;
@@ -263,7 +265,7 @@ mod tests {
     use super::*;
 
     fn call(times: (u64, u64), action: Action, seen: ObservedAnswer) -> Call {
-        // Each call has its own client, so only the times order the calls.
+        // Each test call has its own client, so only their times order the calls.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }
@@ -348,14 +350,14 @@ mod tests {
         assert!(!is_explained(&[put, seen(2), deleted, seen(6)]));
     }
 
-    /// Simulates clients of a correct store: each call happens at one moment between its start and its end. One in
-    /// `lost_one_in` calls gets no answer, and happens at any later time or never.
+    /// Simulates clients of a correct store: each call takes effect at one moment between its start and its end. One in
+    /// `lost_one_in` calls gets no answer, and takes effect at some later time or never.
     fn simulated(seed: u64, clients: usize, calls: usize, lost_one_in: usize) -> Vec<Call> {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut state, mut clock) = (KeyStates::default(), 0);
         let mut made = Vec::new();
         let mut left = vec![calls; clients];
-        // The current call of each client: its start, its action, and its answer once it has happened.
+        // The current call of each client: its start, its action, and, once the action has taken effect, its answer.
         let mut under_way: Vec<Option<(u64, Action, Option<ObservedAnswer>)>> = vec![None; clients];
         let mut late: Vec<Action> = Vec::new();
         while left.iter().any(|left| *left > 0) || under_way.iter().any(Option::is_some) {
@@ -400,7 +402,7 @@ mod tests {
         made
     }
 
-    /// Changes one late read so that its answer is a number that no client wrote.
+    /// Changes the answer of one late read to a number that no client wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
         let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();

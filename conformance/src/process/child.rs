@@ -1,4 +1,4 @@
-//! Provides a process that plays a role with its job, and sends its messages to the process that started it.
+//! The side of a child process that plays a role: reads its job, and reports to its parent process.
 
 use std::env;
 use std::fmt::Display;
@@ -10,10 +10,10 @@ use super::{ADDRESS_VARIABLE, FOLDER_VARIABLE};
 use crate::harness::{BoxError, Fixture, Harness, Tenancy};
 use crate::subject::BoundedHandle;
 
-/// Maximum time that a process waits for the store, unless its role sets a different time.
+/// Maximum time that a child process waits for the store, unless its role sets a different time.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The store and the arguments of a process with a role.
+/// The store address and the arguments for a child process with a role.
 pub(crate) struct RoleJob<'a> {
     harness: &'a dyn Harness,
     address: String,
@@ -21,10 +21,10 @@ pub(crate) struct RoleJob<'a> {
 }
 
 impl<'a> RoleJob<'a> {
-    /// Reads the job of this process from its environment.
+    /// Reads the job of this child process from its environment variables.
     ///
     /// # Errors
-    /// If the environment has no address of a store.
+    /// No environment variable has the address of a store.
     pub(crate) fn of_this_process(harness: &'a dyn Harness, arguments: Vec<u64>) -> Result<Self, BoxError> {
         Ok(Self { harness, address: env::var(ADDRESS_VARIABLE)?, arguments })
     }
@@ -37,28 +37,28 @@ impl<'a> RoleJob<'a> {
         &self.address
     }
 
-    /// The folder for the role, if the role needs a folder.
+    /// The folder for this child process, if its parent process set one.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
     }
 
-    /// A handle on a joined store with a time limit for each call.
+    /// Wraps a store that this process has opened in a handle with a time limit for each call.
     pub(crate) fn handle(&self, fixture: &dyn Fixture) -> BoundedHandle {
         BoundedHandle::new(fixture.store(), STORE_WAIT_TIMEOUT, Tenancy::Exclusive)
     }
 
-    /// Opens the store. Waits up to a minute for the store.
+    /// Opens the store, and waits up to a minute for the store lock.
     pub(crate) async fn join(&self) -> kv::Result<Box<dyn Fixture>> {
         self.join_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Opens the store. Waits up to `wait` for the store.
+    /// Opens the store, and waits up to `wait` for the store lock.
     pub(crate) async fn join_within(&self, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         self.harness.join(&self.address, wait).await
     }
 }
 
-/// Sends a line to the process that started this process.
+/// Prints a line for the parent process.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;

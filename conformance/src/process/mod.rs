@@ -1,8 +1,8 @@
-//! Starts child processes of the suite: each child runs the suite's own executable and plays a role.
+//! Starts child processes of the conformance suite: each child runs the suite's own executable and plays a role.
 //!
-//! A case starts a child process, reads its output line by line, and ends the process. The child process reads its
-//! role, its arguments and the address of the store from its environment. Then the process joins the store and runs
-//! the function of the role.
+//! A test case starts a child process, reads its output line by line, and ends this process. The child process reads
+//! its role, its arguments and the address of the store from its environment. The child process then opens the store
+//! and runs the function of its role.
 
 mod child;
 
@@ -21,19 +21,19 @@ use crate::rules;
 
 pub(crate) use child::{RoleJob, say};
 
-/// The environment variable with the role and its arguments, separated by spaces.
+/// The environment variable with the role of a child process and the role's arguments, separated by spaces.
 pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
-/// The environment variable with the address of the store.
+/// The environment variable with the address of the store for a child process.
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
-/// The first word in the output line of a process that failed.
+/// The first word of the output line of a child process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word in the output line of a process whose store breaks a rule. The rule and the fault follow in the same
-/// line.
+/// The first word of the output line of a child process whose store breaks a rule. After this word, the output line
+/// contains the broken rule and the fault.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
-/// The environment variable with a folder for the role.
+/// The environment variable with a folder that a child process may use in its role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
 
-/// Creates the command that starts this program with a role.
+/// Creates the command that runs this program as a child process with a role.
 pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<Command> {
     let program = env::current_exe().map_err(|error| broken("finding this program", &error))?;
     let mut command = Command::new(program);
@@ -42,7 +42,7 @@ pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<C
     Ok(command)
 }
 
-/// Wraps the command `inner` in `outer`; `outer` gets the path of the program as its last argument.
+/// Makes a command that runs `inner` through the wrapper command `outer`, for example `strace`.
 pub(crate) fn command_under(mut outer: Command, inner: &Command) -> Command {
     outer.arg(inner.get_program()).envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
     outer
@@ -53,7 +53,7 @@ pub(crate) fn with_folder(mut command: Command, folder: &Path) -> Command {
     command
 }
 
-/// A running process with a role. Dropping it kills the process.
+/// A running child process that plays a role. Dropping a `Process` kills the child process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -64,7 +64,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the process. `patience` is the time limit for each line of the process's output.
+    /// Starts the process. The duration `patience` is the time limit for each line that the child process prints.
     pub(crate) fn start(mut command: Command, patience: Duration) -> Checked<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let started = Instant::now();
@@ -72,8 +72,8 @@ impl Process {
         let (tell, lines) = unbounded_channel();
         let stdout = child.stdout.take();
         let stdin = child.stdin.take();
-        // The reading thread ends with the process. The thread drains the pipe, so that the process never blocks on a
-        // full pipe.
+        // The thread that reads the output ends with the child process. The thread drains the pipe, so the child
+        // process never blocks because the pipe is full.
         thread::spawn(move || {
             let said = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines().map_while(Result::ok));
             for line in said {
@@ -89,18 +89,19 @@ impl Process {
         self.started.elapsed()
     }
 
-    /// Changes the time limit for each line of output.
+    /// Changes the time limit for each line that the child process prints.
     pub(crate) fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Takes the standard input of the process. Dropping the returned value closes the standard input.
+    /// Takes the standard input of the child process. Dropping the returned `ChildStdin` closes the child's standard
+    /// input.
     pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.stdin.take()
     }
 
-    /// Reads the next line of output; `None` if the process has ended.
+    /// Reads the next line that the child process prints; `None` if it has ended.
     pub(crate) async fn line(&mut self) -> Checked<Option<String>> {
         let line = within(self.patience, "what another process says", self.lines.recv()).await?;
         let said = line.as_deref().unwrap_or_default();
@@ -113,7 +114,8 @@ impl Process {
         Ok(line)
     }
 
-    /// Reads the next line of output, which must begin with `word`, and returns the rest of the line.
+    /// Reads the next line that the child process prints. The line must begin with `word`; the method returns the rest
+    /// of the line.
     pub(crate) async fn say(&mut self, word: &str) -> Checked<String> {
         let line = self.line().await?;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word)).map(|rest| rest.trim().to_owned());
@@ -122,14 +124,14 @@ impl Process {
         })
     }
 
-    /// Kills the process with `SIGKILL`, and returns its unread lines.
+    /// Kills the child process with `SIGKILL`, and returns its unread output lines.
     pub(crate) async fn kill(mut self) -> Checked<Vec<String>> {
         self.child.kill().map_err(|error| broken("killing a process", &error))?;
         block_in_place(|| self.child.wait()).map_err(|error| broken("waiting for a killed process", &error))?;
         self.rest().await
     }
 
-    /// Waits for the process to end without an error, and returns its unread lines.
+    /// Waits for the child process to end without an error, and returns its unread output lines.
     pub(crate) async fn end(mut self) -> Checked<Vec<String>> {
         let lines = self.rest().await?;
         let status = block_in_place(|| self.child.wait()).map_err(|error| broken("waiting for a process", &error))?;
@@ -139,7 +141,7 @@ impl Process {
         Err(Failure::new("the end of another process", "success", describe(status, &lines)))
     }
 
-    /// Reads all lines until the process ends.
+    /// Reads the output lines of the child process until it ends.
     async fn rest(&mut self) -> Checked<Vec<String>> {
         let mut lines = Vec::new();
         while let Some(line) = self.line().await? {
@@ -151,7 +153,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The process may have ended already.
+        // The child process may have ended already, so an error is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -161,7 +163,7 @@ fn describe(status: ExitStatus, lines: &[String]) -> String {
     format!("{status}, after saying {:?}", lines.last().map_or("", String::as_str))
 }
 
-/// Waits for the given time with a precision of some microseconds, so that random moments are evenly spread.
+/// Sleeps for the given time with a precision of some microseconds, so that random kills are spread evenly.
 pub(crate) async fn moment(length: Duration) {
     let started = Instant::now();
     while started.elapsed() < length {
@@ -173,12 +175,12 @@ pub(crate) fn number(said: &str) -> Checked<u64> {
     said.trim().parse().map_err(|_| Failure::new("what another process says", "a number", said))
 }
 
-/// A temporary folder for one case.
+/// A temporary folder for one test case.
 pub(crate) fn temporary_folder() -> Checked<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| broken("a temporary folder", &error))
 }
 
-/// The failure of a case because of an error of the operating system.
+/// Reports an error of the operating system as a failure of the test case.
 #[track_caller]
 pub(crate) fn broken(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())

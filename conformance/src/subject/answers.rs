@@ -1,20 +1,20 @@
-//! Provides shorthands for keys, entries and parts of answers.
+//! Provides shorthand functions for keys, entries and parts of answers in conformance cases.
 
 use kv::{Key, Kv, OpResult, Range, RangeResponse, Revision, TxnResponse, Value};
 
 use crate::expect::{Checked, Failure, same};
 
-/// Formats a value as text. Bytes that are not printable ASCII are escaped.
+/// Formats a key or value as a string. Bytes that are not printable ASCII are escaped.
 pub(crate) fn text(value: &Value) -> String {
     value.as_bytes().escape_ascii().to_string()
 }
 
-/// The range from the key `from` (inclusive) to the key `to` (exclusive).
+/// The key range from `from` (inclusive) to `to` (exclusive).
 pub(crate) fn span(from: &str, to: &str) -> Range {
     Range::FromTo(from.into(), to.into())
 }
 
-/// The revision that is `steps` after `revision`.
+/// The revision that is `steps` revisions after `revision`.
 pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
     Revision::new(revision.get() + steps)
 }
@@ -30,7 +30,7 @@ pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision
     }
 }
 
-/// Returns the answer of the read at the index `place` of a transaction.
+/// Returns the answer of the read at index `place` in a transaction's results.
 #[track_caller]
 pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeResponse> {
     match answer.results.get(place) {
@@ -39,7 +39,7 @@ pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeR
     }
 }
 
-/// Returns the count and the entries that the deletion at the index `place` of a transaction returned.
+/// Returns the number of deleted keys and their previous entries from index `place` in a transaction's results.
 #[track_caller]
 pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64, &[Kv])> {
     match answer.results.get(place) {
@@ -50,7 +50,7 @@ pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64,
     }
 }
 
-/// Returns the previous entry that the put at the index `place` of a transaction returned.
+/// Returns the previous entry of the key from the put at index `place` in a transaction's results.
 #[track_caller]
 pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&Kv>> {
     match answer.results.get(place) {
@@ -59,7 +59,7 @@ pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&
     }
 }
 
-/// Checks that a transaction ran the expected branch.
+/// Checks that a transaction ran the expected branch (success or failure).
 #[track_caller]
 pub(crate) fn took(checked: &str, answer: &TxnResponse, succeeded: Branch) -> Checked {
     let branch = if answer.succeeded { Branch::Success } else { Branch::Failure };

@@ -1,4 +1,4 @@
-//! Controls the servers of a case's store, and the clients of these servers.
+//! Controls the servers of the store that a test case uses, and opens clients of these servers.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +16,7 @@ use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, some, with
 use crate::harness::{RefusedUser, Server};
 use crate::proxy::Proxy;
 
-/// The pause between two checks whether a process has stopped.
+/// The interval between two checks whether a server process has stopped.
 const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Subject {
@@ -31,13 +31,13 @@ impl Subject {
         Ok(self.servers()?.into_iter().map(|server| server.address).collect())
     }
 
-    /// Opens a handle that connects to the given addresses.
+    /// Opens a store handle that connects to the given addresses.
     pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.connect(addresses).await.map_err(|error| environment("a handle", &error))?;
         Ok(self.handle_on(store))
     }
 
-    /// Starts a proxy to the first server, and opens a handle that connects through the proxy.
+    /// Starts a proxy in front of the first server, and opens a handle that connects through this proxy.
     pub(crate) async fn through_proxy(&self) -> Checked<(Proxy, BoundedHandle)> {
         let addresses = self.addresses()?;
         let server = some("the environment: the address of a server", addresses.first())?;
@@ -51,14 +51,15 @@ impl Subject {
         some("the environment: the process of a server", process)
     }
 
-    /// Sends a signal to the process of a server.
+    /// Sends a signal to a server process.
     pub(crate) fn signal(&self, server: usize, signal: Signal) -> Checked {
         let process = i32::try_from(self.process_of(server)?).ok().map(Pid::from_raw);
         let process = some("the environment: the process of a server", process)?;
         kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
     }
 
-    /// Waits until a stopped server is inactive. The threads of a server stop one after another.
+    /// Waits until all threads of a server process have stopped after `SIGSTOP`. After `SIGSTOP`, the threads of a
+    /// server process stop one after another.
     async fn stopped(&self, server: usize) -> Checked {
         let process = self.process_of(server)?;
         let wait = tokio::task::spawn_blocking(move || {
@@ -75,7 +76,7 @@ impl Subject {
         }
     }
 
-    /// Runs work while a server is stopped by `SIGSTOP`, and then continues the server.
+    /// Runs `work` while a server is stopped by `SIGSTOP`, and then lets the server continue.
     pub(crate) async fn while_frozen<T>(&self, server: usize, work: impl Future<Output = Checked<T>>) -> Checked<T> {
         self.signal(server, Signal::SIGSTOP)?;
         self.stopped(server).await?;
@@ -84,8 +85,8 @@ impl Subject {
         done?
     }
 
-    /// Restarts a server, whether or not it is running. The server might not serve requests yet when this method
-    /// returns.
+    /// Restarts a server process, whether or not it is running. When this method returns, the restarted server may not
+    /// be ready yet.
     pub(crate) async fn restart(&mut self, server: usize) -> Checked {
         self.surroundings_mut()?
             .restart(server)
@@ -105,33 +106,33 @@ impl Subject {
         self.surroundings_mut()?.put_back().await.map_err(|error| environment("putting a copy back", &error))
     }
 
-    /// Does the operator's work after the store was full.
+    /// Does what an operator must do after the store was full (for etcd: defragment, clear the alarm).
     pub(crate) async fn make_room(&self) -> Checked {
         self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
     }
 
-    /// Returns clients that the store refuses.
+    /// Returns clients to which the store refuses access.
     pub(crate) async fn strangers(&self) -> Checked<Vec<RefusedUser>> {
         self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
     }
 
-    /// Opens a handle of a client with access to some of the keys.
+    /// Opens a handle of a client with access to some of the keys only.
     pub(crate) async fn guest(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.guest().await.map_err(|error| environment("a guest", &error))?;
         Ok(self.bounded(store))
     }
 
-    /// Wraps a store of the environment in a handle with a time limit.
+    /// Wraps a store of the test environment in a handle with a time limit for each call.
     pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> BoundedHandle {
         self.handle_on(store)
     }
 }
 
-/// True if all threads of a process are stopped.
+/// Returns true if all threads of a process are stopped.
 fn has_stopped(process: u32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // In `/proc`, the state of a thread follows the thread's name, which is in parentheses.
+        // In `/proc`, a thread's state follows its name, which is in parentheses.
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         if state != Some('T') {
             return Ok(false);
@@ -140,7 +141,7 @@ fn has_stopped(process: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// An address on which no process listens until the value is dropped.
+/// A reserved address on which no process listens until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct UnusedAddress(TcpSocket);
 

@@ -1,5 +1,5 @@
-//! Tests stores that block every thread that calls them. All cases must still get a verdict, the run must end, and the
-//! process must exit.
+//! Tests the runner on stores that block every thread that calls them. Even on stores that block their callers, all
+//! test cases must get a verdict, the run must end, and the process must exit.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
@@ -12,20 +12,20 @@ use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict, case
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The first argument of the child process. The second argument names the blocked place.
+/// The first argument of the child process. The second argument of the child process says where the store blocks.
 const CHILD: &str = "blocked-child";
-/// Time limit of a complete run of the cases.
+/// Time limit for a complete run of the test cases.
 const LIMIT: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Every call of the store blocks the polling thread.
+    /// Every store call blocks the thread that polls it.
     Calls,
-    /// Every call starts a task that blocks its thread, and the call never gets an answer.
+    /// Every store call starts a task that blocks its thread, and never returns an answer.
     Tasks,
-    /// The creation of a store blocks its thread.
+    /// Making a new store blocks the thread.
     Making,
-    /// The cleanup after the end of a case blocks its thread.
+    /// The cleanup after a test case blocks its thread.
     ClearingUp,
 }
 
@@ -101,7 +101,7 @@ impl Harness for Blocking {
     }
 }
 
-/// Runs the cases on the blocking store and prints the name of each failed case.
+/// Runs the test cases on the blocking store, and prints the name of each failed case.
 fn child(way: Place) -> std::result::Result<(), BoxError> {
     let limits = (Duration::from_millis(10), Duration::from_millis(30));
     let options = RunOptions::new().with_patience(limits.0).with_case_limit(limits.1);
@@ -115,7 +115,8 @@ fn child(way: Place) -> std::result::Result<(), BoxError> {
     Ok(())
 }
 
-/// Checks that a process that runs the cases on a blocking store ends in time and has listed every case that can run.
+/// Checks that a process that runs the cases on a blocking store ends in time, and has printed the name of every case
+/// that can run.
 fn ends(name: &str) -> std::result::Result<(), Failed> {
     let mut process = Command::new(std::env::current_exe()?)
         .args([CHILD, name])

@@ -1,6 +1,6 @@
-//! Lists the faults that the tests add to the store in a file.
+//! Lists the faults that the tests inject into the file-based store.
 
-/// A fault that can be added to the store in a file.
+/// A fault that can be injected into the file-based store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Breakage {
     Healthy,
@@ -16,11 +16,11 @@ pub(crate) enum Breakage {
     CallsItNotApplied,
 }
 
-/// Each fault with the rule that it breaks and a case that must detect it.
+/// Each fault, with the rule that it breaks and a test case that must detect it.
 pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
     (Breakage::AcknowledgesEarly, "S3", "D01_acknowledged_writes"),
     (Breakage::ShowsEarly, "S4", "D04_nothing_seen_is_lost"),
-    // After a partial commit, opening the store fails.
+    // After a commit was written only in part, opening the store fails.
     (Breakage::RowByRow, "S3", "D02_acknowledged_txns"),
     (Breakage::OpByOp, "S5", "D03_prefix_of_many_writers"),
     (Breakage::SyncsNothing, "S3", "D09_synced_before_acknowledged"),
@@ -32,7 +32,7 @@ pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
 ];
 
 impl Breakage {
-    /// Finds the fault with the given name.
+    /// Returns the fault with the given name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         BROKEN.iter().map(|(way, ..)| *way).chain([Self::Healthy]).find(|way| format!("{way:?}") == name)
     }

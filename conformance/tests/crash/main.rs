@@ -1,5 +1,5 @@
-//! Runs the cases that kill processes and damage files on a working store and on broken stores. The cases must pass on
-//! the working store and fail on the broken stores.
+//! Runs the cases that kill processes and damage files, on a correct store and on broken stores. The cases must pass on
+//! the correct store and fail on the broken stores.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod breakage;
@@ -53,7 +53,7 @@ struct Held {
     way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // The folder is set only in the process that made the files and must remove them.
+    // The folder is set only in the process that made the store's files and must remove them.
     _folder: Option<TempDir>,
 }
 
@@ -87,7 +87,7 @@ impl Harness for InFile {
         Ok(Box::new(Held { way: self.0, store: open(self.0, &path, WAIT).await?, path, _folder: Some(folder) }))
     }
 
-    /// The address of a store contains the fault of the store as well.
+    /// The address of a store also names the fault to inject into it.
     async fn join(&self, address: &str, wait: Duration) -> Result<Box<dyn Fixture>> {
         let (way, path) = address.split_once(':').unwrap();
         let (way, path) = (Breakage::named(way).unwrap(), PathBuf::from(path));
@@ -140,8 +140,8 @@ fn passes(case: &str) -> std::result::Result<(), Failed> {
     }
 }
 
-/// A kill must happen at the moment of the fault. On a busy machine all kills of a run may miss it, so a case that
-/// passes runs again.
+/// To detect the fault, a kill must hit the moment of the fault. On a busy machine, all kills of a run may miss that
+/// moment, so a case that passes runs again.
 fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::result::Result<(), Failed> {
     const RUNS: usize = 3;
     let mut last = Vec::new();
@@ -156,7 +156,7 @@ fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::re
     Err(format!("{rule} is broken, and the case says {last:#?}").into())
 }
 
-/// The cases for the working store: all cases about processes, crashes and files.
+/// The test cases for the correct store: all cases about processes, crashes and files.
 const CASES: [&str; 24] = [
     "H14", "H17", "R11", "D01", "D02", "D03", "D04", "D05", "D06", "D08", "D09", "D11", "D13", "D14", "D15", "M01",
     "M02", "M03", "M04", "M05", "M06", "M07", "R10", "W26",

@@ -1,4 +1,4 @@
-//! Adds faults to a store in the layer above the table.
+//! Injects faults into a store above the table of rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -11,13 +11,13 @@ use kv::{
 
 use crate::breakage::Breakage;
 
-/// A working store with one fault.
+/// A correct store with one injected fault.
 #[derive(Debug)]
 pub(crate) struct Odd {
     inner: Arc<dyn Store>,
     way: Breakage,
     txns: AtomicU64,
-    /// The compaction mark that this handle last set.
+    /// The compaction mark that was last set through this handle.
     mark: AtomicI64,
 }
 

@@ -1,5 +1,5 @@
-//! Implements a table as a log of commits that is read completely at open. The table is correct or has one of several
-//! faults.
+//! Implements a table of rows as a log file of commits, which is read completely when the table is opened. The table
+//! works correctly or has one injected fault.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,14 +19,14 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The size in bytes of a commit's header, which has the length and the checksum of the commit.
 const HEAD: usize = 8;
-/// A log up to this many bytes is never rewritten, even if most of it is superseded.
+/// A log of at most this many bytes is never rewritten, even if most of its rows are superseded.
 const SMALL: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct FileTable {
     way: Breakage,
     log: Arc<Mutex<File>>,
-    /// The rows of the table, which open views share.
+    /// The rows of the table, which open read views share.
     rows: Mutex<Arc<Rows>>,
 }
 
@@ -51,7 +51,7 @@ impl FileTable {
         if whole == 0 && !bytes.is_empty() {
             return Err(Error::new(ErrorKind::Corrupt, Operation::Open, "file"));
         }
-        // A truncated commit was never acknowledged, so its bytes are removed.
+        // A commit that is incomplete in the file was never acknowledged, so its bytes are removed.
         log.set_len(whole as u64).map_err(io)?;
         log.sync_data().map_err(io)?;
         let mut rows = Rows::new();
@@ -63,8 +63,8 @@ impl FileTable {
             apply(&mut rows, &commit);
         }
         let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-        // Broken stores keep their log, because some of them let a second process in, which would continue writing to
-        // the old file.
+        // Broken stores do not rewrite their log, because some broken stores let a second process in, which would go on
+        // writing to the old file.
         if way == Breakage::Healthy && whole > 4 * live + SMALL {
             log = rewritten(path, &rows).map_err(io)?;
         }
@@ -76,7 +76,8 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Undoes a partial write. If undoing fails, the next open ignores the truncated commit.
+            // Removes the bytes of a commit that was written only in part. If removing these bytes fails, the next open
+            // ignores the incomplete commit.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
@@ -103,7 +104,7 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // The sleep takes most of the time of a commit, so that most kills happen during the sleep.
+                    // The sleep takes most of the time of a commit, so most kills hit the sleep.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
@@ -123,9 +124,9 @@ impl Table for FileTable {
     }
 }
 
-/// Writes a new log with one commit of the current rows. Each open reads the whole log. A test that kills compacting
-/// processes a hundred times opens the log as often. With the superseded rows in the log, the test would take six
-/// times as long.
+/// Writes a new log file with a single commit, which contains the current rows. Opening the table reads the whole log
+/// file. A test that kills compacting processes a hundred times opens the log a hundred times. If the log kept
+/// superseded rows, a test that reopens the log often would take six times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");
@@ -167,7 +168,7 @@ fn number(bytes: &[u8]) -> usize {
     u32::from_be_bytes(bytes.try_into().unwrap()) as usize
 }
 
-/// Parses all complete commits, and returns the commits and their total length in bytes.
+/// Parses all complete commits of the log, and returns them with their total length in bytes.
 fn commits(bytes: &[u8]) -> Result<(Vec<Vec<Write>>, usize)> {
     let (mut commits, mut at) = (Vec::new(), 0);
     while let Some(head) = bytes.get(at..at + HEAD) {

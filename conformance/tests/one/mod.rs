@@ -1,4 +1,4 @@
-//! Provides one store in memory for all cases.
+//! Provides one in-memory store for all test cases.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use kv::Store;
 
-/// An environment that always returns the same store.
+/// A test environment that always returns the same store.
 #[derive(Clone, Debug)]
 pub(crate) struct One(pub(crate) Arc<dyn Store>);
 
 impl One {
-    /// Creates an environment with an empty store in memory.
+    /// Creates a test environment with one empty in-memory store.
     pub(crate) fn in_memory() -> Self {
         Self(Arc::new(kv_mvcc::memory()))
     }

@@ -1,4 +1,4 @@
-//! The state of the example store: every version of every key, and every event.
+//! The history of the example store: every version of every key, and every event.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -12,7 +12,7 @@ type Refused<T> = Result<T, ErrorKind>;
 
 #[derive(Debug)]
 pub(crate) struct CallHistory {
-    /// The versions of each key with the revision that made them; `None` for a deletion.
+    /// The versions of each key, with their revisions; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     events: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,
@@ -41,7 +41,7 @@ impl CallHistory {
         Ok(self.read(&read, at))
     }
 
-    /// The entries of a range at a revision.
+    /// The entries in a key range at a revision.
     fn state(&self, range: &Range, at: Revision) -> Vec<Kv> {
         if range.is_empty() {
             return Vec::new();
@@ -115,7 +115,7 @@ impl CallHistory {
         }
     }
 
-    /// The first batch of a watch from this revision on; `None` if there is none yet.
+    /// The first batch of a watch at or after this revision; `None` if there are no events yet.
     pub(crate) fn events(&self, request: &WatchRequest, from: Revision) -> Refused<Option<Batch>> {
         self.above_the_mark(from)?;
         let answered = |event: &Event, revision| Event {

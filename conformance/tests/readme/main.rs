@@ -1,4 +1,4 @@
-//! The example store of `README.md`, tested by the suite. The page quotes this file.
+//! The example store of `README.md`, tested by the conformance suite. The `README.md` page quotes this file.
 
 mod history;
 
@@ -17,7 +17,7 @@ use crate::history::CallHistory;
 
 const NAME: &str = "mine";
 
-/// A store in memory: its history, and a channel that wakes watches.
+/// An in-memory example store: its history, and a channel that wakes watches.
 #[derive(Clone, Debug)]
 struct MyStore {
     history: Arc<Mutex<CallHistory>>,

@@ -1,4 +1,4 @@
-//! Defines the errors of stores. The error of a failed write says whether the write may have happened anyway.
+//! Defines the errors that stores return. The error of a failed write says whether the write may have happened anyway.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -6,10 +6,10 @@ use std::fmt;
 
 use crate::key::{Key, Revision};
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The operation that failed.
+/// The store operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Operation {
@@ -23,7 +23,7 @@ pub enum Operation {
     Watch,
     /// [`Store::compact`](crate::Store::compact).
     Compact,
-    /// A whole call of [`transact!`](crate::transact!), with all its attempts.
+    /// One whole call of [`transact!`](crate::transact!), including all its attempts.
     Transact,
     /// Closing a store.
     Close,
@@ -43,41 +43,41 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Says whether a failed write has changed the store.
+/// Says whether a failed write may have changed the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Outcome {
     /// The write did not happen and will not happen.
     NotApplied,
-    /// The write may have happened, or may still happen.
+    /// The write may have happened already, or may still happen.
     Unknown,
 }
 
-/// The reason why every store rejects a request.
+/// The reason why a request is invalid: every store rejects it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum InvalidArgument {
-    /// A key without bytes.
+    /// A request contains an empty key.
     EmptyKey,
-    /// A key over [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+    /// A request contains a key longer than [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
     KeyTooLong {
         /// The length of the key in bytes.
         bytes: usize,
     },
-    /// A branch of a transaction puts a key twice, or puts and deletes the same key.
+    /// One branch of a transaction puts a key twice, or puts and deletes one key.
     DuplicateKey(Key),
-    /// A transaction has more than [`MAX_TXN_OPS`](crate::MAX_TXN_OPS) compares, or that many operations in one
-    /// branch.
+    /// A transaction has more than [`MAX_TXN_OPS`](crate::MAX_TXN_OPS) compares, or one of its branches has more
+    /// operations than that.
     TooManyOps {
-        /// The number of compares or operations.
+        /// The number of compares in the transaction, or of operations in the branch.
         count: usize,
     },
-    /// A watch of a range that can contain no key.
+    /// A watch request has a range that contains no key.
     EmptyWatchRange,
-    /// A revision below 1 in a request that needs a real revision.
+    /// A request that needs a revision of 1 or more has a lower one.
     RevisionNotSet,
-    /// A write in a [`Transaction`](crate::Transaction) to a key that the transaction has not read.
+    /// A [`Transaction`](crate::Transaction) writes a key that it has not read.
     UnguardedWrite(Key),
 }
 
@@ -114,7 +114,7 @@ pub enum Auth {
     OldRevision,
 }
 
-/// The kind of an error. Callers should match on the kind and not on the text of an error.
+/// The kind of a store error. Callers should match on the error's kind and not on its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -128,59 +128,61 @@ pub enum ErrorKind {
     },
     /// The requested revision is below the compaction mark.
     Compacted {
-        /// The oldest readable revision; unset if the store did not report one.
+        /// The oldest readable revision; unset if the store did not report it.
         compact_revision: Revision,
     },
     /// The requested revision is above the store's revision.
     FutureRevision,
-    /// The store has no disk space left. On some stores the failed write may have happened anyway.
+    /// The store has no disk space left. On some stores, the write that failed for lack of space may have happened
+    /// anyway.
     NoSpace,
-    /// The store is overloaded and refused the request without reading it.
+    /// The store is overloaded, and refused the request without executing any of it.
     Throttled,
-    /// Authentication or permission failed.
+    /// The store rejected the caller's credentials or permissions.
     Auth(Auth),
-    /// There was no connection, so the request was never sent.
+    /// The store could not be reached, so the request was never sent.
     NotSent,
-    /// The member that received the request has no leader.
+    /// The cluster member that received the request knows no leader.
     NoLeader,
-    /// Another process kept the store lock for longer than the caller waited.
+    /// Another process held the store lock for longer than the caller waited.
     Locked,
-    /// An earlier error made this handle read-only. To write again, open the store again.
+    /// After an earlier write error, this store handle is read-only. To write again, the caller must reopen the store.
     Poisoned,
-    /// The handle was closed.
+    /// The store handle was closed.
     Closed,
-    /// No answer arrived in time.
+    /// The store's answer did not arrive in time.
     Timeout,
-    /// The connection broke. A caller can reopen a watch at `resume_from`.
+    /// The connection broke. If the failed request is a watch, the caller can watch again from `resume_from`.
     Disconnected {
-        /// The revision after the last delivered revision; unset for requests other than a watch.
+        /// The revision after the last one that the watch delivered; unset if the failed request is not a watch.
         resume_from: Revision,
     },
     /// The store's answer could not be decoded.
     Undecodable,
-    /// The storage engine reported an error while committing.
+    /// The storage engine reported an error during a commit.
     CommitIo,
-    /// The operating system reported an error while the store was read or opened.
+    /// The operating system reported an error while the store was being read or opened.
     Io,
     /// There is no store at this path, and the caller did not ask to create one.
     Missing,
     /// The store is damaged.
     Corrupt,
-    /// This version does not support the format of the store.
+    /// The store has a format that this version of the program does not support.
     UnknownFormat {
-        /// The format number in the store.
+        /// The format number that the store contains.
         found: u32,
     },
-    /// The store's revision is lower than before: a backup was restored, or a different store has the same name.
+    /// The store's revision is lower than before: the store was restored from a backup, or a different store has its
+    /// name.
     RevisionRegressed,
     /// A [`Transaction`](crate::Transaction) has more guards than one commit can check.
     ReadSetTooLarge {
-        /// The number of guards.
+        /// The number of guards that the transaction has.
         guards: usize,
     },
-    /// Other writers changed the guarded keys at every attempt.
+    /// At every attempt of a transaction, another writer changed a guarded key.
     Conflict {
-        /// The number of attempts of the transaction.
+        /// The number of attempts that the transaction made.
         attempts: u32,
     },
     /// A put names a lease that does not exist.
@@ -190,8 +192,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The outcome of a write that failed with this kind of error. The outcome is unknown unless the kind proves that
-    /// the write did not happen.
+    /// The outcome of a write that failed with this kind of error. The outcome is unknown, unless this kind of error
+    /// proves that the write did not happen.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)
@@ -222,7 +224,7 @@ impl ErrorKind {
         }
     }
 
-    /// True if the same request may succeed when the caller repeats it later.
+    /// Returns true if the request may succeed when the caller repeats it later.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -283,7 +285,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error of a store.
+/// An error that a store operation returned.
 pub struct Error(Box<ErrorFields>);
 
 struct ErrorFields {
@@ -297,7 +299,8 @@ struct ErrorFields {
 }
 
 impl Error {
-    /// Creates an error of `kind` in `operation`. `store` is an engine's name or an address, never a secret.
+    /// Creates an error of kind `kind` for a failed operation. The string `store` is an engine's name or a store's
+    /// address, and must not contain a secret.
     pub fn new(kind: ErrorKind, operation: Operation, store: impl Into<Cow<'static, str>>) -> Self {
         let outcome = match operation {
             Operation::Txn | Operation::Compact | Operation::Transact => kind.outcome(),
@@ -307,45 +310,46 @@ impl Error {
         Self(Box::new(ErrorFields { kind, operation, store, outcome, is_final: false, detail: None, source: None }))
     }
 
-    /// Sets the source of this error.
+    /// Sets the underlying error, which [`source`](std::error::Error::source) returns.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// Sets one sentence for the user, which states a fact or says what to do.
+    /// Sets a sentence for the user that adds a fact or says what to do.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = Some(detail.into());
         self
     }
 
-    /// Replaces the outcome that the error's kind implies. `NotApplied` needs proof, for example a read of the store.
+    /// Replaces the outcome that follows from the error's kind. The caller must have proof of `NotApplied`, for example
+    /// from a read of the store.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;
         self
     }
 
-    /// Marks the request as ended: the write has happened or never will, so one read of the store shows the outcome.
+    /// Marks the failed request as ended: its write cannot happen later, so a read of the store shows the outcome.
     #[must_use]
     pub fn with_final_outcome(mut self) -> Self {
         self.0.is_final = true;
         self
     }
 
-    /// The kind of the error.
+    /// The kind of this error.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// The operation that failed.
+    /// The store operation that failed.
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
 
-    /// The name of the store: an engine's name or an address.
+    /// The engine's name or the address of the store that returned the error.
     pub fn store(&self) -> &str {
         &self.0.store
     }
@@ -355,20 +359,20 @@ impl Error {
         self.0.outcome
     }
 
-    /// True if the request can have no later effect. If the outcome is unknown, a read of the latest revision shows
-    /// it.
+    /// Returns true if the failed request can have no effect later. If the outcome of the request is unknown, a read of
+    /// the latest revision then shows whether the write happened.
     pub fn is_final(&self) -> bool {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }
 
-    /// One sentence for the user, if the error has one.
+    /// A sentence for the user with a fact or advice about the error, if there is one.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }
 }
 
 impl fmt::Display for Error {
-    /// Writes the store, operation, kind, detail and all sources of the error in one line.
+    /// Writes the error's store, operation, kind, detail and all its sources on one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: {}", self.0.store, self.0.operation, self.0.kind)?;
         if let Some(detail) = &self.0.detail {

@@ -1,8 +1,8 @@
-//! Defines keys, values, revisions, ranges of keys, and leases.
+//! Defines keys, values, revisions, key ranges, and leases.
 //!
-//! A lease is a time to live for keys, as in etcd. A put attaches its key to one lease or to none. When a lease ends,
-//! its keys are deleted. The program that measures the time to live grants and revokes leases; the trait
-//! [`Store`](crate::Store) has no methods for leases.
+//! A lease is a time to live for keys, as in etcd. A put attaches its key to a lease, or detaches it from any lease.
+//! When a lease expires or is revoked, its keys are deleted. The trait [`Store`](crate::Store) has no methods to grant
+//! or revoke leases; the program that counts the time to live grants and revokes leases.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// A key: raw bytes in unsigned byte order. A key that is a prefix of another key sorts before that key.
+/// A key: raw bytes in unsigned byte order. A key that is a prefix of a longer key sorts before the longer key.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Key(Bytes);
 
 impl Key {
-    /// Creates a key of these bytes. A store checks the key's length when it gets a request.
+    /// Creates a key from these bytes. The key's length is checked when a store gets a request with the key.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -27,13 +27,13 @@ impl Key {
         &self.0
     }
 
-    /// The bytes of the key, without a copy.
+    /// Returns the bytes of the key without copying them.
     pub fn bytes(&self) -> Bytes {
         self.0.clone()
     }
 
-    /// The smallest key after this key: the bytes of this key and a zero byte. The next page of a listing starts at
-    /// the successor of the last key.
+    /// The smallest key that sorts after this key: this key's bytes plus a zero byte. The next page of a listing starts
+    /// at the successor of the last listed key.
     #[must_use]
     pub fn successor(&self) -> Self {
         let mut bytes = Vec::with_capacity(self.0.len() + 1);
@@ -42,7 +42,7 @@ impl Key {
         Self(bytes.into())
     }
 
-    /// The smallest key after all keys with this prefix; `None` if the prefix is empty or only 0xff bytes.
+    /// The smallest key that sorts after all keys with this prefix; `None` if the prefix has only 0xff bytes or none.
     pub fn prefix_end(&self) -> Option<Self> {
         let last = self.0.iter().rposition(|byte| *byte != 0xff)?;
         let mut bytes = self.0[..=last].to_vec();
@@ -50,14 +50,14 @@ impl Key {
         Some(Self(bytes.into()))
     }
 
-    /// True if the key has no bytes. No store accepts an empty key.
+    /// Returns true if the key has no bytes. No store accepts an empty key.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl fmt::Display for Key {
-    /// Writes the key as text, and escapes bytes that are not printable ASCII.
+    /// Writes the key as text; bytes that are not printable ASCII are escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0.escape_ascii())
     }
@@ -99,13 +99,13 @@ impl Borrow<[u8]> for Key {
     }
 }
 
-/// A value: raw bytes. An empty value is different from an absent key.
+/// A value in the store: raw bytes. A key with an empty value is not the same as an absent key.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Value(Bytes);
 
 impl Value {
-    /// Creates a value of these bytes.
+    /// Creates a value from these bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -120,7 +120,7 @@ impl Value {
         self.0.len()
     }
 
-    /// True if the value has no bytes.
+    /// Returns true if the value has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -159,33 +159,34 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-/// The number of a state of the store. A fresh store has revision 1, its first write makes revision 2, and 0 means "not
-/// set".
+/// The revision of a store: a number that grows with every write. A new store has revision 1, and its first write makes
+/// revision 2; the number 0 means "not set".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Revision(i64);
 
 impl Revision {
-    /// No revision: it means "latest" in a read and "absent" in a compare.
+    /// An unset revision, which means "latest" in a read and "absent" in a compare.
     pub const UNSET: Self = Self(0);
 
-    /// Creates the revision with this number. A number below 1 means "latest" in a read and is rejected elsewhere.
+    /// Creates the revision with the given number. A revision below 1 means "latest" in a read, and is rejected in
+    /// requests that need a real revision.
     pub const fn new(number: i64) -> Self {
         Self(number)
     }
 
-    /// The number of the revision.
+    /// Returns the revision as a number.
     pub const fn get(self) -> i64 {
         self.0
     }
 
-    /// The revision that follows this revision.
+    /// The next higher revision.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// True for a real revision: 1 or more.
+    /// Returns true if the revision is real, that is, 1 or more.
     pub const fn is_set(self) -> bool {
         self.0 >= 1
     }
@@ -197,24 +198,25 @@ impl fmt::Display for Revision {
     }
 }
 
-/// The keys that a request covers. Ranges are half open. A range that ends before it starts is empty and not an error.
+/// The set of keys that a request covers. A key range includes its start and excludes its end. A key range that ends
+/// before it starts is empty, which is not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
     /// One key.
     Key(Key),
-    /// All keys that begin with these bytes. The empty prefix equals [`Range::All`].
+    /// All keys that begin with these bytes. The range of the empty prefix equals [`Range::All`].
     Prefix(Key),
     /// All keys from the first key (inclusive) to the second key (exclusive).
     FromTo(Key, Key),
-    /// All keys from this key on (inclusive).
+    /// All keys from this key (inclusive) to the end of the store.
     From(Key),
     /// Every key.
     All,
 }
 
 impl Range {
-    /// Creates the range of one key.
+    /// Creates the range that contains one key.
     pub fn key(key: impl Into<Key>) -> Self {
         Self::Key(key.into())
     }
@@ -235,7 +237,8 @@ impl Range {
         }
     }
 
-    /// The part of the range from `from` on. `from` must be a key of the range, or sort after a key of the range.
+    /// The part of this range that starts at the key `from`. The key `from` must not sort before the start of the
+    /// range.
     #[must_use]
     pub fn rest(&self, from: Key) -> Self {
         match self.bounds().1 {
@@ -244,13 +247,13 @@ impl Range {
         }
     }
 
-    /// True if this range contains every key of `other`.
+    /// Returns true if this range contains every key of the range `other`.
     pub fn covers(&self, other: &Self) -> bool {
         let ((from, to), (other_from, other_to)) = (self.bounds(), other.bounds());
         from <= other_from && to.is_none_or(|to| other_to.is_some_and(|other_to| other_to <= to))
     }
 
-    /// True if the range contains the key.
+    /// Returns true if the range contains the key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
             Self::Key(only) => only.as_bytes() == key,
@@ -261,7 +264,7 @@ impl Range {
         }
     }
 
-    /// True if the range can contain no key.
+    /// Returns true if the range can contain no key.
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::FromTo(from, to) if from >= to)
     }
@@ -298,14 +301,14 @@ impl LeaseId {
         self.0.get()
     }
 
-    /// The id of a lease as a number, or 0 for `None`.
+    /// Returns an optional lease id as a number; `None` becomes 0.
     pub fn number(lease: Option<Self>) -> i64 {
         lease.map_or(0, Self::get)
     }
 }
 
 impl fmt::Display for LeaseId {
-    /// Writes the lease id as etcd's tools do: 16 hexadecimal digits.
+    /// Writes the lease id like etcd's command line tools: as 16 hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
@@ -314,23 +317,23 @@ impl fmt::Display for LeaseId {
 /// A granted lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The id of the lease.
+    /// The id of the granted lease.
     pub id: LeaseId,
-    /// The granted time to live, in whole seconds.
+    /// The time to live that the lease was granted, in whole seconds.
     pub ttl: Duration,
 }
 
 impl Lease {
-    /// The longest time to live of a lease, the same as in etcd.
+    /// The longest time to live that a lease can have, in seconds; etcd has this limit, too.
     pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 }
 
-/// The outcome of a request to grant a lease.
+/// The result of a request to grant a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantOutcome {
-    /// The lease was granted.
+    /// The requested lease was granted.
     New,
-    /// A lease with this id already exists, and the request has changed nothing.
+    /// A lease with the requested id already exists, and nothing was changed.
     Taken,
 }
 

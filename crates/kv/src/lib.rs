@@ -2,13 +2,14 @@
 //!
 //! # The contract
 //!
-//! Defines the trait [`Store`]: an ordered map of keys to values in which every write has a revision.
+//! Defines the trait [`Store`]: an ordered key-value map in which every write has a revision.
 //!
-//! Stores have the semantics of etcd v3. `SEMANTICS.md` in this crate's folder has the numbered rules, and the crate
+//! Stores have the semantics of etcd v3. The file `SEMANTICS.md` in this crate lists the numbered rules, and the crate
 //! `conformance` tests a store against each rule.
 //!
 //! - An **author of a store** implements the four methods of [`Store`].
-//! - A **user of a store** holds an `Arc<dyn Store>`, reads through [`StoreExt`], and changes keys with [`transact!`].
+//! - A **user of a store** has an `Arc<dyn Store>`, reads keys through [`StoreExt`], and changes keys with
+//!   [`transact!`].
 //! - A **test or a benchmark** puts a wrapper from [`wrap`] around a store.
 
 mod error;
@@ -31,5 +32,5 @@ pub use transact::{
 };
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};
 
-/// The numbered rules that every store keeps, as Markdown.
+/// The numbered rules that every store must follow, as Markdown text.
 pub const SEMANTICS: &str = include_str!("../SEMANTICS.md");

@@ -4,31 +4,31 @@ use std::time::SystemTime;
 
 use crate::key::{Key, LeaseId, Range, Revision, Value};
 
-/// The part of each key that an answer contains.
+/// Says which parts of each key an answer contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Content {
-    /// Keys, values and metadata.
+    /// The answer contains keys, values and metadata.
     #[default]
     Full,
-    /// Keys and metadata, with empty values.
+    /// The answer contains keys and metadata; all values are empty.
     KeysOnly,
-    /// Only the number of keys.
+    /// The answer contains only the number of keys.
     CountOnly,
 }
 
-/// Says whether the answer to a write, or an event, contains the previous state of the keys.
+/// Says whether a write's answer, or a watch event, contains the previous state of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Prev {
-    /// The answer or event omits the previous state.
+    /// The answer or event lacks the key's previous state.
     #[default]
     Omit,
-    /// The answer or event contains the previous state.
+    /// The answer or event contains the key's previous state.
     Return,
 }
 
-/// Says whether a watch reports its revision while the keys in its range do not change.
+/// Says whether a watch sends progress reports while the keys in its range do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Progress {
@@ -39,42 +39,42 @@ pub enum Progress {
     Report,
 }
 
-/// A read: a range of keys at one revision.
+/// A read request: a key range at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RangeRequest {
-    /// The keys to read.
+    /// The range of keys to read.
     pub range: Range,
-    /// The revision to read; a revision below 1 means the latest.
+    /// The revision to read at; a revision below 1 means the latest.
     pub at: Revision,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
-    /// The part of each key in the answer.
+    /// Says which parts of each key the answer contains.
     pub content: Content,
 }
 
 impl RangeRequest {
-    /// Creates a read of the whole range, with values, at the latest revision.
+    /// Creates a request to read all keys of the range, with values, at the latest revision.
     pub fn new(range: Range) -> Self {
         Self { range, at: Revision::UNSET, limit: 0, content: Content::Full }
     }
 
-    /// Sets the revision to read.
+    /// Sets the revision to read at.
     #[must_use]
     pub fn with_at(mut self, at: Revision) -> Self {
         self.at = at;
         self
     }
 
-    /// Limits the answer to `limit` keys; 0 or less means all.
+    /// Limits the answer to `limit` keys; 0 or less means all keys.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Restricts the answer to the part `content` of each key.
+    /// Sets which parts of each key the answer contains.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -82,8 +82,7 @@ impl RangeRequest {
     }
 }
 
-/// The operator of a [`Compare`], with the stored property as its left operand and the given value as its right
-/// operand.
+/// The operator of a [`Compare`]: the left operand is a stored property of a key, the right operand the given value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CompareOp {
@@ -98,7 +97,7 @@ pub enum CompareOp {
 }
 
 impl CompareOp {
-    /// True if the operator holds for these values.
+    /// Returns true if the operator holds for these two operands.
     pub fn holds<T: Ord + ?Sized>(self, stored: &T, given: &T) -> bool {
         match self {
             Self::Equal => stored == given,
@@ -109,44 +108,44 @@ impl CompareOp {
     }
 }
 
-/// The property that a compare checks, and the value to compare it with. An absent key has version, create revision,
-/// mod revision and lease 0, and fails every value compare.
+/// The property of a key that a compare checks, and the value to compare it with. For an absent key, version, create
+/// revision, mod revision and lease are 0, and compares of the value fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
-    /// The number of writes to the key since it was created.
+    /// The number of writes to the key since its creation.
     Version(i64),
-    /// The revision that created the key.
+    /// The revision at which the key was created.
     CreateRevision(Revision),
-    /// The revision that last wrote the key.
+    /// The revision at which the key was last written.
     ModRevision(Revision),
-    /// The value of the key, compared as unsigned bytes.
+    /// The value of the key; values are compared as unsigned bytes.
     Value(Value),
     /// The id of the lease that the key is attached to; 0 for none.
     Lease(i64),
 }
 
-/// A condition of a [`Txn`], which must hold for every key in the range. A range without keys counts as one absent
-/// key.
+/// A condition of a [`Txn`] that must hold for every key in a range. In a compare, a range without keys counts as one
+/// absent key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Compare {
-    /// The keys to check.
+    /// The range of keys to check.
     pub range: Range,
     /// The operator of the compare.
     pub op: CompareOp,
-    /// The property to check, and the value to compare it with.
+    /// The property of the keys to check, and the value to compare it with.
     pub target: Target,
 }
 
 impl Compare {
-    /// Creates a compare of `target` for every key in `range`.
+    /// Creates a condition on the property `target` of every key in `range`.
     pub fn new(range: Range, op: CompareOp, target: Target) -> Self {
         Self { range, op, target }
     }
 
-    /// True if the condition holds for one key of the range; `None` stands for an absent key.
+    /// Returns true if the condition holds for one key of the range; `None` means an absent key.
     pub fn holds(&self, kv: Option<&Kv>) -> bool {
         let number = |stored: fn(&Kv) -> i64, given: i64| self.op.holds(&kv.map_or(0, stored), &given);
         match &self.target {
@@ -158,14 +157,14 @@ impl Compare {
         }
     }
 
-    /// True if the condition holds for `found`, which must be all keys of the range.
+    /// Returns true if the condition holds for all keys in `found`, which must be all keys of the range.
     pub fn holds_for<'k>(&self, found: impl IntoIterator<Item = &'k Kv>) -> bool {
         let mut found = found.into_iter().peekable();
         if found.peek().is_none() { self.holds(None) } else { found.all(|kv| self.holds(Some(kv))) }
     }
 
-    /// Creates a compare that holds if the key was last written at exactly this revision; [`Revision::UNSET`] means
-    /// that the key is absent.
+    /// Creates a compare that holds if the key was last written at this revision. [`Revision::UNSET`] means that the
+    /// key must be absent.
     pub fn unchanged(key: impl Into<Key>, mod_revision: Revision) -> Self {
         Self::new(Range::Key(key.into()), CompareOp::Equal, Target::ModRevision(mod_revision))
     }
@@ -180,51 +179,51 @@ impl Compare {
         Self::new(range, CompareOp::Equal, Target::ModRevision(Revision::UNSET))
     }
 
-    /// Creates a compare that holds if no key of the range was written after this revision. The compare does not
-    /// detect deletions.
+    /// Creates a compare that holds if no key of the range was written after this revision. This compare does not
+    /// detect that keys were deleted.
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
 
-    /// Creates a compare that holds if no key of the range was created after this revision. The compare does not
-    /// detect deletions, or later writes to keys that already existed.
+    /// Creates a compare that holds if no key of the range was created after this revision. This compare does not
+    /// detect deletions, or new writes to older keys.
     pub fn none_created_after(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
     }
 }
 
-/// A read inside a [`Txn`]. The read sees the effects of the earlier operations of its branch.
+/// A read operation in a [`Txn`]. The read sees the writes of earlier operations in its branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TxnRange {
-    /// The keys to read.
+    /// The range of keys to read.
     pub range: Range,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
-    /// The part of each key in the answer.
+    /// Says which parts of each key the answer contains.
     pub content: Content,
 }
 
 impl TxnRange {
-    /// Creates a read of the whole range, with values.
+    /// Creates a read of all keys in the range, with their values.
     pub fn new(range: Range) -> Self {
         Self { range, limit: 0, content: Content::Full }
     }
 
-    /// Creates a read of the whole range, without values.
+    /// Creates a read of all keys in the range, without their values.
     pub fn keys_of(range: Range) -> Self {
         Self::new(range).with_content(Content::KeysOnly)
     }
 
-    /// Limits the answer to `limit` keys; 0 or less means all.
+    /// Limits the answer to `limit` keys; 0 or less means all keys.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Restricts the answer to the part `content` of each key.
+    /// Sets which parts of each key the answer contains.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -253,11 +252,11 @@ pub enum Op {
         /// The lease to attach the key to; `None` detaches the key from its lease.
         lease: Option<LeaseId>,
     },
-    /// Deletes every key of a range. A range without keys is not an error.
+    /// Deletes every key of a range. If the range contains no keys, the operation succeeds and deletes nothing.
     Delete {
-        /// The keys to delete.
+        /// The range of keys to delete.
         range: Range,
-        /// Says whether the answer contains the deleted keys.
+        /// Says whether the answer contains the previous state of the deleted keys.
         prev: Prev,
     },
     /// Reads a range.
@@ -265,27 +264,28 @@ pub enum Op {
 }
 
 impl Op {
-    /// Writes `key`. The answer does not contain the previous state.
+    /// Writes `key`; the answer lacks the key's previous state.
     pub fn put(key: impl Into<Key>, value: impl Into<Value>) -> Self {
         Self::Put { key: key.into(), value: value.into(), prev: Prev::Omit, lease: None }
     }
 
-    /// Deletes one key. The answer does not contain the previous state.
+    /// Deletes one key; the answer lacks the key's previous state.
     pub fn delete(key: impl Into<Key>) -> Self {
         Self::Delete { range: Range::Key(key.into()), prev: Prev::Omit }
     }
 
-    /// Deletes a range. The answer does not contain the deleted keys.
+    /// Deletes the keys of a range; the answer lacks their previous states.
     pub fn delete_range(range: Range) -> Self {
         Self::Delete { range, prev: Prev::Omit }
     }
 
-    /// Reads a range, with values.
+    /// Reads the keys of a range, with their values.
     pub fn range(range: Range) -> Self {
         Self::Range(TxnRange::new(range))
     }
 
-    /// Requests the previous state of the written keys in the answer. A read stays unchanged.
+    /// Makes the answer of a put or a deletion contain the previous state of its keys. On a read operation, this method
+    /// has no effect.
     #[must_use]
     pub fn with_prev(mut self) -> Self {
         match &mut self {
@@ -295,7 +295,8 @@ impl Op {
         self
     }
 
-    /// Attaches the key of a put to a lease, which must exist. Other operations stay unchanged.
+    /// Attaches the key of a put to a lease; if the lease does not exist, the put fails. On operations other than a
+    /// put, this method has no effect.
     #[must_use]
     pub fn with_lease(mut self, to: LeaseId) -> Self {
         if let Self::Put { lease, .. } = &mut self {
@@ -304,7 +305,7 @@ impl Op {
         self
     }
 
-    /// True if the operation can change the store.
+    /// Returns true if the operation can change the store.
     pub fn is_write(&self) -> bool {
         !matches!(self, Self::Range(_))
     }
@@ -316,24 +317,24 @@ impl Op {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Txn {
-    /// The conditions on the state before the transaction. The branch `success` runs if all conditions hold, or if
-    /// there are no conditions.
+    /// The conditions that are checked on the store's state before the transaction. The `success` operations run if all
+    /// compares hold, or if there are no compares.
     pub compares: Vec<Compare>,
     /// The operations that run, in order, if all compares hold.
     pub success: Vec<Op>,
-    /// The operations that run, in order, if a compare does not hold.
+    /// The operations that run, in order, if at least one compare does not hold.
     pub failure: Vec<Op>,
 }
 
 impl Txn {
-    /// Creates a transaction without compares and operations.
+    /// Creates a transaction that has no compares and no operations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Creates a transaction that changes nothing and fails if its sender has no permission to write one of `keys`.
-    /// The transaction deletes the keys under a condition that never holds, because etcd checks permissions before
-    /// conditions. A deletion needs no disk space and thus triggers no alarm in etcd.
+    /// Creates a transaction that changes nothing, but fails if the caller has no permission to write one of `keys`.
+    /// The transaction deletes the keys under a condition that never holds: etcd checks the permissions before the
+    /// condition. A deletion needs no disk space, so it cannot trigger etcd's space alarm.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =
@@ -356,49 +357,49 @@ impl Txn {
         self
     }
 
-    /// Adds operations to the branch that runs if a compare does not hold.
+    /// Adds operations to the branch that runs if at least one compare does not hold.
     #[must_use]
     pub fn with_failure(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
         self.failure.extend(ops);
         self
     }
 
-    /// True if neither branch contains a write.
+    /// Returns true if neither branch of the transaction contains a write.
     pub fn is_read_only(&self) -> bool {
         !self.success.iter().chain(&self.failure).any(Op::is_write)
     }
 }
 
-/// A request to watch every event in a range from a revision on.
+/// A request to watch all events in a key range from a given revision on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WatchRequest {
-    /// The keys to watch; the range must not be empty.
+    /// The range of keys to watch, which must not be empty.
     pub range: Range,
-    /// The first revision whose events are delivered; at least 1. A watch cannot start at "now": read at revision R,
-    /// then watch from R + 1.
+    /// The first revision whose events the watch delivers; at least 1. A watch cannot start at "now": read at revision
+    /// R, then watch from R + 1.
     pub start: Revision,
-    /// Says whether events contain the previous state of their keys.
+    /// Says whether watch events contain the previous state of their keys.
     pub prev: Prev,
     /// Says whether the watch reports its progress.
     pub progress: Progress,
 }
 
 impl WatchRequest {
-    /// Creates a request to watch `range` from `start` on, inclusive.
+    /// Creates a request to watch the key range from revision `start` (inclusive).
     pub fn new(range: Range, start: Revision) -> Self {
         Self { range, start, prev: Prev::Omit, progress: Progress::Omit }
     }
 
-    /// Sets whether events contain the previous state of their keys.
+    /// Sets whether watch events contain the previous state of their keys.
     #[must_use]
     pub fn with_prev(mut self, prev: Prev) -> Self {
         self.prev = prev;
         self
     }
 
-    /// Sets whether the watch reports its progress.
+    /// Sets whether the watch sends progress reports.
     #[must_use]
     pub fn with_progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
@@ -412,37 +413,37 @@ impl WatchRequest {
 pub struct Kv {
     /// The key.
     pub key: Key,
-    /// The value; empty in a keys-only answer.
+    /// The value of the key; empty if the read requested only keys.
     pub value: Value,
-    /// The revision that created the key.
+    /// The revision at which the key was created.
     pub create_revision: Revision,
-    /// The revision that last wrote the key.
+    /// The revision at which the key was last written.
     pub mod_revision: Revision,
-    /// The number of writes to the key since it was created; 1 after its creation.
+    /// The number of writes to the key since its creation: 1 for a new key.
     pub version: i64,
-    /// The lease that the last put attached the key to.
+    /// The lease to which the last put attached the key.
     pub lease: Option<LeaseId>,
 }
 
 impl Kv {
-    /// The bytes of the key and its value together.
+    /// The number of bytes in the key and its value together.
     pub fn size(&self) -> usize {
         self.key.as_bytes().len() + self.value.len()
     }
 }
 
-/// The answer to a read, alone or inside a transaction.
+/// The answer to a read request or to a read in a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RangeResponse {
-    /// The store's revision at the time of the answer, also for a read of the past; inside a transaction, the
-    /// transaction's revision.
+    /// The store's current revision, even if the read was of an older revision; in a transaction, the transaction's
+    /// revision.
     pub revision: Revision,
-    /// The first keys of the range in ascending order, up to the limit; empty if only the count was requested.
+    /// The first keys of the range in ascending order, up to the limit; empty if the request was for the count only.
     pub kvs: Vec<Kv>,
-    /// The number of keys in the range, regardless of the limit.
+    /// The number of keys in the range, whatever the limit.
     pub count: u64,
-    /// True if the range contains more keys than the limit.
+    /// True if the range contains more keys than the answer does.
     pub more: bool,
 }
 
@@ -452,33 +453,33 @@ pub struct RangeResponse {
 pub enum OpResult {
     /// The answer to a put.
     Put {
-        /// The previous state of the key, if it was requested and the key existed.
+        /// The previous state of the key, if the put requested it and the key existed.
         prev: Option<Kv>,
     },
     /// The answer to a deletion.
     Delete {
-        /// The number of keys that the operation deleted.
+        /// The number of keys that were deleted.
         count: u64,
-        /// The deleted keys in ascending order, if they were requested.
+        /// The previous states of the deleted keys in ascending order, if the deletion requested them.
         prevs: Vec<Kv>,
     },
     /// The answer to a read.
     Range(RangeResponse),
 }
 
-/// The answer to a transaction. A compare that does not hold is an answer and not an error.
+/// The answer to a transaction. A compare that does not hold is not an error: the field `succeeded` is then false.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TxnResponse {
     /// The store's revision after the transaction.
     pub revision: Revision,
-    /// True if all compares held.
+    /// True if all compares of the transaction held.
     pub succeeded: bool,
     /// One result for each operation of the branch that ran, in order.
     pub results: Vec<OpResult>,
 }
 
-/// The kind of a change.
+/// The kind of a change to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
@@ -488,40 +489,42 @@ pub enum EventKind {
     Delete,
 }
 
-/// A change of one key at one revision.
+/// A watch event: the change of one key at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
-    /// The kind of the change.
+    /// The kind of change that happened to the key.
     pub kind: EventKind,
-    /// The key after the change. A deletion fills in only the key and, as `mod_revision`, the revision of the deletion.
+    /// The state of the key after the change. For a deletion, only the key itself and `mod_revision`, the revision of
+    /// the deletion, are set.
     pub kv: Kv,
-    /// The key before the change, if the watch requested it. `None` for a creation, and possibly if that state was
-    /// compacted.
+    /// The state of the key before the change, if the watch requested previous states. The previous state is `None` if
+    /// the key was created, and may be `None` if the previous state was compacted.
     pub prev: Option<Kv>,
 }
 
-/// All events of one revision in the range of a watch, in the order in which they happened; or a progress report
+/// All events of one revision in the range of a watch, in order, or a progress report
 /// ([`is_progress`](Self::is_progress)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Batch {
-    /// The revision of the events, or of the progress report.
+    /// The revision at which the events happened, or up to which progress is reported.
     pub revision: Revision,
-    /// The time of the commit, if the store recorded it. Commit times never decrease from one revision to the next.
+    /// The time at which the revision was committed, if the store recorded it. Commit times never decrease from one
+    /// revision to the next.
     pub time: Option<SystemTime>,
-    /// The events of the batch: at least one, except in a progress report.
+    /// The events of the batch's revision: at least one event, except in a progress report.
     pub events: Vec<Event>,
 }
 
 impl Batch {
-    /// Creates a report that a watch has delivered all events up to this revision.
+    /// Creates a progress report: the watch has delivered all events up to this revision.
     pub fn progress(revision: Revision) -> Self {
         Self { revision, time: None, events: Vec::new() }
     }
 
-    /// True for a progress report. Only a watch with [`Progress::Report`](crate::Progress::Report) sends progress
-    /// reports.
+    /// Returns true if this batch is a progress report. Only a watch with [`Progress::Report`](crate::Progress::Report)
+    /// sends progress reports.
     pub fn is_progress(&self) -> bool {
         self.events.is_empty()
     }

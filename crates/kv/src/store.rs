@@ -1,5 +1,5 @@
-//! Defines the trait [`Store`], the shorthands of [`StoreExt`], [`Pages`] for ranges larger than one answer, and the
-//! [`Purpose`] of a handle's writes.
+//! Defines the trait [`Store`], the shorthand methods of [`StoreExt`], [`Pages`] for large reads, and the [`Purpose`]
+//! of writes.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -14,52 +14,57 @@ use crate::request::{
     Batch, Compare, Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn, TxnResponse, WatchRequest,
 };
 
-/// The items of [`Store::watch`]: one batch for each revision with events, progress reports if requested, and a
-/// terminal error as the last item.
+/// The stream that [`Store::watch`] returns: one batch for each revision with events, and progress reports if
+/// requested. If the watch fails, the last item of the stream is its error.
 ///
-/// Dropping the stream ends the watch.
+/// To end a watch, drop its stream.
 pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
 /// An ordered map of keys to values with one revision counter.
 ///
-/// `SEMANTICS.md` in this crate has the numbered rules. In short, an implementation must ensure that
+/// The numbered rules for stores are in `SEMANTICS.md` in this crate. In short, an implementation of a store must
+/// ensure that
 ///
-/// 1. every method first calls `check` of its request, so that all stores reject the same requests;
+/// 1. every method first calls `check` on its request: all stores then reject the same requests;
 /// 2. calls are strictly serialisable, in the order of their revisions;
-/// 3. an acknowledged write survives a crash, and no write is visible before it is durable;
-/// 4. a failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)), and the store
-///    resends a write only if the first request was certainly never sent;
-/// 5. no method blocks the thread that polls it.
+/// 3. an acknowledged write survives a crash, and no read or watch sees a write that is not durable yet;
+/// 4. a failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)); a store may
+///    resend a write only if the first request was never sent;
+/// 5. no method of the store blocks the thread that polls it.
 ///
 /// The crate `conformance` tests implementations of this trait.
 #[async_trait]
 pub trait Store: Debug + Send + Sync + 'static {
-    /// Reads a range of keys at one revision. A read of the latest revision is linearizable.
+    /// Reads the keys in a range at one revision. A read of the latest revision is linearizable.
     ///
     /// # Errors
-    /// `Compacted` for a revision below the compaction mark, and `FutureRevision` for a revision above the store's
-    /// revision, even if the range contains no keys.
+    /// `Compacted` if the revision is below the compaction mark, `FutureRevision` if it is above the store's revision;
+    /// both even for a range without keys.
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
 
-    /// Runs one branch of a transaction atomically, at one revision.
+    /// Runs one of the two branches of a transaction atomically, at one revision.
     ///
     /// # Errors
-    /// An invalid request is rejected before any part of it runs. Any other error carries an
-    /// [`Outcome`](crate::Outcome). A compare that does not hold is not an error.
+    /// An invalid request is rejected before any of its operations runs. Any other error says in its
+    /// [`Outcome`](crate::Outcome) whether the transaction may have happened. If a compare does not hold, this method
+    /// does not return an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
 
-    /// Watches a range from `start` of the request, inclusive. The watch is registered when this method returns.
+    /// Watches a key range from the request's `start` revision (inclusive). When this method returns, the store has
+    /// registered the watch.
     ///
     /// # Errors
-    /// `InvalidArgument` for an empty range or a start below 1. The stream ends with `Compacted` when the compaction
-    /// mark passes the next revision to deliver, and with `Disconnected` when the store cannot continue without a gap.
+    /// `InvalidArgument` if the range is empty or `start` is below 1. The stream ends with `Compacted` when the
+    /// compaction mark passes the next revision to deliver. The stream ends with `Disconnected` when the store cannot
+    /// continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
-    /// Drops the history before `revision`. The state at `revision` stays readable; earlier states become unreadable.
+    /// Compacts the store: drops its history before `revision`. The state at `revision` stays readable; older states
+    /// become unreadable.
     ///
     /// # Errors
-    /// `Compacted` if the compaction mark is already at `revision` or above, and `FutureRevision` if `revision` is
-    /// above the store's revision.
+    /// `Compacted` if the compaction mark is at or above `revision`, and `FutureRevision` if `revision` is above the
+    /// store's revision.
     async fn compact(&self, revision: Revision) -> Result<()>;
 }
 
@@ -83,16 +88,16 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
-/// Maximum number of keys in one page of [`StoreExt::list_at`].
+/// Maximum number of keys in one page that [`StoreExt::list_at`] reads.
 const MAX_PAGE_KEYS: usize = 500;
 
-/// The state of a range at one revision, and a watch of all later changes.
+/// The state of a key range at one revision, and a watch of all later changes.
 pub struct Snapshot {
-    /// The revision of `kvs`.
+    /// The revision at which `kvs` was read.
     pub revision: Revision,
-    /// The keys at `revision`, in ascending order.
+    /// The keys as of `revision`, in ascending order.
     pub kvs: Vec<Kv>,
-    /// The changes after `revision`, without gaps or repetitions.
+    /// The stream of changes after `revision`, without gaps or repetitions.
     pub changes: WatchStream,
 }
 
@@ -102,17 +107,17 @@ impl Debug for Snapshot {
     }
 }
 
-/// The outcome of a write that requires its key to be in a given state.
+/// The result of a write that happens only if its key is in a given state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionalOutcome {
     /// The write happened at this revision.
     Done(Revision),
-    /// Nothing was written, because the key has this state instead; `None` stands for an absent key.
+    /// Nothing was written, because the key is in a different state; `None` if the key is absent.
     Found(Option<Kv>),
 }
 
 impl ConditionalOutcome {
-    /// The revision of the write, if it happened.
+    /// The revision of the write, or `None` if nothing was written.
     pub fn done(&self) -> Option<Revision> {
         match self {
             Self::Done(revision) => Some(*revision),
@@ -121,7 +126,7 @@ impl ConditionalOutcome {
     }
 }
 
-/// Shorthands for callers, implemented for every [`Store`].
+/// Shorthand methods for callers, implemented for every [`Store`].
 #[async_trait]
 pub trait StoreExt: Store {
     /// Reads one key at the latest revision.
@@ -132,17 +137,17 @@ pub trait StoreExt: Store {
         Ok(self.range(RangeRequest::new(Range::key(key))).await?.kvs.pop())
     }
 
-    /// Reads a whole range at one revision, in [`Pages`] of about a megabyte. Paging keeps each answer small enough
-    /// for the store, and each read short.
+    /// Reads all keys of a range at one revision, in [`Pages`] of about a megabyte. With pages, each answer is small
+    /// enough for the store, and each read is short.
     ///
     /// # Errors
-    /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
+    /// `Compacted` if the revision was compacted between two pages, or any error of [`Store::range`].
     async fn list(&self, range: Range) -> Result<RangeResponse> {
         self.list_at(range, Revision::UNSET, Content::Full).await
     }
 
-    /// Like [`list`](Self::list), but reads at the revision `at` (the latest if `at` is below 1), and only the
-    /// requested part of each key.
+    /// Like [`list`](Self::list), but reads at the revision `at`, and only the requested parts of each key. A revision
+    /// below 1 means the latest.
     ///
     /// # Errors
     /// Any error of [`list`](Self::list).
@@ -180,7 +185,8 @@ pub trait StoreExt: Store {
         self.update_if(key, value, Revision::UNSET).await
     }
 
-    /// Writes a key if it was last written at `mod_revision`, or, if `mod_revision` is unset, if the key is absent.
+    /// Writes a key if it was last written at `mod_revision`; if `mod_revision` is unset, writes the key only if it is
+    /// absent.
     ///
     /// # Errors
     /// Any error of [`Store::txn`].
@@ -195,7 +201,7 @@ pub trait StoreExt: Store {
         conditional(self, key.clone(), mod_revision, Op::put(key, value)).await
     }
 
-    /// Deletes a range and returns the number of deleted keys.
+    /// Deletes the keys of a range and returns the number of deleted keys.
     ///
     /// # Errors
     /// Any error of [`Store::txn`].
@@ -217,7 +223,7 @@ pub trait StoreExt: Store {
         conditional(self, key.clone(), mod_revision, Op::delete(key)).await
     }
 
-    /// Reads a range and watches it from the next revision on, so that the caller sees every change exactly once.
+    /// Reads a key range and watches it from the next revision on, so the caller misses no change and gets none twice.
     ///
     /// # Errors
     /// Any error of [`list`](Self::list) or [`Store::watch`].
@@ -230,7 +236,7 @@ pub trait StoreExt: Store {
 
 impl<S: Store + ?Sized> StoreExt for S {}
 
-/// Runs `op` if `key` was last written at `mod_revision`; otherwise returns the state of the key.
+/// Runs the write `op` if `key` was last written at `mod_revision`; otherwise returns the current state of `key`.
 async fn conditional<S: Store + ?Sized>(
     store: &S,
     key: Key,
@@ -252,19 +258,21 @@ async fn conditional<S: Store + ?Sized>(
     Ok(ConditionalOutcome::Found(found))
 }
 
-/// Default target size of a page: 1 MiB of keys and values.
+/// Default size of a page of a listing: 1 MiB of keys and values.
 const PAGE_BYTES: usize = 1 << 20;
-/// Number of keys in the first page. The number is small because one value can have more than a megabyte.
+/// Number of keys in the first page of a listing. The first page has few keys, because one value can be larger than a
+/// megabyte.
 const FIRST_PAGE_KEYS: usize = 16;
-/// Number of keys in the first page of a read without values: 500 of the longest keys have about two megabytes.
+/// Number of keys in the first page of a listing without values: 500 keys of maximum length are about two megabytes.
 const FIRST_PAGE_BARE_KEYS: usize = 500;
-/// Maximum ratio of a page's keys to the previous page's keys, because the next keys may be larger.
+/// Maximum factor by which a page may have more keys than the page before, because the next keys may be larger.
 const MAX_PAGE_GROWTH: usize = 8;
-/// Each entry counts as at least this many bytes, so that a page of tiny entries does not list the whole range.
+/// In the size of a page, each entry counts as at least this many bytes; this limits the number of tiny entries per
+/// page.
 const MIN_ENTRY_BYTES: usize = 64;
 
-/// Reads a range at one revision, about a megabyte at a time, for callers that cannot keep the whole range in memory.
-/// Each page may be read through a different handle, provided that all handles have the same data.
+/// Reads a key range at one revision in pages of about a megabyte, for callers that cannot hold the whole range in
+/// memory. Each page may be read through a different store handle, if all handles have the same data.
 #[derive(Debug)]
 pub struct Pages {
     range: Range,
@@ -277,14 +285,14 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Creates the pages of a range at a revision. If `at` is unset, all pages are read at the latest revision at the
-    /// time of the first page.
+    /// Creates a reader for the pages of a key range at a revision. If `at` is unset, the first page is read at the
+    /// latest revision, and all further pages at the same revision.
     pub fn new(range: Range, at: Revision) -> Self {
         let (content, bytes, limit, most) = (Content::Full, PAGE_BYTES, FIRST_PAGE_KEYS, usize::MAX);
         Self { rest: Some(range.clone()), range, at, content, bytes, limit, most }
     }
 
-    /// Restricts the pages to the part `content` of each key.
+    /// Sets which parts of each key the pages contain.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -292,35 +300,36 @@ impl Pages {
         self
     }
 
-    /// Limits each page to `keys` keys.
+    /// Limits each page to at most `keys` keys.
     #[must_use]
     pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;
         self
     }
 
-    /// Sets the target size of a page in bytes of keys and values. For each page, an etcd cluster walks through all
-    /// remaining keys of the range. On an embedded store, other users wait while a page is read.
+    /// Sets the size that pages should have, in bytes of keys and values. Smaller pages cost more: for each page, an
+    /// etcd cluster walks through all remaining keys of the range. On an embedded store,
+    /// larger pages make other processes wait longer, because no other process can use the store during a page.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// The revision of the pages; unset before the first page if [`new`](Self::new) got no revision.
+    /// The revision at which the pages are read; unset before the first page if [`new`](Self::new) got no revision.
     pub fn revision(&self) -> Revision {
         self.at
     }
 
-    /// True if the last page of the range was read.
+    /// Returns true if the last page of the range has been read.
     pub fn is_over(&self) -> bool {
         self.rest.is_none()
     }
 
-    /// Reads the next page of keys in ascending order; returns `None` after the last page.
+    /// Reads the next page, with its keys in ascending order; returns `None` after the last page.
     ///
     /// # Errors
-    /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
+    /// `Compacted` if the revision was compacted between two pages, or any error of [`Store::range`].
     pub async fn next<S: Store + ?Sized>(&mut self, store: &S) -> Result<Option<Vec<Kv>>> {
         Ok(self.next_answer(store).await?.map(|page| page.kvs))
     }
@@ -341,13 +350,14 @@ impl Pages {
     }
 }
 
-/// The purpose of the writes through a handle.
+/// Says whether a store handle is for any writes, or only for releases of addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// Writes of any kind.
+    /// The handle may make writes of any kind.
     #[default]
     Any,
-    /// Releases of addresses. When the disk is full, an embedded store frees history and reserved space for a release.
+    /// Releases of addresses. If the disk is full, an embedded store frees history and reserved space to let the
+    /// release of an address succeed.
     Release,
 }

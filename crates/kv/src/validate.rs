@@ -1,4 +1,5 @@
-//! Checks requests by the rules that every store applies. `SEMANTICS.md`, section X, lists the limits.
+//! Checks requests by the rules that all stores have in common. The limits on requests are in `SEMANTICS.md`, section
+//! X.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +11,12 @@ use crate::request::{Compare, Op, RangeRequest, Target, Txn, WatchRequest};
 pub const MAX_KEY_BYTES: usize = 4096;
 /// Maximum length of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 1_500_000;
-/// Maximum size of a transaction: the bytes of its keys and values, plus 32 bytes for each compare and operation. The
-/// limit is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
+/// Maximum size of a transaction: the bytes of all its keys and values, plus 32 bytes for each compare and operation.
+/// This transaction limit is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
-/// Maximum number of compares, and of operations in each branch, of one transaction.
+/// Maximum number of compares in a transaction, and of operations in each of its branches.
 pub const MAX_TXN_OPS: usize = 128;
-/// The overhead of a compare or an operation on the wire in bytes, rounded up.
+/// The number of bytes that a compare or an operation adds on the wire, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
 fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
@@ -23,22 +24,22 @@ fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Resu
 }
 
 impl RangeRequest {
-    /// Checks the rules for reads that all stores share. Every implementation of [`Store::range`](crate::Store::range)
-    /// calls this method first.
+    /// Checks the read request by the rules that all stores share. Every implementation of
+    /// [`Store::range`](crate::Store::range) calls this method first.
     ///
     /// # Errors
-    /// `InvalidArgument`, in the name of `store`.
+    /// `InvalidArgument`, with `store` as the store's name in the error.
     pub fn check(&self, store: &'static str) -> Result<()> {
         check_range(&self.range).or_else(|kind| refuse(kind, Operation::Range, store))
     }
 }
 
 impl WatchRequest {
-    /// Checks the rules for watches that all stores share. Every implementation of
+    /// Checks the watch request by the rules that all stores share. Every implementation of
     /// [`Store::watch`](crate::Store::watch) calls this method first.
     ///
     /// # Errors
-    /// `InvalidArgument`, in the name of `store`.
+    /// `InvalidArgument`, with `store` as the store's name in the error.
     pub fn check(&self, store: &'static str) -> Result<()> {
         let checked = if self.range.is_empty() {
             Err(InvalidArgument::EmptyWatchRange.into())
@@ -52,11 +53,11 @@ impl WatchRequest {
 }
 
 impl Revision {
-    /// Checks that the revision is set. Every implementation of [`Store::compact`](crate::Store::compact) calls this
-    /// method first.
+    /// Checks that the revision is 1 or more. Every implementation of [`Store::compact`](crate::Store::compact) calls
+    /// this method first.
     ///
     /// # Errors
-    /// `InvalidArgument`, in the name of `store`, for a revision below 1.
+    /// `InvalidArgument` if the revision is below 1, with `store` as the store's name in the error.
     pub fn check(self, store: &'static str) -> Result<()> {
         if self.is_set() {
             return Ok(());
@@ -66,19 +67,21 @@ impl Revision {
 }
 
 impl Txn {
-    /// Checks the rules for transactions that all stores share. Every implementation of
+    /// Checks the transaction by the rules that all stores share. Every implementation of
     /// [`Store::txn`](crate::Store::txn) calls this method first.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge`, in the name of `store`. Both errors prove that nothing was written.
+    /// `InvalidArgument` or `TooLarge`, with `store` as the store's name in the error. Both errors prove that the
+    /// transaction wrote nothing.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
-    /// Rejects puts with a lease. Stores without leases call this method after [`check`](Self::check).
+    /// Rejects a transaction that puts a key with a lease. Stores that do not support leases call this method after
+    /// [`check`](Self::check).
     ///
     /// # Errors
-    /// `LeaseNotFound` if a put names a lease, in the name of `store`.
+    /// `LeaseNotFound` if a put names a lease, with `store` as the store's name in the error.
     pub fn refuse_leases(&self, store: &'static str) -> Result<()> {
         let names_one = |op: &Op| matches!(op, Op::Put { lease: Some(_), .. });
         if self.success.iter().chain(&self.failure).any(names_one) {
@@ -87,7 +90,7 @@ impl Txn {
         Ok(())
     }
 
-    /// The number of bytes of the transaction that count against [`MAX_REQUEST_BYTES`].
+    /// The size of the transaction in bytes, which must not exceed [`MAX_REQUEST_BYTES`].
     pub fn size(&self) -> usize {
         let compares: usize = self.compares.iter().map(compare_bytes).sum();
         let ops: usize = self.success.iter().chain(&self.failure).map(op_bytes).sum();
@@ -113,7 +116,7 @@ impl Txn {
     }
 }
 
-/// Checks the keys and values of one branch, and that the branch writes no key twice.
+/// Checks the keys and values of one branch of a transaction, and that the branch writes no key twice.
 fn check_branch(ops: &[Op]) -> Result<(), ErrorKind> {
     let mut puts = BTreeSet::new();
     for op in ops {
@@ -152,8 +155,8 @@ fn check_length(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES, key)
 }
 
-/// A page may start at the [successor](Key::successor) of the longest key, so a bound may be one byte longer than a
-/// key.
+/// A page may start at the [successor](Key::successor) of the longest key, so a range bound may be one byte longer than
+/// a key.
 fn check_bound(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES + 1, key)
 }
@@ -165,8 +168,8 @@ fn at_most(most: usize, key: &Key) -> Result<(), ErrorKind> {
     }
 }
 
-/// Checks the keys of a range. The key of [`Range::Key`] must not be empty; an empty lower bound or prefix means all
-/// keys.
+/// Checks the keys with which a range begins and ends. The key of a [`Range::Key`] must not be empty, but a prefix or a
+/// lower bound may be empty.
 fn check_range(range: &Range) -> Result<(), ErrorKind> {
     match range {
         Range::Key(key) => check_key(key),
@@ -247,7 +250,7 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // The first transaction has exactly the maximum size, the second has one byte more in each value.
+        // The first transaction has exactly the maximum size; the second has one more byte in each value.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

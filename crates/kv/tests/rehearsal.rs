@@ -1,4 +1,4 @@
-//! Tests that a rehearsal answers as the store would and leaves the store unchanged.
+//! Tests that a rehearsal returns the answers that the store would return, and leaves the store unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -40,7 +40,7 @@ fn compare(rng: &mut Rng, newest: i64) -> Compare {
     Compare::new(range(rng), op, target)
 }
 
-/// Generates up to three operations that write each key at most once.
+/// Generates a list of up to three operations that write each key at most once.
 fn branch(rng: &mut Rng) -> Vec<Op> {
     let mut keys = KEYS.to_vec();
     rng.shuffle(&mut keys);
@@ -99,7 +99,7 @@ async fn rehearsal_undoes_transaction_that_fails_halfway() {
         let both = Txn::new().with_success([Op::put("a", "2"), Op::put("c", "2")]);
         let answer = rehearsal.txn(both).await;
         left.store(i32::MAX, SeqCst);
-        // The next transaction gets the revision that the failed transaction did not use.
+        // The failed transaction used no revision, so the next transaction gets that revision.
         rehearsal.put("d", "3").await.unwrap();
         let value = async |key: &str| rehearsal.get(key).await.unwrap().map(|kv| kv.value);
         let (expected, other) = if answer.is_ok() { ("2", Some("2".into())) } else { ("1", None) };

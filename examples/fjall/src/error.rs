@@ -1,11 +1,11 @@
-//! Maps fjall's errors to the store's error kinds. No other module inspects fjall's errors.
+//! Converts fjall's errors into the store's error kinds. This is the only module that inspects fjall's errors.
 
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Turns fjall's error in `operation` on `store` into a store error.
+/// Converts the fjall error of a failed operation on the store `store`.
 pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
@@ -13,14 +13,14 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // A file that another file names is missing or too short, or a file exists but the file that names it is
-            // missing.
+            // Either a file is missing or too short, although another file names it, or a file exists that no file
+            // names.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },
         fjall::Error::Locked => ErrorKind::Locked,
         fjall::Error::Poisoned => ErrorKind::CommitIo,
-        // Part of a file is not in fjall's format, or a file is missing.
+        // Either a part of a file is not in fjall's format, or a file is missing.
         _ => ErrorKind::Corrupt,
     }
 }

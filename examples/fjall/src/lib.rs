@@ -1,6 +1,6 @@
-//! A store on fjall, a log-structured merge tree in pure Rust. The crate shows that [`kv_mvcc::Table`] also fits an
-//! engine that works differently from [SQLite](https://sqlite.org). `table.rs` keeps the store's rows in one fjall
-//! keyspace.
+//! A key-value store on fjall, a log-structured merge tree in pure Rust. The crate shows that the trait
+//! [`kv_mvcc::Table`] also fits an engine that works differently from [SQLite](https://sqlite.org). The module
+//! `table.rs` keeps the store's rows in one fjall keyspace.
 
 mod error;
 mod table;
@@ -14,7 +14,7 @@ use kv_mvcc::Table;
 
 pub use table::FjallTable;
 
-/// The engine of [`kv_local`] that keeps a store's rows in fjall.
+/// The engine for [`kv_local`] that keeps a store's rows in fjall.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fjall;
 

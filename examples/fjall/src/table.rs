@@ -11,19 +11,21 @@ use kv_mvcc::{Table, View, Visit, Write};
 
 use crate::error::from_fjall;
 
-/// The name of the keyspace that contains the rows.
+/// The name of the fjall keyspace that contains the rows.
 const ROWS: &str = "rows";
 
-/// Size in bytes at which fjall writes a table from memory to disk. Each opening of the store, and therefore each call
-/// of the plugin, reads fjall's whole journal, which grows to 64 MB, and skips the part that is already in tables on
-/// disk. Fjall reads the journal at 20 MB/s with this table size, and much more slowly with the default of 64 MiB.
+/// Size in bytes at which fjall writes a table from memory to the disk. Each time the store is opened, that is, at each
+/// plugin call, fjall reads its whole journal, which grows to 64 MB. Fjall skips the part of the journal that is
+/// already in tables on disk. With this table size, fjall reads the journal at 20 MB/s, and with the default of 64 MiB
+/// much more slowly.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// A fjall database with one keyspace. A view is a fjall snapshot and does not block commits.
+/// A table of rows in a fjall database with one keyspace. A read view is a fjall snapshot, which does not block
+/// commits.
 pub struct FjallTable {
     path: PathBuf,
     store: String,
-    /// The open database; `None` only after a failed attempt to reopen the database.
+    /// The open database; `None` only after reopening has failed.
     opened: Mutex<Option<Opened>>,
 }
 
@@ -40,18 +42,18 @@ impl fmt::Debug for FjallTable {
 }
 
 impl FjallTable {
-    /// Opens the database in a folder, and creates the folder and the database if they are missing. `store` is the
-    /// store's name in error messages.
+    /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
+    /// is the name of the store in errors.
     ///
     /// # Errors
-    /// Errors of the kinds `Corrupt`, `Locked`, `Io` and `NoSpace`.
+    /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
     pub fn open(path: &Path, store: &str) -> Result<Self> {
         let opened = Mutex::new(Some(open(path, store)?));
         Ok(Self { path: path.to_owned(), store: store.to_owned(), opened })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Opened>> {
-        // The database handles in this mutex are intact even after a panic of the lock holder.
+        // The database handles in this mutex stay valid even if a thread panics while it holds the lock.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,8 +80,8 @@ impl Table for FjallTable {
         Ok(Box::new(FjallView { store: &self.store, snapshot: database.snapshot(), rows }))
     }
 
-    /// By default fjall leaves a commit in buffers of the operating system. `SyncAll` makes the commit durable before
-    /// the commit becomes visible.
+    /// By default, a commit of fjall stays in the operating system's buffers. With `SyncAll`, the commit is durable
+    /// before it becomes visible.
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let Opened { database, rows } = self.opened(Operation::Txn)?;
         let mut batch = database.batch().durability(Some(PersistMode::SyncAll));
@@ -94,7 +96,7 @@ impl Table for FjallTable {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.lock();
-        // Close before reopening, because the open database holds the lock on its folder.
+        // Close the database before reopening it, because an open database locks its folder.
         *guard = None;
         *guard = Some(open(&self.path, &self.store)?);
         Ok(())

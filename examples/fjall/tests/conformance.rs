@@ -1,4 +1,4 @@
-//! Runs all cases of the conformance suite on the fjall store.
+//! Runs all conformance cases on the fjall store.
 
 use std::process::ExitCode;
 

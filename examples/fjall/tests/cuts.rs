@@ -1,4 +1,4 @@
-//! Runs the fjall store on a disk that forgets unsynced data.
+//! Runs the fjall store on a simulated disk that, at a power cut, loses unsynced data.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -8,7 +8,7 @@ use fjall_store::Fjall;
 use testkit::cuts;
 
 fn main() -> ExitCode {
-    // After a power cut, the end of the journal may lack some pages. Fjall 3.1.13 treats missing pages at the end of
-    // the journal as damage and refuses to open the store.
+    // After a power cut, pages may be missing at the end of fjall's journal. For fjall 3.1.13, such missing pages are
+    // damage, and it refuses to open the store.
     cuts::main(Fjall, Some("JournalRecovery(ChecksumMismatch)"))
 }

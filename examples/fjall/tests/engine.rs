@@ -1,4 +1,4 @@
-//! Runs kv-local's engine tests on fjall.
+//! Runs the engine tests of the crate kv-local on fjall.
 
 use std::process::ExitCode;
 

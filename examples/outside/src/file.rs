@@ -1,5 +1,5 @@
-//! A table that rewrites all of its rows in each commit. Commits to the table are durable, and fast up to some thousand
-//! rows. A commit needs disk space for a second copy of the rows.
+//! A table of rows that writes all its rows in each commit. Commits to this table are durable, and they are fast for up
+//! to some thousand rows. During a commit, the disk must have space for a second copy of the rows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -13,7 +13,7 @@ use kv_mvcc::{Table, View, Write, io_kind};
 
 use crate::memory::{RowMap, Shared, apply};
 
-/// A table whose rows are in memory and in a file. The file contains the rows and their checksum.
+/// A table that keeps its rows both in memory and in a file. The file contains the rows and their checksum.
 #[derive(Debug)]
 pub struct FileTable {
     folder: PathBuf,
@@ -22,11 +22,11 @@ pub struct FileTable {
 }
 
 impl FileTable {
-    /// Opens the table in a folder, and creates the folder and the table's file if they are missing. `store` is the
-    /// store's name in error messages.
+    /// Opens the table in a folder, and creates the folder and the table's file if they are missing. The string `store`
+    /// is the name of the store in errors.
     ///
     /// # Errors
-    /// Errors of the kinds `Corrupt`, `Io` and `NoSpace`.
+    /// An error of the kind `Corrupt`, `Io` or `NoSpace`.
     pub fn open(folder: &Path, store: &str) -> Result<Self> {
         let table = Self { folder: folder.to_owned(), store: store.to_owned(), rows: Shared::default() };
         table.make_if_missing().map_err(|error| table.failed(Operation::Open, error))?;
@@ -36,8 +36,8 @@ impl FileTable {
 
     fn make_if_missing(&self) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        // Creates the table's file only if the file certainly does not exist: rows on an unreadable disk must not be
-        // lost.
+        // Create a new file only if the table's file certainly does not exist, because rows on an unreadable disk must
+        // not be lost.
         if fs::exists(self.file())? { Ok(()) } else { self.write(&RowMap::new()) }
     }
 
@@ -45,12 +45,12 @@ impl FileTable {
         self.folder.join("all")
     }
 
-    /// Writes all rows to a draft file, then renames the draft over the table's file.
+    /// Writes all rows to a draft file, and then renames this draft to the table's file.
     fn write(&self, rows: &RowMap) -> io::Result<()> {
         let rows = bincode::encode_to_vec(rows, config::standard()).map_err(io::Error::other)?;
         let draft = self.folder.join("draft");
         let placed = write_synced(&draft, &rows).and_then(|()| fs::rename(&draft, self.file()));
-        // On a full disk, a leftover draft would take the space that the next commit needs.
+        // If the disk is full, remove the draft file, which would take the space that the next commit needs.
         placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
         self.sync_folder()
     }
@@ -60,8 +60,8 @@ impl FileTable {
     }
 
     fn read(&self) -> io::Result<RowMap> {
-        // The previous commit may have stopped between renaming the file and syncing the folder. Readers must see only
-        // durable rows, so sync the folder first.
+        // The previous commit may have failed after it renamed the file and before it synced the folder. The folder is
+        // synced first, so that readers see only durable rows.
         self.sync_folder()?;
         decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }

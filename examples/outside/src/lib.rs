@@ -1,5 +1,5 @@
-//! Two examples of a custom store: one keeps its rows in memory ([`Shared`]), the other in a file ([`FileTable`]). The
-//! folder `src/bin` contains Margay's programs with the store in a file.
+//! Two examples of custom stores: one keeps its rows in memory ([`Shared`]), the other in a file ([`FileTable`]). The
+//! folder `src/bin` contains Margay's programs, built with the file-based example store.
 
 mod file;
 mod memory;
@@ -14,7 +14,7 @@ use kv_mvcc::Table;
 pub use file::FileTable;
 pub use memory::{Shared, open};
 
-/// An engine of [`kv_local`] that keeps a store's rows in a file.
+/// The engine for [`kv_local`] that keeps a store's rows in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct FileRows;
 
@@ -40,10 +40,10 @@ impl Engine for FileRows {
     }
 }
 
-/// The driver through which programs use the store in a file.
+/// The driver through which Margay's programs use the file-based example store.
 pub static DRIVER: LocalDriver<FileRows> = LocalDriver::new(FileRows);
 
-/// The drivers of the stores in Margay's own programs, and the driver [`DRIVER`].
+/// The drivers of the stores in Margay's own programs, plus the driver [`DRIVER`] of this example.
 pub fn drivers() -> Drivers {
     stores::drivers().with(&DRIVER)
 }

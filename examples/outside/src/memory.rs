@@ -1,4 +1,4 @@
-//! Keeps a table in memory with cheap snapshots: a commit copies the rows only while a snapshot still uses them.
+//! Keeps a table in memory with cheap snapshots: a commit copies the rows only if a snapshot still uses them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,7 +10,7 @@ use kv_mvcc::{MvccStore, Options, Table, View, Visit, Write};
 /// The rows of a table, ordered by key.
 pub(crate) type RowMap = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The rows of a table in memory. Clones of this value share the rows.
+/// A table that keeps its rows in memory. Clones of a `Shared` table share their rows.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Arc<RowMap>>>);
 
@@ -19,7 +19,7 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a snapshot of the rows.
+    /// Returns a snapshot of the table's rows.
     pub(crate) fn now(&self) -> Arc<RowMap> {
         Arc::clone(&self.lock())
     }
@@ -38,7 +38,7 @@ pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
     }
 }
 
-/// Opens a store whose rows are in memory.
+/// Opens a store that keeps its rows in memory.
 ///
 /// # Errors
 /// `Corrupt` if the rows are not a valid store.
@@ -61,7 +61,7 @@ impl Table for Shared {
     }
 }
 
-/// A view that shows the rows as they were when the snapshot was taken.
+/// A read view that shows the rows as of the time of its snapshot.
 struct Snapshot(Arc<RowMap>);
 
 impl View for Snapshot {

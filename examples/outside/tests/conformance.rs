@@ -1,4 +1,4 @@
-//! Runs the conformance suite on the store in memory.
+//! Runs the conformance cases on the in-memory example store.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Fixture for OneStore {
     }
 }
 
-/// Test cases that need a store that another process can open, or whose size can be measured.
+/// Cases that need a store which another process can open, or whose size can be measured.
 const IN_MEMORY: &[&str] =
     &["D10_power_cuts", "H16_bounded_room", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 

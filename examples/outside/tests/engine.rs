@@ -1,4 +1,4 @@
-//! Runs kv-local's engine tests on the engine that keeps rows in a file.
+//! Runs the engine tests of the crate kv-local on the engine that keeps rows in a file.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Tests Margay's programs with the store of `examples/outside` compiled in.
+//! Tests Margay's programs built with the store of `examples/outside`.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-/// Returns the standard output of a program. Panics unless the program succeeded.
+/// Runs a program and returns its standard output. Panics if the program fails.
 #[track_caller]
 fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
@@ -14,7 +14,7 @@ fn said(output: &Output) -> String {
     out
 }
 
-/// The command `margay`, built with the store of `examples/outside`.
+/// The command `margay` of `examples/outside`, built with its file-based store.
 fn margay() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_outside-margay"));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
@@ -25,7 +25,7 @@ fn url(store: &Path) -> String {
     format!("rows://{}", store.display())
 }
 
-/// Calls the plugin on a store in a folder.
+/// Calls the CNI plugin on a store in a folder.
 #[track_caller]
 fn plugin(store: &Path, verb: &str) -> String {
     let network = json!({
@@ -67,7 +67,8 @@ fn container_gets_address_and_gives_it_back() {
 #[test]
 fn command_judges_store() {
     let folder = tempfile::tempdir().unwrap();
-    // `tests/conformance.rs` covers the store in memory. The store in a file can also suffer crashes and damage.
+    // The in-memory store is tested in `tests/conformance.rs`. The file-based store can also suffer crashes and damage,
+    // so more cases apply to it.
     let judged = margay().args(["conformance", "--case", "D", &url(&folder.path().join("judged"))]).output().unwrap();
     let judged = said(&judged);
     assert!(judged.contains(" passed, 0 failed"), "{judged}");

@@ -2,7 +2,7 @@
 
 use driver::Drivers;
 
-/// The drivers of the stores in Margay's own programs, and of the plugged stores.
+/// The drivers of the stores in Margay's own programs, plus the drivers of the plugged example stores.
 pub fn drivers() -> Drivers {
     stores::drivers().with(&sqlite_store::DRIVER).with(&fjall_store::DRIVER)
 }

@@ -1,4 +1,5 @@
-//! Tests Margay's programs on a plugged store. One line in [`plugged::drivers`] adds the plugged store to the programs.
+//! Tests Margay's programs on a plugged store, that is, on an example store that was compiled in. One line in
+//! [`plugged::drivers`] adds a plugged store to the programs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use tested::{plugged_store, programs};
 use testkit::server;
 
-/// A temporary folder that contains stores.
+/// A temporary folder for the test stores.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -41,13 +42,13 @@ impl Place {
         command
     }
 
-    /// Runs `margay` on a store and returns the standard output of `margay`. Panics unless `margay` succeeds.
+    /// Runs the command `margay` on a store and returns its standard output. Panics if the command `margay` fails.
     #[track_caller]
     fn margay(&self, store: &str, args: &[&str]) -> String {
         said(&self.command("margay").args(["--store", store]).args(args).output().unwrap())
     }
 
-    /// Calls the IPAM plugin on the store with the given name.
+    /// Calls the IPAM plugin on the test store with the given name.
     #[track_caller]
     fn plugin(&self, verb: &str, container: &str, name: &str) -> String {
         let conf = json!({
@@ -67,7 +68,7 @@ impl Place {
         said(&child.wait_with_output().unwrap())
     }
 
-    /// Creates a pool with two addresses in use, and returns the store's URL.
+    /// Creates a store with a pool of which two addresses are in use, and returns the store's URL.
     fn fill(&self, name: &str) -> String {
         let store = self.url(engine(), name);
         self.margay(&store, &["pool", "create", "lab", "10.88.0.0/16"]);
@@ -79,14 +80,14 @@ impl Place {
         store
     }
 
-    /// Returns the number of addresses in use in the store.
+    /// Returns how many addresses in the store are in use.
     fn in_use(&self, store: &str) -> Value {
         let shown: Value = serde_json::from_str(&self.margay(store, &["ipam", "show", "-o", "json"])).unwrap();
         shown["pools"][0]["in_use"].clone()
     }
 }
 
-/// Returns the name of the plugged store's engine.
+/// Returns the engine name of the plugged store.
 fn engine() -> &'static str {
     plugged_store().0
 }
@@ -98,7 +99,7 @@ fn said(output: &Output) -> String {
     out
 }
 
-/// A running daemon. Dropping the value kills the process.
+/// A running daemon. Dropping a `Daemon` kills its process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -177,7 +178,7 @@ fn backup_is_restored_to_engine_and_others() {
     assert_eq!(status["engine"], engine());
 }
 
-/// Returns the address that follows the text `after` in a line that the daemon printed.
+/// Returns the address after the word `after` in a line that the daemon printed.
 fn offered(line: &str, after: &str) -> String {
     let at = line.find(after).unwrap_or_else(|| panic!("no {after:?} in {line:?}")) + after.len();
     line[at..].split([',', ' ', '/']).next().unwrap().trim().to_owned()
@@ -236,7 +237,8 @@ fn torture_finds_nothing() {
     }
 }
 
-/// A program built without the engine of a store must name the missing engine and create no file beside the store.
+/// If a program was built without a store's engine, its error must name the engine, and it must create no file beside
+/// the store.
 #[test]
 fn files_of_unknown_engine_are_left_alone() {
     let place = Place::new();

@@ -1,9 +1,9 @@
-//! Maps SQLite's errors to the store's error kinds. No other module inspects SQLite's errors.
+//! Converts SQLite's errors into the store's error kinds. This is the only module that inspects SQLite's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;
 
-/// Turns SQLite's error in `operation` on `store` into a store error.
+/// Converts the SQLite error of a failed operation on the store `store`.
 pub(crate) fn from_sqlite(store: &str, operation: Operation, error: rusqlite::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
@@ -13,11 +13,11 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         Some(ErrorCode::DiskFull) => ErrorKind::NoSpace,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
-        // The SQL does not fit the schema, or a value has the wrong type. Only this crate creates the schema, so the
-        // store is damaged.
+        // The SQL statement does not fit the database schema, or a value has the wrong type. Only this crate creates
+        // the database schema, so such an error means that the store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // After any other failed write, it is unknown whether the commit happened.
+        // After any other error of a write, the outcome of the commit is unknown.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

@@ -1,10 +1,10 @@
-//! A store on SQLite, as a third party would write it: an example of [`kv_mvcc::Table`], tested with the crate
-//! `conformance` in `tests/conformance.rs`.
+//! A store on SQLite, written as a third party would write it: an example of [`kv_mvcc::Table`] that
+//! `tests/conformance.rs` tests.
 //!
-//! `table.rs` keeps the store's rows in one SQLite table. An engine has no other duty: [`kv_mvcc::MvccStore`] adds
-//! revisions, history and watches. [`Sqlite`] names the engine's files, so that [`kv_local`] can manage the files as
-//! for every store on disk: [`kv_local`] creates the folder, queues processes, and distinguishes a damaged store from a
-//! new one.
+//! The module `table.rs` keeps the store's rows in one SQLite table. An engine only stores rows. The wrapper
+//! [`kv_mvcc::MvccStore`] adds revisions, history and watches. The type [`Sqlite`] names the engine's files, and
+//! [`kv_local`] manages these files as for every store on disk. The crate [`kv_local`] creates the folder, queues
+//! processes, and distinguishes a damaged store from a new one.
 
 mod error;
 mod table;
@@ -18,7 +18,7 @@ use kv_mvcc::{MvccStore, Table};
 
 pub use table::SqliteTable;
 
-/// The engine of [`kv_local`] that keeps a store's rows in SQLite.
+/// The engine for [`kv_local`] that keeps a store's rows in SQLite.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sqlite;
 

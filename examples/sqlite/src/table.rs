@@ -1,4 +1,4 @@
-//! Keeps ordered rows in one table of SQLite.
+//! Keeps the ordered rows of a store in one SQLite table.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -13,12 +13,13 @@ use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::from_sqlite;
 
-/// The name of the database file. SQLite keeps its log beside the database file, so the engine has a folder.
+/// The name of SQLite's database file. The engine needs a folder, because SQLite keeps its log beside the database
+/// file.
 const FILE: &str = "db";
 
-/// The setting `FULL` syncs SQLite's log in each commit, before the commit is visible. The exclusive lock refuses other
-/// programs immediately. The queue of [`kv_local`] orders the processes that use this store. SQLite orders blobs by
-/// unsigned bytes.
+/// With the setting `FULL`, SQLite syncs its log in each commit, before the commit is visible. With the exclusive lock,
+/// other programs that open the database fail at once. The processes that use this store are queued by [`kv_local`]. In
+/// SQLite, blobs are ordered by unsigned bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;
     PRAGMA locking_mode = EXCLUSIVE;
@@ -27,29 +28,29 @@ const SETUP: &str = "
     CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A folder with a SQLite database file and its log. Views and commits take turns on one connection, so a view is a
-/// snapshot and never shows an unfinished commit.
+/// A table of rows in a folder with a SQLite database file and its log. Read views and commits use one connection in
+/// turn, so a view is a snapshot and never shows an unfinished commit.
 #[derive(Debug)]
 pub struct SqliteTable {
     path: PathBuf,
     store: String,
-    /// The open connection; `None` only after a failed attempt to reopen the database.
+    /// The open connection; `None` only after reopening the database has failed.
     connection: Mutex<Option<Connection>>,
 }
 
 impl SqliteTable {
-    /// Opens the database in a folder, and creates the folder and the database if they are missing. `store` is the
-    /// store's name in error messages.
+    /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
+    /// is the name of the store in errors.
     ///
     /// # Errors
-    /// Errors of the kinds `Corrupt`, `Locked`, `Io` and `NoSpace`.
+    /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
     pub fn open(path: &Path, store: &str) -> Result<Self> {
         let connection = connect(path, store)?;
         Ok(Self { path: path.to_owned(), store: store.to_owned(), connection: Mutex::new(Some(connection)) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        // The connection in this mutex is intact even after a panic of the lock holder.
+        // The connection in this mutex stays valid even if a thread panics while it holds the lock.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,7 +61,7 @@ impl SqliteTable {
 
 fn connect(folder: &Path, store: &str) -> Result<Connection> {
     let path = &folder.join(FILE);
-    // SQLite gives its log the file mode that the database file has when SQLite opens the database.
+    // When SQLite opens the database, it creates its log with the current file mode of the database file.
     let file = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
     let made = match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -76,7 +77,7 @@ fn connect(folder: &Path, store: &str) -> Result<Connection> {
 }
 
 fn write_all(connection: &mut Connection, writes: &[Write]) -> rusqlite::Result<()> {
-    // Dropping the transaction before its commit rolls it back.
+    // If the transaction is dropped before its commit, SQLite rolls it back.
     let transaction = connection.transaction()?;
     for write in writes {
         match write {
@@ -102,14 +103,14 @@ impl Table for SqliteTable {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.lock();
-        // Close before reopening, because the open connection holds the lock on the file.
+        // Close the connection before reopening the database, because an open connection locks the file.
         *guard = None;
         *guard = Some(connect(&self.path, &self.store)?);
         Ok(())
     }
 }
 
-/// A view that blocks commits as long as the view lives. [`Table`] permits such views.
+/// A read view that blocks commits until it is dropped. The trait [`Table`] permits views that block commits.
 struct SqliteView<'t> {
     table: &'t SqliteTable,
     connection: MutexGuard<'t, Option<Connection>>,
@@ -157,7 +158,7 @@ mod tests {
         table.view().unwrap().get(key.as_bytes()).unwrap()
     }
 
-    /// SQLite silently ignores settings that it cannot apply, so the test reads them back.
+    /// If SQLite cannot apply a setting, it ignores it silently, so the test reads the settings back.
     #[test]
     fn commits_are_synced() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Runs the conformance suite on the SQLite store.
+//! Runs the conformance cases on the SQLite store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ struct Sqlite;
 struct OneStore {
     path: PathBuf,
     store: Arc<MvccStore>,
-    // `None` if another process created the folder and will delete it.
+    // The temporary folder; `None` if another process created the folder and will delete it.
     _folder: Option<TempDir>,
 }
 
@@ -79,7 +79,7 @@ impl Fixture for OneStore {
     }
 }
 
-/// Returns the total size in bytes of all files in a folder and its subfolders.
+/// Returns the size in bytes of all files in a folder and its subfolders.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {
@@ -88,7 +88,7 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// Test cases that cannot run in this environment, besides the test cases that need servers.
+/// Cases that cannot run in this environment, in addition to the cases that need servers.
 const IGNORED: &[&str] = &[
     "D07_full_disk",
     "D08_data_gone",

@@ -1,4 +1,4 @@
-//! Runs the SQLite store on a disk that forgets unsynced data.
+//! Runs the SQLite store on a simulated disk that, at a power cut, loses unsynced data.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! Runs kv-local's engine tests on SQLite.
+//! Runs the engine tests of the crate kv-local on SQLite.
 
 use std::process::ExitCode;
 

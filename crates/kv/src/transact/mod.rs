@@ -1,9 +1,9 @@
-//! Runs optimistic, serialisable transactions: reads at one revision, decides, and commits if the keys that were read
-//! have not changed.
+//! Runs optimistic, serialisable transactions. A transaction body reads at one revision; its writes are committed if
+//! the keys that it read have not changed.
 //!
-//! This file contains the attempts of a transaction, the guarded commit at the end of each attempt, and the code that
-//! settles a commit with an unknown outcome. The docs of [`transact!`](crate::transact!) prove that settling a commit
-//! is sound. [`Transaction`] provides the reads and writes for a transaction's body.
+//! This file contains the attempts of a transaction, their guarded commits, and the code that finds out the outcome of
+//! a commit that was not answered. The docs of [`transact!`](crate::transact!) show why the outcome of a commit can be
+//! found out reliably. A [`Transaction`] provides the reads and writes for the body of a transaction.
 
 mod transaction;
 
@@ -27,10 +27,10 @@ pub use transaction::{MAX_CREATION_GUARDED_KEYS, MAX_GUARDED_KEYS, Transaction};
 
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time limit of a whole [`transact!`](crate::transact!) call, from waiting for a lock to the answer.
+/// The time limit of a whole [`transact!`](crate::transact!) call, including waits for locks.
 ///
-/// The last fifth of the time is reserved for settling a write with an unknown outcome. No new attempt starts in that
-/// fifth.
+/// The last fifth of the time is reserved for finding out the outcome of an unanswered commit. No new attempt starts in
+/// the last fifth of the time.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     start: Instant,
@@ -43,53 +43,54 @@ impl Deadline {
         Self { start: Instant::now(), budget }
     }
 
-    /// The time until the deadline.
+    /// The time that is left until the deadline.
     pub fn remaining(&self) -> Duration {
         self.budget.saturating_sub(self.start.elapsed())
     }
 
-    /// The time that is left for new attempts.
+    /// The time that is left in which a new attempt may start.
     pub fn remaining_for_work(&self) -> Duration {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
 
-    /// True if the deadline has passed.
+    /// Returns true if the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.remaining().is_zero()
     }
 
-    /// True if the time for new attempts is over and only settling a write may continue.
+    /// Returns true if the time for new attempts is over, and only an unanswered commit may still be settled.
     pub fn work_is_over(&self) -> bool {
         self.remaining_for_work().is_zero()
     }
 }
 
-/// The limits of a [`transact!`](crate::transact!) call, and keys to read early.
+/// The limits of a [`transact!`](crate::transact!) call, and extra keys to read in its first request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
-    /// The time limit of the call.
+    /// The time limit of the whole [`transact!`](crate::transact!) call.
     pub deadline: Deadline,
-    /// Maximum number of attempts of the transaction. The default is 100, as in Calico's clients.
+    /// Maximum number of times that the transaction is tried. The default number of attempts is 100, as in Calico's
+    /// clients.
     pub attempts: u32,
-    /// Keys that the first request of each attempt reads in addition to the requested keys.
+    /// Keys that the first request of each attempt reads in addition to the keys that the body reads first.
     pub extra_reads: Vec<Key>,
 }
 
 impl TransactOptions {
-    /// Creates options with this deadline and at most 100 attempts.
+    /// Creates options with the given deadline and at most 100 attempts.
     pub fn new(deadline: Deadline) -> Self {
         Self { deadline, attempts: 100, extra_reads: Vec::new() }
     }
 
-    /// Sets the maximum number of attempts of the transaction.
+    /// Sets the maximum number of times that the transaction is tried.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
         self
     }
 
-    /// Adds keys to the first request of each attempt, so that the body can read them without another round trip.
+    /// Adds keys to the first request of each attempt; the body can then read them without another round trip.
     #[must_use]
     pub fn with_extra_reads(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
         self.extra_reads.extend(keys);
@@ -97,19 +98,19 @@ impl TransactOptions {
     }
 }
 
-/// The result of a successful [`transact!`](crate::transact!).
+/// The result of a [`transact!`](crate::transact!) call that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
     /// The value that the transaction's body returned.
     pub value: T,
-    /// The revision of the commit; if the body wrote nothing, the revision that it read.
+    /// The revision of the commit; if the body wrote nothing, the revision at which it read.
     pub revision: Revision,
-    /// The number of attempts of the transaction.
+    /// The number of attempts that the transaction made.
     pub attempts: u32,
 }
 
-/// Runs a body until its reads and writes have taken effect together at one revision, isolated from other writers.
-/// Returns `Result<`[`Committed`]`<T>, E>` for a body of type `Result<T, E>`; `E` must implement
+/// Runs a transaction body until its reads and writes have taken effect together, at one revision and isolated from
+/// other writers. For a body of type `Result<T, E>`, returns `Result<`[`Committed`]`<T>, E>`; `E` must implement
 /// `From<`[`Error`](crate::Error)`>`.
 ///
 /// ```
@@ -125,36 +126,36 @@ pub struct Committed<T> {
 /// # }
 /// ```
 ///
-/// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times
-/// and must have no other effects. When the body returns `Ok`, its writes are committed together, if no key that it
-/// read through [`get`](Transaction::get) and [`list`](Transaction::list) has changed. If such a key has changed, the
-/// body runs again on fresh data. When the body returns an error or writes nothing, the store stays unchanged, and the
-/// body's result is true at the one revision that the body read.
+/// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times,
+/// so it must have no other side effects. When the body returns `Ok`, its writes are committed together. The commit
+/// fails if a key has changed that the body read through [`get`](Transaction::get) or [`list`](Transaction::list). If a
+/// key that the body read has changed, the body runs again on fresh data. When the body returns an error or writes
+/// nothing, the store stays unchanged, and the body's result is true for the one revision at which it read.
 ///
-/// If the answer to a commit is lost, the call finds out whether the commit has happened. The history of one written
-/// key shows the outcome:
+/// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
+/// key shows the outcome of the commit:
 ///
-/// - If the commit writes a key that existed, it has a guard on the mod revision of that key. The guard holds until
-///   the first change of the key and never again. Because of the guard, the commit can happen at most once, and
-///   sending the commit again is safe. If the repetition fails, the call reads the first change of the key: either
-///   this commit made the change, or another writer was faster.
-/// - If all written keys were absent, the guards hold again once other writers have deleted the keys that the commit
-///   created. Before the call sends the commit again, it checks each state of one written key since the attempt. If
-///   this commit created the key in one of these states, the transaction has happened, even if the key was changed or
-///   deleted later. If the key's history was compacted, or contains too many states, the outcome of the commit stays
-///   unknown.
+/// - If the commit writes a key that existed, the commit has a guard on the mod revision of this key. The guard holds
+///   until the first change of the guarded key, and never again. Because of this guard, the commit can happen at most
+///   once, so it is safe to send the commit again. If the repeated commit fails, `transact!` reads the first change of
+///   the key, which was made by this commit or by a faster writer.
+/// - If all written keys were absent, the guards hold again when other writers delete the keys that the commit created.
+///   Before it sends the commit again, `transact!` checks each state that one of the written keys has had since the
+///   attempt began. If the commit created the key in one of the checked states, the transaction has happened, even if
+///   the key was later changed or deleted. If the key's history was compacted, or has too many states, the outcome of
+///   the commit stays unknown.
 ///
-/// The call treats a change as its own if all written keys have the written values at the revision of the change. The
-/// call cannot recognise two cases. First, a commit that is still in flight and only guards absent keys may be applied
-/// after its guards failed and hold again. Second, a transaction of another writer with exactly the same keys and
-/// values counts as the call's own.
+/// A change counts as the transaction's own if all written keys have the written values at the revision of the change.
+/// There are two situations that `transact!` cannot recognise. First, a commit that only guards absent keys and is
+/// still in flight may be applied late, when its guards hold again after they had failed. Second, another writer's
+/// transaction with exactly the same keys and values is mistaken for this transaction.
 ///
-/// `transact!` is a macro because an async closure that gets a reference makes a future that is not `Send`.
+/// `transact!` is a macro because the future of an async closure with a reference argument is not `Send`.
 ///
 /// # Errors
-/// Any error of the body or the store. `Conflict` after the last attempt, `Timeout` at the deadline. An error with
-/// [`Outcome::Unknown`](crate::Outcome::Unknown) means that the call could not find out whether the commit has
-/// happened.
+/// Any error of the transaction body or the store. `Conflict` after the last attempt, `Timeout` when the deadline has
+/// passed. An error with [`Outcome::Unknown`](crate::Outcome::Unknown) means that it could not be found out whether the
+/// commit has happened.
 #[macro_export]
 macro_rules! transact {
     ($store:expr, $options:expr, |$tx:ident| $body:expr) => {{
@@ -177,28 +178,28 @@ macro_rules! transact {
     }};
 }
 
-/// The attempts of one [`transact!`](crate::transact!) call. The macro's loop consists of [`begin`](Self::begin) and
-/// [`end`](Self::end).
+/// The state of one [`transact!`](crate::transact!) call: its attempts so far. The loop in the `transact!` macro calls
+/// [`begin`](Self::begin) and [`end`](Self::end).
 #[derive(Debug)]
 pub struct Attempts {
     store: Arc<dyn Store>,
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// False after an attempt relied on a peek and ended without a commit that proved the peek.
+    /// Becomes false when an attempt relied on a peek and ended without a commit that confirmed the result of the peek.
     may_rely_on_peek: bool,
 }
 
 impl Attempts {
-    /// Creates the attempts of a call, before the first attempt.
+    /// Creates the state of a call that has made no attempt yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
-    /// Starts the next attempt. Before each attempt except the first, this method pauses.
+    /// Begins the next attempt of the transaction. Before the second and every later attempt, this method pauses.
     ///
     /// # Errors
-    /// `Conflict` after the last attempt, `Timeout` if no time for another attempt is left.
+    /// `Conflict` if all attempts are used up, `Timeout` if no time is left for another attempt.
     pub async fn begin(&mut self) -> Result<Transaction> {
         let deadline = self.options.deadline;
         if self.made > 0 {
@@ -217,10 +218,11 @@ impl Attempts {
         Ok(new.with_extra_reads(self.options.extra_reads.clone()))
     }
 
-    /// Commits an attempt whose body returned `outcome`. Returns `None` if another attempt is needed.
+    /// Commits an attempt whose transaction body returned `outcome`. Returns `None` if the transaction needs another
+    /// attempt.
     ///
     /// # Errors
-    /// The error of the body, or any store error.
+    /// The error of the transaction body, or any store error.
     pub async fn end<T, E: From<Error>>(
         &mut self,
         mut attempt: Transaction,
@@ -229,7 +231,7 @@ impl Attempts {
         if attempt.is_stale() {
             return Ok(None);
         }
-        // A peek proves nothing unless the attempt is committed.
+        // The result of a peek is only confirmed by a commit.
         if attempt.relied_on_peek && (outcome.is_err() || !attempt.has_writes()) {
             self.may_rely_on_peek = false;
             return Ok(None);
@@ -237,14 +239,14 @@ impl Attempts {
         let value = outcome?;
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
-            // An attempt without writes made no commit: every key to delete was absent.
+            // If the attempt has no writes left, because each key to delete was absent, there was no commit.
             Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)
     }
 
-    /// Adds the last error with which the store refused a commit, if there was one, as the cause of an error.
+    /// If the store refused an earlier commit, makes its last error the cause of `error`.
     fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
             Some(refusal) => error.with_source(refusal),
@@ -254,37 +256,37 @@ impl Attempts {
 }
 
 enum Commit {
-    /// The attempt was committed at this revision. If the body wrote nothing, the revision is the one that the body
-    /// read.
+    /// The attempt was committed at this revision. If the transaction body wrote nothing, this variant has the revision
+    /// at which the body read.
     Done(Revision),
-    /// A key or range that the attempt relied on has changed.
+    /// A key or key range that the attempt relied on has changed.
     Overtaken,
-    /// The store answered the commit with a transient error, and the commit has not happened.
+    /// The store refused the commit with a transient error, so the commit has not happened.
     Refused(Error),
 }
 
-/// Creates the error of a deadline that passed between two round trips, when no request is in flight.
+/// Creates the error for a deadline that passed between two round trips, while no request was in flight.
 fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Pauses for a random time of at most `longest`. The maximum pause grows with the number of attempts, so that writers
-/// that collided are unlikely to collide again.
+/// Sleeps for a random time, at most `longest`. The maximum grows with the number of attempts: writers that collided
+/// then rarely collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
 }
 
-/// Maximum number of guards in one commit. The maximum is a little below the 128 compares that a transaction may have.
+/// Maximum number of guards in one commit. A transaction may have 128 compares; a few of them are kept free.
 const MAX_GUARDS: usize = 120;
 
 impl Transaction {
-    /// Sends the writes and guards of this attempt as one transaction.
+    /// Sends the writes and guards of this attempt to the store as one transaction.
     async fn commit(&mut self) -> Result<Commit> {
-        // Deletions of absent keys are dropped, because they change nothing.
+        // Deletions of absent keys are dropped, because they would change nothing.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // A peek is newer than the revision of the attempt, so only a commit proves the result of the peek.
+            // A peek reads a newer revision than the attempt, so only a commit can confirm its result.
             return Ok(if self.relied_on_peek { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         if self.is_older_than_a_peek() {
@@ -321,9 +323,9 @@ impl Transaction {
     }
 }
 
-/// Reduces the guards against creation to at most `most`. The function merges neighbouring ranges into a range that
-/// spans both, starting with the keys that share the longest prefix. A wider guard may fail because of an unrelated
-/// key, but detects the creation of every guarded key.
+/// Reduces the number of guards against new keys to at most `most`. Neighbouring ranges are merged into one range that
+/// spans both, beginning with the ranges that share the longest prefix. A merged guard may fail because of an unrelated
+/// key, but it detects every key that the original guards detect.
 fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Revision> {
     if guards.len() <= most {
         return guards.clone();
@@ -346,19 +348,20 @@ fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Re
     spans.into_iter().map(|(bounds, at)| (range(bounds), at)).collect()
 }
 
-/// Maximum number of repetitions of a write after errors that are not transient.
+/// Maximum number of times that an unanswered write is sent again after errors that are not transient.
 const MAX_HOPELESS_RESENDS: u32 = 2;
-/// Maximum number of states of a key that the search for its creation reads.
+/// Maximum number of states of a key that are read to find out when the key was created.
 const MAX_SEARCHED_STATES: i64 = 1024;
 const MAX_CONCURRENT_READS: usize = 64;
 
-/// The key whose history shows whether the commit has happened.
+/// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// The key existed and was last written at this revision. The first change of the key after this revision shows
-    /// whether the commit has happened.
+    /// The written key existed and was last written at this revision. The first change of the key after that revision
+    /// shows whether the commit has happened.
     Changed(Key, Revision),
-    /// All written keys were absent, including this key. The creations of the key after this revision show whether the
-    /// commit has happened. The commit made no creation up to this revision.
+    /// All written keys were absent, including the key in this variant. If the commit has happened, it created this key
+    /// after the revision in this variant. The search for the key's creation has covered all revisions up to the
+    /// revision in this variant.
     Created(Key, Revision),
 }
 
@@ -370,17 +373,17 @@ impl SettleClue {
     }
 }
 
-/// The reason why an attempt to settle a commit failed.
+/// The reason why it could not be found out whether a commit has happened.
 enum SettleFailure {
-    /// A later attempt to settle the commit may succeed.
+    /// A later attempt to find out the commit's outcome may succeed.
     ForNow(Error),
-    /// No later attempt to settle the commit can succeed.
+    /// No later attempt to find out the commit's outcome can succeed.
     ForGood(Box<dyn StdError + Send + Sync>),
 }
 
 impl Transaction {
-    /// Finds out whether a commit whose answer was lost has happened. Sends the commit again if the commit has not
-    /// happened and is still possible.
+    /// Finds out whether a commit whose answer was lost has happened. If the commit has not happened and is still
+    /// possible, sends it again.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -419,7 +422,7 @@ impl Transaction {
         changed.or_else(|| self.writes.keys().next().map(|key| SettleClue::Created(key.clone(), self.newest_seen())))
     }
 
-    /// The newest revision in an answer to this attempt. The commit was sent after that answer.
+    /// The newest revision in any answer that this attempt got before its commit.
     fn newest_seen(&self) -> Revision {
         self.presumed.values().copied().fold(self.at, Revision::max)
     }
@@ -441,7 +444,7 @@ impl Transaction {
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
     }
 
-    /// Searches the store's history for this commit. Returns `None` if the commit has not happened so far.
+    /// Searches the store's history for the unanswered commit. Returns `None` if the commit has not happened so far.
     async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
         let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {
@@ -458,8 +461,8 @@ impl Transaction {
         Ok(ours.map(Commit::Done))
     }
 
-    /// The revision of the first change of `key` after `guard`, if this commit made that change. `written` is the
-    /// key's current mod revision.
+    /// If this attempt's commit made the first change of `key` after revision `guard`, returns the revision of that
+    /// change. The argument `written` is the current mod revision of the key.
     async fn find_change(
         &self,
         key: &Key,
@@ -473,7 +476,7 @@ impl Transaction {
         Ok(self.is_ours(revision).await.map_err(read_failure)?.then_some(revision))
     }
 
-    /// The revision in `after+1..=until` at which this commit created `key`, if the commit did so.
+    /// If this attempt's commit created `key` at a revision in `after+1..=until`, returns that revision.
     async fn find_creation(
         &self,
         key: &Key,
@@ -502,20 +505,20 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // The key existed without interruption since its creation.
+            // The key has existed without interruption since its creation, so the search continues before the creation.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }
         Ok(None)
     }
 
-    /// Reads a key without its value at a revision; an unset revision means the latest.
+    /// Reads a key at a revision, without its value; an unset revision means the latest.
     async fn state_of(&self, key: &Key, at: Revision) -> Result<RangeResponse> {
         let request = RangeRequest::new(Range::Key(key.clone())).with_at(at).with_content(Content::KeysOnly);
         self.store.range(request).await
     }
 
-    /// True if all keys that this attempt writes were written at this revision, with the attempt's values.
+    /// Returns true if all keys that this attempt writes were written at this revision with this attempt's values.
     async fn is_ours(&self, revision: Revision) -> Result<bool> {
         let writes: Vec<_> = self.writes.iter().collect();
         for writes in writes.chunks(MAX_CONCURRENT_READS) {
@@ -533,12 +536,13 @@ impl Transaction {
         Ok(true)
     }
 
-    /// Finds the revision of the first change of `key` after this attempt read the key. The key must have changed.
+    /// Returns the revision of the first change of `key` after this attempt read it. The caller must know that the key
+    /// has changed.
     async fn first_change(&self, key: &Key) -> Result<Revision> {
         let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
         let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
         let mut changes = self.store.watch(request).await?;
-        // Dropping the watch on a timeout loses nothing, because a watch only reads.
+        // A timeout may drop the watch, because a watch only reads.
         match tokio::time::timeout(self.deadline.remaining(), changes.next()).await {
             Ok(Some(batch)) => Ok(batch?.revision),
             Ok(None) | Err(_) => Err(out_of_time()),
@@ -546,13 +550,13 @@ impl Transaction {
     }
 }
 
-/// Converts the error of a read while a commit is settled. An error that is not transient, for example a compacted
-/// history, is final.
+/// Converts the error of a read that is made to find out a commit's outcome. An error that is not transient, for
+/// example about compacted history, ends the search for the outcome.
 fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }
 
-/// The mod revision of the key that the failure branch read; unset if the key is absent.
+/// The mod revision of the key that the transaction's failure branch read; unset if the key is absent.
 fn written_at(answer: &TxnResponse) -> Revision {
     match answer.results.first() {
         Some(OpResult::Range(found)) => found.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision),

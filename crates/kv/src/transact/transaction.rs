@@ -1,5 +1,5 @@
-//! Provides the reads and writes for a transaction's body. A peek reads keys at the latest revision, which is newer
-//! than the revision of the attempt, as hints for a search.
+//! Provides the reads and writes for the body of a transaction. A peek reads keys at the latest revision, which is
+//! newer than the attempt's revision, and returns them as hints.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -14,17 +14,17 @@ use crate::request::{Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn
 use crate::store::{Store, StoreExt};
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a range that is guarded against every change. Each etcd member checks all keys of the
-/// range when it applies the commit.
+/// Maximum number of keys in a range whose keys are all guarded against changes. Each etcd member checks all keys of a
+/// guarded range when it applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
-/// Maximum number of keys in a range that is guarded against new keys only. The limit is higher than
-/// [`MAX_GUARDED_KEYS`] because these guards are rare.
+/// Maximum number of keys in a range that is guarded only against the creation of keys. This limit is higher than
+/// [`MAX_GUARDED_KEYS`] because guards against creation are rare.
 pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
-/// One attempt of [`transact!`](crate::transact!).
+/// One attempt of a [`transact!`](crate::transact!) call.
 ///
-/// The store's first answer fixes the revision of the attempt. All later reads except peeks read at the attempt's
-/// revision.
+/// The first answer of the store fixes the revision at which this attempt reads. All later reads of the attempt, except
+/// for peeks, are at the attempt's revision.
 ///
 /// | Method | The commit fails if | Round trips | Sees own writes |
 /// |---|---|---|---|
@@ -41,42 +41,42 @@ pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 /// | [`put`](Self::put), [`delete`](Self::delete) | the key, which must be guarded, has changed | none before the commit | |
 /// | [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
 ///
-/// A caller of an unguarded read must know why a change of the read keys does no harm.
+/// A body that reads without a guard must stay correct if the keys change before the commit.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Deadline,
-    /// The revision of the attempt; unset until the first answer.
+    /// The revision at which the attempt reads; unset until the store's first answer.
     pub(super) at: Revision,
-    /// The keys that were read, with their state at `at`; `None` for an absent key.
+    /// The keys that the attempt has read, with their state at revision `at`; `None` for an absent key.
     seen: BTreeMap<Key, Option<Kv>>,
-    /// Ranges whose keys are all in `seen`.
+    /// Ranges that were read completely: all their keys are in `seen`.
     listed: Vec<Range>,
-    /// The keys of ranges that were read without values.
+    /// The keys in ranges that the attempt read without values.
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
-    /// The keys of ranges that a peek read, with the revision of the peek.
+    /// The keys in ranges that a peek read, with the revision of the peek.
     peeked_ranges: BTreeMap<Range, (Vec<Key>, Revision)>,
-    /// Keys that a peek found absent, with the revision of the peek.
+    /// Keys that were absent in a peek, with the revision of the peek.
     pub(super) absent: BTreeMap<Key, Revision>,
-    /// Keys that a peek found written after `at`, with their mod revisions.
+    /// Keys that a peek found to be written after revision `at`, with their mod revisions.
     pub(super) newer: BTreeMap<Key, Revision>,
-    /// Keys that the commit expects to be absent because a peek found them absent, with the revision of the peek.
+    /// Keys that the commit requires to be absent, because they were absent in a peek; with the revision of the peek.
     pub(super) presumed: BTreeMap<Key, Revision>,
-    /// Keys that must be unchanged at the commit, with their mod revisions; unset for absent keys.
+    /// Keys that must not have changed when the attempt commits, with their mod revisions; unset for absent keys.
     pub(super) guards: BTreeMap<Key, Revision>,
-    /// Ranges in which no key may be created or changed until the commit.
+    /// Ranges in which no key may be created or changed before the attempt commits.
     pub(super) guarded_ranges: Vec<Range>,
-    /// Ranges in which no key may be created between the given revision and the commit.
+    /// Ranges in which no key may be created between the given revision and the attempt's commit.
     pub(super) creation_guards: BTreeMap<Range, Revision>,
-    /// The values to write at the commit; `None` deletes the key.
+    /// The keys that the commit writes, with their values; `None` deletes the key.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
-    /// Keys that the first request of the attempt reads in addition to the requested keys.
+    /// Keys that the first request of the attempt reads in addition to the keys that the body reads first.
     extra_reads: Vec<Key>,
     stale: bool,
-    /// False after an earlier attempt relied on a peek without a commit that proved the peek.
+    /// False if an earlier attempt relied on a peek and ended without a commit that confirmed the result of the peek.
     pub(super) may_rely_on_peek: bool,
-    /// True once a read returned "absent" because a peek found the key absent. The peek is newer than the revision of
-    /// the attempt.
+    /// True once a read has returned "absent" only because the key was absent in a peek. The peek read a newer revision
+    /// than the attempt.
     pub(super) relied_on_peek: bool,
 }
 
@@ -109,19 +109,20 @@ impl Transaction {
         self
     }
 
-    /// The revision of this attempt; unset before its first read.
+    /// The revision at which this attempt reads; unset before its first read.
     pub fn revision(&self) -> Revision {
         self.at
     }
 
-    /// True if the revision of the attempt was compacted, so that the transaction must run another attempt.
+    /// Returns true if the attempt's revision was compacted: the transaction then needs another attempt.
     pub(super) fn is_stale(&self) -> bool {
         self.stale
     }
 
-    /// Reads keys and ranges in one round trip, so that later reads of the same keys and ranges need no request. This
-    /// method adds no guards. A range with [`Content::KeysOnly`] serves [`snapshot_keys`](Self::snapshot_keys). A
-    /// range with [`Content::CountOnly`] is skipped, since no later read uses a count. Limits of ranges are ignored.
+    /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request. The
+    /// method `prefetch` adds no guards. If a range has [`Content::KeysOnly`], only
+    /// [`snapshot_keys`](Self::snapshot_keys) can use the result. A range with [`Content::CountOnly`] is not read,
+    /// because no later read uses a count. Limits in the given ranges are ignored.
     ///
     /// # Errors
     /// Any store error.
@@ -139,11 +140,11 @@ impl Transaction {
         self.fetch(wanted).await
     }
 
-    /// Reads one key. The commit fails if the key changes between the attempt's revision and the commit.
+    /// Reads one key. The commit fails if the key changes after the attempt's revision.
     ///
-    /// A key that a [`peek`](Self::peek) found absent is not read again: this method returns `None`, and the commit
-    /// fails if the key exists at the commit. Because the peek is newer than the revision of the attempt, an attempt
-    /// that relies on a peek and ends without a commit is discarded, and the next attempt reads the key.
+    /// If a [`peek`](Self::peek) found the key absent, this method returns `None` without a request. The commit then
+    /// fails if the key exists at the commit. A peek is newer than the attempt's revision. If an attempt relied on a
+    /// peek and ended without a commit, the attempt is therefore discarded, and the next attempt reads the key.
     ///
     /// # Errors
     /// Any store error.
@@ -163,12 +164,12 @@ impl Transaction {
         Ok(value)
     }
 
-    /// Reads every key of a range, ascending. The commit fails if a key of the range is created or changed before the
-    /// commit. A deleted key does not make the commit fail, so use this method for lists in which a missing entry does
-    /// no harm. The read costs one guard, regardless of the number of keys.
+    /// Reads all keys of a range, in ascending order. The commit fails if a key in the range was created or changed
+    /// since the attempt's revision. Deleted keys do not make the commit fail, so use this method for lists in which a
+    /// missing entry does no harm. The commit needs one guard for the range, whatever the number of its keys.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 64 keys; any store error.
+    /// `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
     pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
@@ -179,7 +180,7 @@ impl Transaction {
         Ok(known)
     }
 
-    /// Reads the keys of a range, ascending, without values and without a guard. The read does not see the
+    /// Reads the keys of a range without values and without a guard, in ascending order. The result does not show the
     /// transaction's own writes.
     ///
     /// # Errors
@@ -202,7 +203,7 @@ impl Transaction {
         Ok(listing.kvs.into_iter().map(|kv| kv.key).collect())
     }
 
-    /// Returns true if a range contains no key. This method reads no values and adds no guard.
+    /// Returns true if a key range contains no key. The method `snapshot_is_empty` reads no values and adds no guard.
     ///
     /// # Errors
     /// Any store error.
@@ -215,12 +216,12 @@ impl Transaction {
         Ok(answers.iter().all(|answer| answer.kvs.is_empty()))
     }
 
-    /// The revision of the last write to a key; `None` if the key is absent or was not read.
+    /// The revision at which a key was last written; `None` if the key is absent or was not read.
     pub fn written_at(&self, key: &Key) -> Option<Revision> {
         self.seen.get(key)?.as_ref().map(|kv| kv.mod_revision)
     }
 
-    /// Reads one key without a guard.
+    /// Reads one key without adding a guard.
     ///
     /// # Errors
     /// Any store error.
@@ -234,7 +235,7 @@ impl Transaction {
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
     }
 
-    /// Reads every key of a range, ascending, without a guard.
+    /// Reads all keys of a range, in ascending order, without adding a guard.
     ///
     /// # Errors
     /// Any store error.
@@ -243,19 +244,21 @@ impl Transaction {
         Ok(self.known(range))
     }
 
-    /// Writes a key at the commit. The body must have read the key with [`get`](Self::get) before.
+    /// Writes a key when the transaction commits. The transaction body must have read the key with [`get`](Self::get)
+    /// before the write.
     ///
     /// # Errors
-    /// `InvalidArgument` if the key is not guarded. If the answer to an unguarded write were lost, its outcome could
-    /// not be found out.
+    /// `InvalidArgument` if the transaction has no guard on the key. Without a guard, the outcome of an unanswered
+    /// commit could not be found out.
     pub fn put(&mut self, key: &Key, value: impl Into<Value>) -> Result<()> {
         self.write(key, Some(value.into()))
     }
 
-    /// Deletes a key at the commit. The body must have read the key with [`get`](Self::get) before.
+    /// Deletes a key when the transaction commits. The transaction body must have read the key with [`get`](Self::get)
+    /// before the deletion.
     ///
     /// # Errors
-    /// `InvalidArgument` if the key is not guarded.
+    /// `InvalidArgument` if the transaction has no guard on the key.
     pub fn delete(&mut self, key: &Key) -> Result<()> {
         self.write(key, None)
     }
@@ -264,7 +267,7 @@ impl Transaction {
         !self.writes.is_empty()
     }
 
-    /// Drops all writes and returns their keys, for a caller that only needs the result of a body.
+    /// Drops all writes of the attempt and returns their keys, for callers that only need the body's result.
     pub fn forget_writes(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.writes).into_keys().collect()
     }
@@ -291,14 +294,14 @@ impl Transaction {
         Ok(())
     }
 
-    /// True if the state of the key is known without another read.
+    /// Returns true if earlier reads of the attempt show the state of the key.
     fn knows(&self, key: &Key) -> bool {
         self.seen.contains_key(key)
             || self.listed.iter().any(|range| range.contains(key.as_bytes()))
             || self.keys.iter().any(|(range, keys)| range.contains(key.as_bytes()) && keys.binary_search(key).is_err())
     }
 
-    /// Reads a range into `seen`, unless the range was read before.
+    /// Reads a range into `seen`, unless it was read before.
     async fn load(&mut self, range: &Range) -> Result<()> {
         let known = match range {
             Range::Key(key) => self.knows(key),
@@ -307,7 +310,8 @@ impl Transaction {
         if known { Ok(()) } else { self.fetch(vec![(range.clone(), Content::Full)]).await }
     }
 
-    /// The range as this transaction sees it: the keys that were read, overlaid with the transaction's writes.
+    /// The keys of the range as this transaction sees them: the keys that were read, overlaid with the transaction's
+    /// own writes.
     fn known(&self, range: &Range) -> Vec<(Key, Value)> {
         let (from, to) = range.bounds();
         let mut present: BTreeMap<&Key, &Value> = span(&self.seen, &from, to.as_ref())
@@ -322,8 +326,8 @@ impl Transaction {
         present.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Reads ranges. The first call of an attempt reads all ranges in one transaction, which fixes the attempt's
-    /// revision. Later calls read at that revision.
+    /// Reads ranges. In the first call of an attempt, one transaction reads all ranges and fixes the attempt's
+    /// revision. Later calls of `fetch` read at the attempt's revision.
     async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -368,7 +372,7 @@ impl Transaction {
         }
     }
 
-    /// Sends a transaction that only reads. Repeats the transaction after transient errors.
+    /// Sends a read-only transaction to the store. If the store returns a transient error, repeats the transaction.
     async fn send_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
         let mut attempt = 0;
         loop {
@@ -379,7 +383,7 @@ impl Transaction {
         }
     }
 
-    /// Sends several reads concurrently. Repeats all reads after a transient error.
+    /// Sends several reads concurrently. If one of the reads fails with a transient error, repeats all reads.
     async fn send_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
         let mut attempt = 0;
         loop {
@@ -391,7 +395,7 @@ impl Transaction {
         }
     }
 
-    /// Pauses before a read is repeated. Returns the error if the error is not transient or no time is left.
+    /// Pauses before a failed read is repeated. Returns the read's error if it is not transient, or if no time is left.
     async fn pause_after(&mut self, attempt: &mut u32, error: Error) -> Result<()> {
         if !error.kind().is_transient() || self.deadline.work_is_over() {
             self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
@@ -407,20 +411,20 @@ impl Transaction {
     }
 }
 
-/// The entries of `map` from `from` (inclusive) to `to` (exclusive).
+/// The entries of `map` whose keys are from `from` (inclusive) to `to` (exclusive).
 fn span<'m, V>(map: &'m BTreeMap<Key, V>, from: &Key, to: Option<&Key>) -> impl Iterator<Item = (&'m Key, &'m V)> {
     let to = to.cloned();
     map.range(from.clone()..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
 }
 
 impl Transaction {
-    /// Reads keys at the latest revision in one request, in the order of `keys`; `None` for absent keys. The result is
-    /// a hint: it is newer than the revision of the attempt, has no guard, and does not contain the writes of this
-    /// transaction.
+    /// Reads keys at the latest revision in one request, and returns them in the order of `keys`; `None` for absent
+    /// keys. The returned states are hints: they are newer than the attempt's revision, have no guard, and do not show
+    /// the transaction's own writes.
     ///
     /// After a peek, call [`get`](Self::get) for the key that the decision depends on. If the peek found the key
-    /// absent, the `get` usually needs no request. If the peek found the key written after the revision of the
-    /// attempt, the commit fails and the body runs again.
+    /// absent, this `get` usually needs no request. If the peek found that the key was written after the attempt's
+    /// revision, the commit fails and the body runs again.
     ///
     /// # Errors
     /// Any store error.
@@ -428,8 +432,8 @@ impl Transaction {
         self.peek_with(keys, content, &[]).await
     }
 
-    /// Like [`peek`](Self::peek), but the request reads the keys of `ranges` as well, so that
-    /// [`peek_ranges`](Self::peek_ranges) needs no request for these ranges.
+    /// Like [`peek`](Self::peek), but its request also reads the keys in `ranges`; a later
+    /// [`peek_ranges`](Self::peek_ranges) of these ranges needs no request.
     ///
     /// # Errors
     /// Any store error.
@@ -449,9 +453,9 @@ impl Transaction {
         Ok(found.into_iter().map(|(kv, _)| kv).collect())
     }
 
-    /// Reads the keys of ranges, without values, in the order of `ranges`. Ranges that were prefetched are returned at
-    /// the revision of the attempt. All other ranges are read at the latest revision, in one request. This method adds
-    /// no guards and does not see the writes of this transaction.
+    /// Reads the keys in ranges, without values, and returns them in the order of `ranges`. Prefetched ranges are
+    /// returned as of the attempt's revision. Ranges that were not prefetched are read at the latest revision, in one
+    /// request. This method adds no guards, and the result does not show the transaction's own writes.
     ///
     /// # Errors
     /// Any store error.
@@ -463,12 +467,12 @@ impl Transaction {
         Ok(ranges.iter().map(|range| self.keys_in(range).map(|(keys, _)| keys).unwrap_or_default()).collect())
     }
 
-    /// Reads the keys of a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a
-    /// key was created in the range after the read, so the list of keys is still complete at the commit. Changes and
-    /// deletions of the listed keys do not matter.
+    /// Reads the keys in a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a key
+    /// was created in the range after the read, so at the commit the returned list of keys is still complete. Changes
+    /// and deletions of the listed keys do not make the commit fail.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 4,096 keys; any store error.
+    /// `ReadSetTooLarge` if the range has more than 4,096 keys, or any store error.
     pub async fn guard_creation(&mut self, range: &Range) -> Result<Vec<Key>> {
         let keys = self.peek_ranges(slice::from_ref(range)).await?.pop().unwrap_or_default();
         if keys.len() > MAX_CREATION_GUARDED_KEYS {
@@ -479,7 +483,7 @@ impl Transaction {
         Ok(keys)
     }
 
-    /// The keys of a range and the revision at which the keys were read, if the range or a covering range was read.
+    /// If the range or a wider range was read, returns the keys of the range and the revision of that read.
     fn keys_in(&self, range: &Range) -> Option<(Vec<Key>, Revision)> {
         if let Some(keys) = self.keys.get(range) {
             return Some((keys.clone(), self.at));
@@ -490,14 +494,14 @@ impl Transaction {
         Some((keys.iter().filter(|key| range.contains(key.as_bytes())).cloned().collect(), at))
     }
 
-    /// True if the commit relies on a state of a key, and a peek found that the key has changed since. The guards may
-    /// miss such a change: a key that is absent at `at` and at the commit may have existed at the peek.
+    /// Returns true if the commit relies on the state of a key that, according to a peek, has changed since. The guards
+    /// alone may miss a change: a key that is absent at revision `at` and at the commit may have existed at the peek.
     pub(super) fn is_older_than_a_peek(&self) -> bool {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
-    /// Reads keys, and the keys of ranges, at the latest revision, in as few requests as possible. Each returned state
-    /// comes with the revision of the answer that contained the state.
+    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Each returned state
+    /// of a key has the revision of the answer in which it arrived.
     async fn read_newest(
         &mut self,
         keys: &[Key],

@@ -1,5 +1,5 @@
-//! Wraps stores in order to count calls and bytes, inject the faults of networks and servers, log every call, or
-//! rehearse writes. Tests, metrics and benchmarks use these wrappers, so that stores need no hooks.
+//! Store wrappers that count calls and bytes, inject faults of networks and servers, log calls, or rehearse writes.
+//! Tests, metrics and benchmarks use these wrappers, so the stores themselves need no hooks.
 
 mod rehearsal;
 
@@ -29,7 +29,7 @@ pub mod tracing_targets {
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// Number of calls and bytes that went through a [`CountingStore`]. Each call of a store is one round trip.
+/// Numbers of the calls and bytes that went through a [`CountingStore`]. Each store call is one round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     /// Number of calls of [`Store::range`].
@@ -40,14 +40,14 @@ pub struct CallCounts {
     pub watches: u64,
     /// Number of calls of [`Store::compact`].
     pub compactions: u64,
-    /// Number of bytes of transactions, as [`Txn::size`] counts them.
+    /// Number of bytes in transactions, as [`Txn::size`] counts them.
     pub bytes_sent: u64,
-    /// Number of bytes of keys and values in answers.
+    /// Number of bytes of the keys and values in answers.
     pub bytes_received: u64,
 }
 
 impl CallCounts {
-    /// Number of reads and transactions together.
+    /// Number of reads plus number of transactions.
     pub fn round_trips(&self) -> u64 {
         self.ranges + self.txns
     }
@@ -63,7 +63,7 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
-/// A store that counts calls and bytes. Clones of a counting store share their counters.
+/// A store wrapper that counts calls and bytes. Clones of a counting store share their counters.
 #[derive(Clone, Debug)]
 pub struct CountingStore<S> {
     inner: S,
@@ -76,7 +76,7 @@ impl<S: Store> CountingStore<S> {
         Self { inner, counters: Arc::default() }
     }
 
-    /// Returns the counts since the last call and resets them to zero.
+    /// Returns the counts since the last `take`, and resets them to zero.
     pub fn take(&self) -> CallCounts {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
         CallCounts {
@@ -129,26 +129,29 @@ impl<S: Store> Store for CountingStore<S> {
     }
 }
 
-/// A fault that is injected into one call of a store.
+/// A fault that a [`FaultyStore`] injects into one store call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The request is not sent, and the caller gets `NotSent`.
     NotSent,
     /// The request is lost on the way to the store, and the caller gets `Timeout`.
     RequestLost,
-    /// The store carries out the request, but the answer is lost, and the caller gets `Disconnected`.
+    /// The store executes the request, but the answer is lost, and the caller gets `Disconnected`.
     ReplyLost,
-    /// The caller gets `Timeout`. A transaction is carried out later, by [`FaultyStore::deliver_held`].
+    /// The caller of the store gets `Timeout`. If the call is a transaction, [`FaultyStore::deliver_held`] executes it
+    /// later.
     Held,
-    /// The call is delayed by this time.
+    /// The store call is delayed by this duration.
     Delay(Duration),
-    /// A watch ends with `Disconnected` after its first batch. Any other call fails with `NotSent`.
+    /// If the call is a watch, it ends with `Disconnected` after its first batch. Calls other than a watch fail with
+    /// `NotSent`.
     Disconnect,
 }
 
-/// Decides which calls fail. [`FaultyStore`] asks once for each call, in the order in which the calls begin.
+/// Decides which store calls fail, and how. A [`FaultyStore`] calls [`next`](Self::next) once for each store call, in
+/// the order in which these calls begin.
 pub trait Faults: Send + Sync + 'static {
-    /// The fault of this call, if any.
+    /// The fault to inject into the next store call, if any.
     fn next(&self, operation: Operation) -> Option<Fault>;
 }
 
@@ -158,7 +161,7 @@ impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
     }
 }
 
-/// A store with injected [`Faults`]. Clones of a faulty store share the faults and the held transactions.
+/// A store wrapper that injects [`Faults`]. Clones of a faulty store share the faults and the held transactions.
 #[derive(Clone)]
 pub struct FaultyStore<S> {
     inner: S,
@@ -167,13 +170,13 @@ pub struct FaultyStore<S> {
 }
 
 impl<S: Store> FaultyStore<S> {
-    /// Creates a wrapper around `inner` with these faults.
+    /// Creates a wrapper around `inner` that injects these faults.
     pub fn new(inner: S, faults: impl Faults) -> Self {
         Self { inner, faults: Arc::new(faults), held: Arc::default() }
     }
 
-    /// Creates a wrapper whose first transactions have the listed faults, in order. All later transactions and all
-    /// other calls work.
+    /// Creates a wrapper that injects the listed faults into the first transactions, in order. All later transactions,
+    /// and all calls other than transactions, succeed.
     pub fn script(inner: S, faults: impl IntoIterator<Item = Option<Fault>>) -> Self {
         let script: Mutex<VecDeque<Option<Fault>>> = Mutex::new(faults.into_iter().collect());
         Self::new(inner, move |operation| match operation {
@@ -182,10 +185,10 @@ impl<S: Store> FaultyStore<S> {
         })
     }
 
-    /// Carries out the held transactions in order, as a server does when it resumes.
+    /// Executes the held transactions in order, like a server that was frozen and continues.
     ///
     /// # Errors
-    /// The first error of the inner store. The transactions after the failed transaction stay held.
+    /// The first error that the inner store returns. The transactions after the failed one stay held.
     pub async fn deliver_held(&self) -> Result<Vec<TxnResponse>> {
         let mut answers = Vec::new();
         while let Some(txn) = self.pop_held() {
@@ -198,7 +201,8 @@ impl<S: Store> FaultyStore<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Applies the faults that occur before a call of the inner store. Returns the fault to apply after the call.
+    /// Injects the faults that happen before a call of the inner store. Returns the fault to inject after the call of
+    /// the inner store.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {
@@ -214,7 +218,7 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// Applies the faults that occur after a call of the inner store.
+    /// Injects the faults that happen after a call of the inner store.
     fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
         match fault {
             Some(Fault::ReplyLost) => {
@@ -276,12 +280,12 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 }
 
-/// A store that logs each call at debug level with its keys, duration and result, but never the values.
+/// A store wrapper that logs each call at debug level with its keys, duration and result, but never with values.
 #[derive(Clone, Debug)]
 pub struct TracedStore<S>(S);
 
 impl<S: Store> TracedStore<S> {
-    /// Creates a wrapper around `inner`.
+    /// Creates a logging wrapper around `inner`.
     pub fn new(inner: S) -> Self {
         Self(inner)
     }

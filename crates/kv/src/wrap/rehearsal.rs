@@ -1,4 +1,4 @@
-//! Wraps a store and rehearses writes without changing that store.
+//! A store wrapper that rehearses writes without changing the inner store.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::store::{Store, StoreExt, WatchStream};
 
 const NAME: &str = "rehearsal";
 
-/// A store that keeps all writes in the memory of this handle, on top of the inner store at the revision of the first
-/// call. Compares are evaluated, revisions count up, and reads see the rehearsed writes. A caller can rehearse any
-/// change with all its checks.
+/// A store that keeps all writes in memory, on top of the state that the inner store had at the first call. The wrapper
+/// evaluates compares and counts revisions up, and its reads show the rehearsed writes. A caller can thus rehearse a
+/// change together with all its checks.
 ///
-/// The inner store must keep its history back to the first call. The methods `watch` and `compact` fail with
-/// `Unsupported`.
+/// The inner store must keep its history since the first call of the rehearsal. The methods `watch` and `compact` of a
+/// rehearsal fail with `Unsupported`.
 #[derive(Debug)]
 pub struct Rehearsal<S> {
     inner: S,
@@ -28,26 +28,26 @@ pub struct Rehearsal<S> {
 
 #[derive(Debug, Default)]
 struct RehearsalState {
-    /// The revision of the inner store under the rehearsal; unset before the first call.
+    /// The revision of the inner store on which the rehearsal is based; unset before the first call.
     base: Revision,
     /// The newest revision, including the revisions of rehearsed writes.
     newest: Revision,
     last: Revision,
-    /// The rehearsed writes of each key, oldest first; `None` is a deletion.
+    /// The rehearsed writes of each key, oldest first; `None` for a deletion.
     written: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
 }
 
 impl<S: Store> Rehearsal<S> {
-    /// Creates a rehearsal on top of `inner`.
+    /// Creates a rehearsal on top of the store `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner, state: Mutex::default() }
     }
 
-    /// The state of the rehearsal; the first call fixes its base revision.
+    /// Returns the state of the rehearsal; the first call fixes its base revision.
     async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
-            // The request can read any key, because every answer contains the store's revision.
+            // This read may be of any key, because only the store's revision in the answer is needed.
             let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
             state.base = self.inner.range(request).await?.revision;
             state.newest = state.base;
@@ -55,7 +55,7 @@ impl<S: Store> Rehearsal<S> {
         Ok(state)
     }
 
-    /// Reads a range at a revision, with the rehearsed writes. The caller fills in the revision of the answer.
+    /// Reads a key range at a revision, including the rehearsed writes. The caller must set the revision of the answer.
     async fn read(&self, state: &RehearsalState, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
         let below = at.min(state.base);
         if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {
@@ -123,7 +123,7 @@ impl<S: Store> Rehearsal<S> {
 }
 
 impl RehearsalState {
-    /// The rehearsed writes in a range.
+    /// The rehearsed writes of the keys in a range.
     fn within<'s>(&'s self, range: &Range) -> impl Iterator<Item = (&'s Key, &'s Vec<(Revision, Option<Kv>)>)> {
         let (from, to) = range.bounds();
         self.written.range(from..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
@@ -146,7 +146,7 @@ impl RehearsalState {
         self.written.entry(key.clone()).or_default().push((at, kv));
     }
 
-    /// Drops the rehearsed writes of a revision.
+    /// Drops all rehearsed writes at the given revision.
     fn undo(&mut self, at: Revision) {
         self.written.retain(|_, versions| {
             versions.retain(|(revision, _)| *revision != at);

@@ -1,4 +1,4 @@
-//! Tests transactions on the in-memory store, with and without faults.
+//! Tests `transact!` on the in-memory store, with and without injected faults.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod hints;
@@ -22,7 +22,7 @@ fn number(value: Option<Value>) -> u64 {
     value.map_or(0, |value| std::str::from_utf8(value.as_bytes()).unwrap().parse().unwrap())
 }
 
-/// Converts a store to the type of handle that callers of `transact!` use.
+/// Converts a store to the type that `transact!` requires.
 fn shared(store: &(impl Store + Clone)) -> Arc<dyn Store> {
     Arc::new(store.clone())
 }
@@ -72,7 +72,7 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());
         assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
-        // The prefetch did not contain this range, but the range is read at the same revision.
+        // This range was not prefetched, but it is read at the revision of the prefetch.
         let all = tx.snapshot_list(&Range::All).await?;
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)
@@ -102,7 +102,8 @@ async fn transact_sees_its_own_writes() {
     assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 1);
 }
 
-/// Runs a body that reads with `read` while another writer interferes once, and returns the number of attempts.
+/// Runs a transaction body that reads with `read` while another writer interferes once, and returns the number of
+/// attempts.
 async fn attempts_with(
     read: impl AsyncFn(&mut Transaction) -> Result<(), Error>,
     interfere: impl AsyncFn(&kv_mvcc::MvccStore),
@@ -209,7 +210,7 @@ async fn transact_writes_nothing_when_body_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_settles_lost_replies_and_requests() {
-    // The first transaction of each attempt is its read, the second transaction is its commit.
+    // The first transaction of each attempt is its read, and the second one is its commit.
     for faults in [
         vec![None, Some(Fault::ReplyLost)],
         vec![None, Some(Fault::RequestLost)],
@@ -239,7 +240,8 @@ async fn transact_writes_once_when_write_lands_late() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_tells_other_writer_from_lost_reply() {
-    // Our commit is lost on its way to the store. Another writer changes the key before the commit is sent again.
+    // The commit under test is lost on its way to the store. Another writer changes the key before the commit is sent
+    // for the second time.
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
     let other = inner.clone();
@@ -342,7 +344,7 @@ async fn transact_knows_absent_keys_from_listing() {
     assert_eq!(store.take().round_trips(), 1);
 }
 
-/// A store in which another writer adds 100 to a number after a given transaction.
+/// A store wrapper in which another writer adds 100 to a number after a given transaction.
 #[derive(Clone, Debug)]
 struct Meddler<S> {
     inner: S,

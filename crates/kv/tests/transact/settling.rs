@@ -1,4 +1,4 @@
-//! Tests how `transact!` settles commits whose answers were lost, while another writer changes the same keys.
+//! Tests how `transact!` finds out the outcome of unanswered commits while another writer changes the same keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -9,11 +9,11 @@ use kv_mvcc::MvccStore;
 
 use super::{options, shared};
 
-/// An action of another writer before or after our commit.
+/// What another writer does before or after the commit under test.
 #[derive(Clone, Debug)]
 enum Deed {
     Write(Txn),
-    /// Compacts the whole history of the store.
+    /// Compacts the store at its latest revision.
     Compact,
 }
 
@@ -25,8 +25,8 @@ fn delete(key: &str) -> Deed {
     Deed::Write(Txn::new().with_success([Op::delete(key)]))
 }
 
-/// A store in which another writer changes keys just before and just after the second transaction, which is the commit
-/// of the first attempt. The inner store injects a fault into this commit.
+/// A store wrapper in which another writer changes keys just before and just after the second transaction (the first
+/// attempt's commit). The inner store injects a fault into the commit of the first attempt.
 #[derive(Clone, Debug)]
 struct Contended {
     inner: FaultyStore<MvccStore>,
@@ -85,7 +85,7 @@ impl Store for Contended {
     }
 }
 
-/// Creates the absent keys among `keys` in a transaction that also reads another key.
+/// In one transaction, reads another key and creates those of `keys` that are absent.
 async fn create(store: &Contended, keys: &[&str]) -> Result<Committed<()>, Error> {
     let keys: Vec<Key> = keys.iter().map(|key| Key::from(*key)).collect();
     transact!(shared(store), options(), |tx| {
@@ -99,7 +99,7 @@ async fn create(store: &Contended, keys: &[&str]) -> Result<Committed<()>, Error
     })
 }
 
-/// The number of times that a key was created with our value.
+/// The number of times that a key was created with the value of the transaction under test.
 async fn creations(store: &MvccStore, key: &str) -> usize {
     let last = store.range(kv::RangeRequest::new(Range::key(key))).await.unwrap().revision;
     let mut found = std::collections::BTreeSet::new();
@@ -117,7 +117,7 @@ async fn settling_does_not_repeat_creation_removed_since() {
         vec![put("k", "another's"), delete("k")],
         vec![delete("k"), put("k", "another's"), delete("k")],
         vec![delete("k"), delete("l")],
-        // A guarded key has changed as well, so the same commit cannot succeed again.
+        // Another guarded key has changed, so the commit under test cannot succeed when it is sent again.
         vec![delete("k"), delete("l"), put("config", "new")],
         vec![delete("k"), put("k", "another's")],
         vec![put("config", "new")],
@@ -186,7 +186,7 @@ async fn settling_restarts_at_once_when_guard_broke() {
         tx.put(&"k".into(), "new")
     })
     .unwrap();
-    // Settling must not wait for a change of `k`, because no writer changes `k`.
+    // No writer changes `k`, so settling must not wait for a change of `k`.
     assert_eq!(committed.attempts, 2);
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
 }
@@ -199,7 +199,7 @@ async fn settling_is_skipped_when_nothing_was_sent() {
     assert_eq!((committed.revision, committed.attempts), (Revision::new(2), 2));
 }
 
-/// A store that loses the commit of the first attempt and answers every later transaction with an error.
+/// A store wrapper that loses the commit of the first attempt and returns an error for every later transaction.
 #[derive(Clone, Debug)]
 struct Refusing {
     inner: MvccStore,
@@ -283,7 +283,7 @@ async fn settling_takes_no_foreign_deletion_as_proof() {
     assert_eq!(inner.get("renamed").await.unwrap().unwrap().mod_revision, committed.revision);
 }
 
-/// A store that answers the commit of the first attempt and all later writes with a final error.
+/// A store wrapper that returns a final error for the first attempt's commit and for all later writes.
 #[derive(Clone, Debug)]
 struct Full {
     inner: Contended,

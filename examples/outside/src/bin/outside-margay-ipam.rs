@@ -1,4 +1,4 @@
-//! Both CNI plugins of Margay, built with the stores of [`outside::drivers`].
+//! The IPAM plugin and the main CNI plugin of Margay, built with the stores of [`outside::drivers`].
 
 fn main() -> std::process::ExitCode {
     cni_plugin::main(outside::drivers())

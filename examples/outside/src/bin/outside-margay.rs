@@ -1,4 +1,4 @@
-//! The command `margay`, built with the stores of [`outside::drivers`].
+//! The program `margay`, built with the stores of [`outside::drivers`].
 
 fn main() -> std::process::ExitCode {
     cli::main(&outside::drivers())

@@ -1,5 +1,5 @@
-//! Compares the stores: which conformance rules each store keeps, how long a durable commit and an opening take, and
-//! the results of torture, kills and power cuts. `make scoreboard` inserts the printed page into the book.
+//! Compares the stores: the conformance rules that each store keeps, the time of a durable commit and of opening, and
+//! the results of torture, kills and power cuts. The command `make scoreboard` inserts the printed page into the book.
 #![allow(clippy::unwrap_used, reason = "a failed measurement panics")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints the page and its progress")]
 
@@ -22,34 +22,34 @@ use serde_json::Value;
 use tested::{command, drivers};
 use testkit::server;
 
-/// The number of measured commits.
+/// The number of commits to measure.
 const COMMITS: u32 = 500;
 const VALUE_BYTES: usize = 1024;
-/// The number of measured openings of a store.
+/// How many times to open the store for the measurement.
 const OPENINGS: usize = 20;
-/// How long to wait for a store that another process uses, or for a daemon that starts.
+/// How long to wait for a store that another process uses, or until a daemon listens.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// The environment variables that set the length of the long tests: torture, kills and power cuts.
+/// The environment variables that set how long the long tests (torture, kills and power cuts) run, with their values.
 const LONG_SETTINGS: [(&str, &str); 3] =
     [("MARGAY_TORTURE_OPS", "20000"), ("MARGAY_CRASH_ROUNDS", "100"), ("MARGAY_POWER_ROUNDS", "60")];
-/// The table rows of the long tests, each with the test program and the name of the test.
+/// The scoreboard's table rows for the long tests, each with its test program and test name.
 const LONG_TESTS: [(&str, &str, &str); 3] = [
     ("20,000 operations of torture", "programs", "torture_finds_nothing"),
     ("100 kills", "kills", "kills_leave_all_or_nothing"),
     ("60 power cuts", "cuts", "power_cuts_lose_nothing"),
 ];
 
-/// The location of a store. Opening the location creates the store.
+/// A store under measurement: its location, its folder and its servers. Opening this location creates the store.
 struct Place {
     location: Location,
-    /// The folder of the store's files. `None` for a store without files.
+    /// The folder with the store's files. The folder is `None` for a store without files.
     folder: Option<PathBuf>,
-    /// Servers and temporary folders that must live as long as this value.
+    /// Servers and temporary folders that must live as long as this `Place`.
     _kept: Vec<Box<dyn Any>>,
 }
 
-/// A running daemon. Dropping the value kills the process.
+/// A running daemon. Dropping a `Daemon` kills its process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -59,13 +59,13 @@ impl Drop for Daemon {
     }
 }
 
-/// Returns the kinds of stores: memory, the local engines, etcd, and a daemon.
+/// Returns the kinds of stores to compare: memory, the local engines, etcd, and a daemon.
 fn kinds() -> Vec<String> {
     let local = drivers().local().map(|driver| driver.facts().name.to_owned()).collect::<Vec<_>>();
     [vec!["memory".to_owned()], local, vec!["etcd".to_owned(), "serve".to_owned()]].concat()
 }
 
-/// Prepares an empty store of the given kind.
+/// Prepares an empty store of the given kind for the measurements.
 fn place(kind: &str) -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -101,7 +101,7 @@ fn place(kind: &str) -> Place {
     }
 }
 
-/// Returns the groups of conformance rules, in the order of the page that lists the rules, and the group of each rule.
+/// Returns the groups of conformance rules, in the order of `SEMANTICS.md`, and the group of each rule.
 fn groups() -> (Vec<String>, BTreeMap<String, String>) {
     let (mut groups, mut of_rule) = (Vec::<String>::new(), BTreeMap::new());
     let mut heading = String::new();
@@ -120,8 +120,8 @@ fn groups() -> (Vec<String>, BTreeMap<String, String>) {
     (groups, of_rule)
 }
 
-/// Runs the conformance suite on an empty store. Returns the numbers of passed, failed and ignored cases of each group,
-/// and the failed cases.
+/// Runs the conformance cases on an empty store. Returns, for each group, the numbers of passed, failed and ignored
+/// cases; also returns the failed cases.
 fn judge(place: &Place, of_rule: &BTreeMap<String, String>) -> (BTreeMap<String, [u32; 3]>, Vec<String>) {
     let url = place.location.to_string();
     let output = Command::new(command()).args(["conformance", &url, "-o", "json"]).output().unwrap();
@@ -149,7 +149,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e3
 }
 
-/// Returns the disk space of all files in a folder and its subfolders, in bytes.
+/// Returns the disk space in bytes that all files in a folder and its subfolders take.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {
@@ -158,8 +158,8 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// Measures a commit, an opening, and the disk space after the commits. Returns the measurements as texts for the
-/// table.
+/// Measures the time of a commit, the time of opening the store, and the disk space after the commits. Returns the
+/// measurements as strings for the scoreboard's table.
 fn measure(place: &Place) -> [String; 3] {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -189,7 +189,7 @@ fn measure(place: &Place) -> [String; 3] {
     })
 }
 
-/// Runs one of the long tests on an engine and returns the test's result as a text for the table.
+/// Runs one of the long tests on an engine, and returns its result as a string for the scoreboard's table.
 fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--quiet", "--profile", "ci", "-p", "plugged", "--test", program, "--", test]);
@@ -209,7 +209,7 @@ fn row<T: Deref<Target = str>>(name: &str, cells: impl IntoIterator<Item = T>) {
 }
 
 fn main() {
-    // Cargo passes options such as `--bench` to this program, so ignore arguments that start with `-`.
+    // Arguments that start with `-` are ignored, because Cargo passes options such as `--bench` to this program.
     let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let kinds: Vec<String> =
         kinds().into_iter().filter(|kind| wanted.is_empty() || wanted.iter().any(|name| kind == name)).collect();

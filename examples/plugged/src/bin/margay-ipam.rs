@@ -1,4 +1,4 @@
-//! Both CNI plugins of Margay, built with the plugged stores.
+//! The IPAM plugin and the main CNI plugin of Margay, built with the plugged example stores.
 
 use std::process::ExitCode;
 

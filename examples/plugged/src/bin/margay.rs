@@ -1,4 +1,4 @@
-//! The command `margay`, built with the plugged stores.
+//! The program `margay`, built with the plugged example stores.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The program `torture`, built with the plugged stores.
+//! The program `torture`, built with the plugged example stores.
 
 use std::process::ExitCode;
 

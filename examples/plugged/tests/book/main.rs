@@ -1,4 +1,4 @@
-//! Runs the shell sessions of the book with a plugged store instead of sled and redb.
+//! Runs the shell sessions of the book on a plugged example store instead of sled and redb.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "shared with the tests of the command, which use more of it")]
 

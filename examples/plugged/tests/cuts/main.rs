@@ -1,4 +1,4 @@
-//! Cuts the power of a disk on which the plugin and the daemon use a plugged store.
+//! Runs the plugin and the daemon on a plugged example store, on a disk whose power is cut.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/tested.rs"]

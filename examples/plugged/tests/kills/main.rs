@@ -1,4 +1,4 @@
-//! Kills calls of the plugin at random moments with SIGKILL, on a plugged store.
+//! Kills plugin processes with SIGKILL at random moments, on a plugged example store.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/tested.rs"]

@@ -1,5 +1,6 @@
-//! The programs under test: the programs of `examples/plugged`, linked under the names of Margay's own programs.
-//! `MARGAY_PLUGGED` names the store on which the tests run. The default is the first plugged store.
+//! The programs under test: those of `examples/plugged`, linked under the names of Margay's own programs. The
+//! environment variable `MARGAY_PLUGGED` names the store on which the tests run. If the variable is not set, the tests
+//! run on the first plugged store.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -9,12 +10,12 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// The stores that the tests can run on. Each store has the path of the file to which a commit is written, relative to
-/// the store's folder.
+/// The names of the stores on which the tests can run. With each store name comes the path, relative to the store's
+/// folder, of the file to which commits are written.
 const PLUGGED: [(&str, &str); 4] =
     [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
-/// The folder with the programs under test.
+/// The folder that contains the programs under test.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("plugged");
     fs::create_dir_all(&folder).unwrap();
@@ -25,7 +26,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
     ] {
         match symlink(program, folder.join(name)) {
-            // Other test programs create links to the programs under test, too.
+            // Another test program may have created this link already.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.unwrap(),
         }
@@ -33,8 +34,8 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Sections of the book that cannot run with a plugged engine, each with the reason. The section `*` stands for the
-/// whole page.
+/// Sections of the book whose sessions cannot run on a plugged store, each with the reason. The section name `*` means
+/// the whole page of the book.
 pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("back-up-and-restore.md", "Move", "redb's store and sled's would be one"),
     ("beside-calico.md", "*", "its store is Calico's etcd, which Calico's network names"),
@@ -44,7 +45,7 @@ pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("secondary-networks.md", "*", "its store is Calico's etcd, which Calico's network names"),
 ];
 
-/// Returns the folder of the book's pages.
+/// Returns the folder with the pages of the book.
 pub(crate) fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
@@ -54,14 +55,14 @@ pub(crate) fn drivers() -> Drivers {
     plugged::drivers()
 }
 
-/// Returns the name of the store under test, and the file to which a commit is written.
+/// Returns the name of the store under test, and the path of the file to which its commits are written.
 pub(crate) fn plugged_store() -> (&'static str, &'static str) {
     let wanted = env::var("MARGAY_PLUGGED");
     let found = PLUGGED.into_iter().find(|(name, _)| wanted.as_ref().map_or(true, |wanted| wanted == name));
     found.unwrap_or_else(|| panic!("MARGAY_PLUGGED: no plugged store is called {wanted:?}"))
 }
 
-/// Returns the engine that replaces sled and redb in the sessions of the book.
+/// Returns the engine that replaces sled and redb in the book's shell sessions.
 pub(crate) fn instead() -> Option<&'static str> {
     Some(plugged_store().0)
 }
@@ -75,7 +76,7 @@ pub(crate) fn use_plugged() {
     testkit::programs::use_instead(testkit::programs::Programs { folder: programs, drivers });
 }
 
-/// Returns the path of the operator's command, `margay`.
+/// Returns the path of the program `margay`, the operator's command.
 pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")
 }
