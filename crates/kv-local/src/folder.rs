@@ -90,7 +90,7 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
             break;
         }
         match sync(above) {
-            // This user cannot read the folder, so another user has created it and its name need not be synced here.
+            // A parent folder that this user cannot read is skipped, because another user has created it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             result => result?,
         }

@@ -113,7 +113,7 @@ pub enum Sharing {
     /// embedded store itself, and lets waiting processes have it between two calls.
     InTurns,
     /// This process sends its calls to the daemon that has the store open. If no daemon runs, this process opens an
-    /// embedded store itself, and keeps it open until asked to release it.
+    /// embedded store itself, and decides when to release it for other processes.
     OnRequest,
 }
 
