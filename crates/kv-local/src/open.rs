@@ -24,8 +24,7 @@ use super::store_folder::{FolderContents, StoreFolder};
 
 /// A database library that keeps a table of ordered rows in a store's folder.
 pub trait Engine: Send + Sync {
-    /// The engine's name. The name of the engine, which is also the `datastore_type` of its stores in Margay's
-    /// programs.
+    /// The engine's name. Margay's programs also use the engine's name as the `datastore_type` of its stores.
     fn name(&self) -> &'static str;
 
     /// The name of the engine's only file or folder in the store's folder. If the engine has several files or temporary

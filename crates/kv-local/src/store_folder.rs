@@ -243,7 +243,7 @@ impl StoreFolder {
         }
     }
 
-    /// Opens the journal. Opens the journal; creates it for a new store, and for a store of an earlier Margay version.
+    /// Opens the journal. A missing journal is created for a new store, and for a store of an earlier Margay version.
     /// Fails if the journal is missing although the file `head` has entries about a journal.
     pub(crate) fn open_journal(&self, revision_file: Arc<RevisionFile>) -> Result<JournalFile> {
         if !self.exists(JOURNAL_FILE)? && revision_file.noted() != DurableParts::default() {

@@ -28,8 +28,8 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     fn release_part(&self) -> bool;
 }
 
-/// Options of [`MvccStore::open`](crate::MvccStore::open). The options of an opened store; the defaults suit every
-/// caller, except for the name.
+/// Options of [`MvccStore::open`](crate::MvccStore::open). The default options suit every caller, except for the
+/// store's name.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The name of the store in errors, usually the engine's name.

@@ -31,7 +31,7 @@ const STARTS: usize = 10;
 /// How long the idle daemon's memory and processor time are measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A running daemon. A running daemon, whose process is ended with SIGTERM when this value is dropped.
+/// A running daemon. Dropping this value ends the daemon's process with SIGTERM.
 pub(crate) struct Daemon {
     child: Child,
 }
