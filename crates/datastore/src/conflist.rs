@@ -42,8 +42,8 @@ pub struct CalicoNetwork {
     /// The NetConf that a runtime passes to the plugin: the plugin section, with the name and version of the network
     /// list. The NetConf may contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that the plugin section itself names. Environment variables of the container runtime are not
-    /// considered.
+    /// The store that the plugin section itself names. Environment variables of the container runtime may select
+    /// another store, but are not considered.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -72,16 +72,16 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
 pub struct ConfiguredNetwork {
     /// The network's name.
     pub name: String,
-    /// The store that the plugin section itself names. Environment variables of the container runtime are not
-    /// considered.
+    /// The store that the plugin section itself names. Environment variables of the container runtime may select
+    /// another store, but are not considered.
     pub store: Location,
     /// The network's configured subnets, and its pools if given as CIDRs, as written in the configuration file.
     pub subnets: Vec<String>,
 }
 
 /// Returns the networks in a CNI configuration folder whose addresses Margay assigns and whose settings name a valid
-/// store. Also returns one sentence for each file that could not be read. A missing configuration folder counts as
-/// empty.
+/// store. One sentence is returned for each configuration file that could not be read. A missing configuration folder
+/// counts as empty.
 pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
@@ -178,7 +178,7 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
 }
 
 /// Returns the plugin sections of a network list, each with the list's name and version. For a `.conf` file, returns
-/// its single plugin section. Also returns the sections of plugins to which these plugins delegate.
+/// its single plugin section. The sections of plugins to which these plugins delegate are returned as well.
 fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
     let sections = match list.remove("plugins") {
@@ -267,8 +267,8 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
 const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
 /// Returns the subnets of podman's networks and of all networks in a CNI configuration folder, whichever IPAM plugin
-/// they use. Also returns one sentence for each file that could not be read. A missing configuration folder counts as
-/// empty.
+/// they use. One sentence is returned for each configuration file that could not be read. A missing configuration
+/// folder counts as empty.
 pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut used = Vec::new();
     let unreadable = each_plugin(conf_dir, |_, plugin| {

@@ -1,5 +1,5 @@
 //! Inspects a store without opening it, shrinks, creates and upgrades stores, and replaces a store with a new one. All
-//! operations use the driver of the store. They add advice to an engine's errors if the advice depends on the
+//! operations use the driver of the store. An operation adds advice to an engine's error if the advice depends on the
 //! configuration.
 
 use std::path::{Path, PathBuf};
@@ -192,8 +192,8 @@ pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Res
     location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
 }
 
-/// Adds advice that an engine cannot know to the error about a store in a folder: the command that creates a store, or
-/// the name of the other engine whose files are in the folder.
+/// Adds advice that an engine cannot know to the error about a store in a folder. The advice is the command that
+/// creates a store, or the name of the other engine whose files are in the folder.
 fn explained(location: &Location, error: Error) -> Error {
     let Some(folder) = location.path() else { return error };
     match (error.kind(), error.detail()) {

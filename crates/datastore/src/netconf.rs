@@ -14,8 +14,8 @@ pub struct NetConfStore {
     /// `etcd_endpoints`: The etcd endpoint URLs, separated by commas.
     pub etcd_endpoints: String,
     /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An empty
-    /// endpoint setting comes from a template without a value. Such a NetConf still means a cluster, and must never
-    /// select a separate store on each host.
+    /// endpoint setting comes from a template without a value. A NetConf with an empty endpoint setting is still for a
+    /// cluster, and must never select a separate store on each host.
     pub has_endpoints: bool,
     /// `etcd_discovery_srv`: the domain whose SRV records list the etcd endpoints.
     pub etcd_discovery_srv: String,
@@ -25,11 +25,11 @@ pub struct NetConfStore {
     pub etcd_cert_file: String,
     /// `etcd_ca_cert_file`: the path of the CA certificate.
     pub etcd_ca_cert_file: String,
-    /// `kubernetes.kubeconfig`: the path of a kubeconfig file. If `kubernetes.kubeconfig` is present, the NetConf means
-    /// a cluster.
+    /// `kubernetes.kubeconfig`: the path of a kubeconfig file. If `kubernetes.kubeconfig` is present, the NetConf is
+    /// for a cluster and never selects an embedded store.
     pub kubeconfig: String,
     /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. If `kubernetes.k8s_api_root` is present, the NetConf
-    /// means a cluster.
+    /// is for a cluster and never selects an embedded store.
     pub k8s_api_root: String,
     /// True if the plugin was started under the name `calico-ipam`.
     pub called_as_calico_ipam: bool,
@@ -65,8 +65,8 @@ impl NetConfStore {
 /// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or only a `datastore_path`), the NetConf alone
 ///   decides. The environment is not read for such a NetConf, because a runtime may call ADD and DEL with different
 ///   environments.
-/// - For every other NetConf, the environment counts as in Calico: a setting of the NetConf overrides the environment
-///   variable of the same purpose, and a variable with the prefix `CALICO_` overrides both.
+/// - For a NetConf that names no embedded store, the environment is used as in Calico. A setting of the NetConf
+///   overrides the environment variable of the same purpose, and a variable with the prefix `CALICO_` overrides both.
 /// - If the plugin was started as `calico-ipam`, or if any etcd or Kubernetes setting exists, a missing endpoint is an
 ///   error, as in Calico. A missing endpoint never selects a store on this host. If neither the NetConf nor the
 ///   environment has a store setting, the result is [`Drivers::default_location`].
@@ -89,7 +89,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
         // A store path in the environment is ignored, because it belongs to the embedded store of another network on
         // this host.
         merged.path = own.path;
-        // An empty environment variable can remove the endpoints, but the NetConf still means a cluster.
+        // An empty environment variable can remove the endpoints, but the NetConf is still for a cluster.
         merged.orchestrator = Orchestrator::Kubernetes;
     }
     if conf.called_as_calico_ipam && merged.path.is_empty() && !names_embedded(drivers, &merged) {

@@ -139,9 +139,9 @@ impl OpenStore {
 /// supported version.
 ///
 /// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that performs one operation at a
-/// time. With this option, an embedded store works on the calling thread, which saves the cost of additional threads.
-/// For a cluster, `open` then sends no request. With this option, [`OpenOptions::wait`] limits the total time of all
-/// requests to the cluster, counted from the call of `open`.
+/// time. With `InPlace`, an embedded store works on the calling thread, which saves the cost of additional threads. For
+/// a cluster, `open` then sends no request. With `InPlace`, [`OpenOptions::wait`] limits the total time of all requests
+/// to the cluster, counted from the call of `open`.
 ///
 /// This function must be called on a tokio runtime.
 ///
@@ -215,8 +215,8 @@ impl ServedOrDirect {
     ///
     /// # Errors
     /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if a different
-    /// store is at this location now; `Closed` if other processes keep the store locked until the deadline. That error
-    /// is not `Locked`, because `Locked` would make the caller retry.
+    /// store is at this location now; `Closed` if other processes keep the store locked until the deadline. The kind is
+    /// `Closed` and not `Locked`, because `Locked` would make the caller retry.
     async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);

@@ -51,7 +51,8 @@ impl ChosenStore {
     }
 }
 
-/// Chooses the store that the operator's command works on. The first source in this list that names a store decides:
+/// Chooses the store that the operator's command works on. The store is chosen by the first source in this list that
+/// names one:
 ///
 /// 1. The URL that the operator specified.
 /// 2. The operator's configuration file; its settings are not merged with the environment.

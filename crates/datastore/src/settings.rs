@@ -1,7 +1,7 @@
 //! Reads the settings that select a store, and derives the store's location from these settings.
 //!
-//! Store settings come from environment variables, which are looked up as in Calico, and from `calicoctl.cfg`. This is
-//! the configuration file of Calico's operators, in YAML or JSON.
+//! Store settings come from environment variables, which are looked up as in Calico, and from the YAML or JSON file
+//! `calicoctl.cfg`, the configuration of Calico's operators.
 
 use std::fmt;
 use std::fs;
@@ -32,7 +32,7 @@ pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
     overriding(env, name).or_else(|| env(name)).unwrap_or_default()
 }
 
-/// Reads the settings that select a store from the environment. `KUBECONFIG` is ignored, because every Kubernetes user
+/// Reads from the environment the settings that select a store. `KUBECONFIG` is ignored, because every Kubernetes user
 /// sets this variable. A caller that needs the kubeconfig adds it to the settings.
 pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     let get = |name| variable(env, name);
@@ -143,11 +143,11 @@ fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
 }
 
 /// Reads the operator's configuration file; returns `None` if the file may be missing and is missing. As in Calico, a
-/// configuration file without a datastore type means the Kubernetes API, unless the file has etcd settings.
+/// configuration file without a datastore type selects the Kubernetes API, unless the file has etcd settings.
 ///
 /// # Errors
-/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. These errors never contain a
-/// value from the file.
+/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. Errors about the configuration
+/// file never contain a value from the file.
 pub(crate) fn read_config_file(file: ConfigFile<'_>) -> ConfigResult<Option<Settings>> {
     let (path, may_be_absent) = match file {
         ConfigFile::Given(path) => (path, false),
@@ -230,7 +230,7 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
 }
 
 /// Derives the location of the store from the settings. If no datastore type is set, the store is embedded only if no
-/// other setting means a cluster.
+/// setting is for a cluster.
 pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> ConfigResult<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
 }

@@ -24,8 +24,8 @@ fn store_url(url: &str) -> String {
     url.replace("http://", "etcd://").replace("https://", "etcd+https://")
 }
 
-/// Returns the error that opening the store at `location` returns. Also checks that the error is returned in time, has
-/// one line, and contains no secret.
+/// Returns the error that opening the store at `location` returns. The function checks that the error is returned in
+/// time, has one line, and contains no secret.
 async fn refused(location: &Location) -> Error {
     let begun = Instant::now();
     let error = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap_err();
@@ -122,7 +122,7 @@ async fn etcd_certificates_are_refused_when_wrong() {
     refused_with(&url, Access::default(), &["name the one that signed it"]).await;
     let alone = || Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     refused_with(&url, alone(), &["it may want a certificate of ours"]).await;
-    // These calls connect without TLS to a server that requires TLS, and with TLS to a server that has no TLS.
+    // The test connects without TLS to a server that requires TLS, and with TLS to a server that has no TLS.
     refused_with(&url.replace("etcd+https", "etcd"), Access::default(), &["it may want TLS (https://)"]).await;
     refused_with(&store_url(&plain.url()).replace("etcd:", "etcd+https:"), alone(), &["be without TLS (http://)"])
         .await;
@@ -183,7 +183,7 @@ async fn etcd_error_when_server_is_no_etcd() {
     for says in [&b""[..], b"SSH-2.0-OpenSSH_9.2p1\r\n", b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"] {
         refused_with(&stranger(says), Access::default(), &["or be no etcd"]).await;
     }
-    // This server's connections are accepted by the kernel but never answered.
+    // The test server accepts connections and never answers a request.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("etcd://{}", silent.local_addr().unwrap());
     refused_with(&url, Access::default(), &["or be no etcd"]).await;

@@ -109,7 +109,7 @@ impl StoreLabel {
         self.error(ErrorKind::Locked, detail)
     }
 
-    /// Creates an error for opening this store.
+    /// Creates an error of the kind `kind` for opening the store.
     pub(crate) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }

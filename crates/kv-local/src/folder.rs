@@ -164,8 +164,8 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Makes the folder's owner the owner of all files that root created in a store's folder. Otherwise the owner could not
-/// use the store.
+/// Makes the folder's owner the owner of all files that root created in a store's folder. If root owned these files,
+/// the folder's owner could not use the store.
 ///
 /// While this function runs, the folder's owner could put anything into the folder, for example a link to a system
 /// file. `give_to_owner` follows no symbolic links, and changes the owner only of folders and of plain files without
@@ -381,8 +381,7 @@ mod tests {
             (0xfe53_4d42, Some("SMB")),
             (0x00c3_6400, Some("Ceph")),
             (0x0bd0_0bd0, Some("Lustre")),
-            // This is the type number of ext4; the following numbers are those of xfs, btrfs, tmpfs, overlay, f2fs and
-            // zfs.
+            // The numbers in this and the following lines are those of ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
             (0xef53, None),
             (0x5846_5342, None),
             (0x9123_683e, None),

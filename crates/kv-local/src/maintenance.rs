@@ -3,10 +3,10 @@
 //!
 //! [`peek`] needs no lock, so it works even while another process holds the store lock or hangs while holding it.
 //!
-//! When a store is replaced, the new store appears at the path of the old store in one step. Until then, the new store
-//! is built in the folder `PATH.restoring` beside the old store, where no program opens a store. When the new store is
-//! complete, its folder is renamed to the path of the old store. A process that is killed before the rename leaves the
-//! folder `PATH.restoring` behind, and the next replacement removes this folder.
+//! When a store is replaced, the new store appears at the path of the old store in one step. Until the replacement, the
+//! new store is built in the folder `PATH.restoring` beside the old store, where no program opens a store. When the new
+//! store is complete, its folder is renamed to the path of the old store. A process that is killed before the rename
+//! leaves the folder `PATH.restoring` behind, and the next replacement removes this folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -34,8 +34,8 @@ use super::store_folder::{FolderContents, IDENTITY_FILE, Identity, QUEUE_FILE, R
 pub struct StorePeek {
     /// The engine that the file `store.id` names; `None` if the file is missing or cannot be read.
     pub engine: Option<String>,
-    /// The layout version of the store's folder if this program does not support that version; otherwise `None`. This
-    /// number is not the format of the store's rows, which is known only after opening the store.
+    /// The layout version of the store's folder if this program does not support that version; otherwise `None`. The
+    /// layout version is not the format of the store's rows, which is known only after opening the store.
     pub unknown_layout: Option<u32>,
     /// The store's id; `None` if the file `store.id` is missing or damaged, or has an unknown layout without an id.
     pub id: Option<Uuid>,
@@ -62,7 +62,7 @@ pub enum LockHolder {
 /// Inspects the store of `engine` in the folder `path`. `peek` opens no file for writing and waits for no lock.
 ///
 /// # Errors
-/// `Missing` if there is no store; `Io`.
+/// `Missing` if there is no store; `Io` if a file cannot be read.
 pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     let folder = StoreFolder::new(engine, path);
     if !folder.exists(QUEUE_FILE)? && !folder.exists(IDENTITY_FILE)? && !folder.exists(folder.entry)? {
@@ -90,8 +90,8 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
 }
 
 /// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A process that
-/// keeps the store open for a long time polls this function. It releases the store lock when another process waits. One
-/// call costs a few microseconds.
+/// keeps the store open for a long time polls this function, and releases the store lock when another process waits.
+/// One call costs a few microseconds.
 ///
 /// # Errors
 /// `Io`.
@@ -110,7 +110,7 @@ impl QueueFile {
     /// Opens the queue file that is currently in the folder `path`.
     ///
     /// # Errors
-    /// `Missing` if there is no store; `Io`.
+    /// `Missing` if there is no store; `Io` if the file cannot be opened.
     pub fn open(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let folder = StoreFolder::new(engine, path);
         Ok(Self { queue: folder.io(QUEUE_FILE, File::open(folder.path(QUEUE_FILE)))? })
@@ -271,8 +271,8 @@ pub struct FolderStaging {
 }
 
 impl FolderStaging {
-    /// Creates the staging folder for a store that will replace the store of `engine` in the folder `path`. Also
-    /// removes the staging folder of an earlier replacement whose process was killed.
+    /// Creates the staging folder for a store that will replace the store of `engine` in the folder `path`. The staging
+    /// folder of an earlier replacement whose process was killed is removed.
     ///
     /// # Errors
     /// `Locked` if another process is building a replacement of the same store; `Io`, `NoSpace`.

@@ -2,15 +2,15 @@
 //! This module also finds the process that holds the store lock, for the error of a process whose wait timed out.
 //!
 //! The queue consists of byte locks (open file description locks) on one file, which is never unlinked and stays empty.
-//! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes. It holds
-//! the store lock once it gets a read lock on all bytes before its own byte. The kernel unlocks the byte of a process
-//! that has ended, so a dead lock holder or a dead waiter does not block other processes. If a waiter dies, the
+//! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes. The process
+//! holds the store lock once it gets a read lock on all bytes before its own byte. The kernel unlocks the byte of a
+//! process that has ended, so a dead lock holder or a dead waiter does not block other processes. If a waiter dies, the
 //! processes behind it still wait for the lock holder.
 //!
-//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. To prove
-//! this, suppose that the holders of two tickets `a < b` both hold the store lock. The holder of `b` found all lower
-//! bytes unlocked, so byte `a` was locked later than byte `b`. But after locking byte `a`, a caller searches for higher
-//! locked bytes. It finds byte `b`, returns ticket `a` and draws another one.
+//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. For a proof
+//! by contradiction, suppose that the holders of two tickets `a < b` both hold the store lock. The holder of `b` found
+//! all lower bytes unlocked, so byte `a` was locked later than byte `b`. After locking byte `a`, however, a caller
+//! searches for higher locked bytes. The caller would find byte `b`, return ticket `a` and draw another ticket.
 //!
 //! Open file description locks belong to the open file and not to the process. Two openings of a store in one process
 //! therefore queue like openings in two processes.
@@ -32,7 +32,8 @@ use nix::libc;
 /// The lock of a store, which is released when this value is dropped or when the process ends.
 ///
 /// A child process that was forked without exec shares the open queue file and thus the lock. Dropping the `StoreLock`
-/// in the parent also releases the lock for the child. If the parent is killed, the child keeps the lock.
+/// in the parent process also releases the lock that the child shares. If the parent is killed, the child keeps the
+/// lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
@@ -121,8 +122,8 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 ///
 /// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
 /// file and thus the file's locks. If the deadline passes first, dropping the caller's lock returns its ticket
-/// immediately. The waiting thread ends later. Until it closes the file, it can only hold read locks on bytes that
-/// other processes have unlocked.
+/// immediately. Even if the thread ends much later, it only holds read locks on bytes that other processes have
+/// unlocked, and then closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -152,8 +153,8 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all lower tickets in a single step would be correct as well. But then every process would wait for the
-/// lock holder's byte, and each release of the store lock would wake all waiting processes.
+/// Waiting for all lower tickets in a single step would be correct as well. If every process waited for the lock
+/// holder's byte, however, each release of the store lock would wake all waiting processes.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -310,8 +311,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The time is up, and the process with the lowest ticket found so far may only be waiting. If it were
-            // named, the user might end the wrong process.
+            // The time is up, and the process with the lowest ticket found so far may only be waiting. If the error
+            // named a waiting process, the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };

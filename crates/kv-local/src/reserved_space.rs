@@ -2,11 +2,11 @@
 //!
 //! The file `ballast` is created together with the store, and its disk blocks are really allocated. A release that
 //! finds the disk full shortens the file `ballast` by one step and tries again, until the release succeeds or the file
-//! is empty. Afterwards the release extends the file again by the space that it did not need, to leave as little of the
-//! freed space as possible to other programs. When the store is next opened for a purpose other than a release, the
-//! missing part of `ballast` is restored if the disk has room. Usually, checking the file `ballast` costs only one stat
-//! call. If the file is shorter than its full size, a part of the reserved space was used up. A process that is killed
-//! while it changes `ballast` leaves the file too short or complete, without any other effect.
+//! is empty. After it has succeeded, the release extends the file again by the space that it did not need. This leaves
+//! as little of the freed space as possible to other programs. When the store is next opened for a purpose other than a
+//! release, the missing part of `ballast` is restored if the disk has room. Checking the file `ballast` usually costs
+//! only one stat call. If the file `ballast` is shorter than its full size, a part of the reserved space was used up. A
+//! process that is killed while it changes `ballast` leaves the file too short or complete, without any other effect.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -33,7 +33,8 @@ const REFILL_STEP_BYTES: u64 = 8 << 10;
 /// A disk with fewer free bytes than this counts as full, because an ordinary commit might not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
 /// The length in bytes of the file `ballast` if its content had to be written because the file system cannot allocate
-/// blocks without writing. Such a file system may report the number of allocated blocks late or never.
+/// blocks without writing. A file system that cannot allocate blocks without writing may report the number of allocated
+/// blocks late or never.
 const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
 /// The unit of `st_blocks` in bytes, regardless of the file system's block size.
 const BLOCK_BYTES: u64 = 512;

@@ -1,13 +1,13 @@
 //! Reads and writes the file `head` of a store's folder, and opens the file `journal`.
 //!
-//! The file `head` records three things: the newest revision that was ever durable, a fingerprint of the store's files
-//! at their last close, and which parts of the journal are known to be durable.
+//! The file `head` records the newest revision that was ever durable, and a fingerprint of the store's files at their
+//! last close. The file `head` also records which parts of the journal are known to be durable.
 //!
-//! If the end of an engine's log or its newest header is damaged, the engine assumes that a crash interrupted a write,
-//! and silently returns to an earlier state. If the engine lost acknowledged commits in this way, addresses that
-//! workloads use would be assigned again. To detect lost commits, each durable commit records its revision in the file
-//! `head`. No commit waits until the file `head` is durable. After a power loss, `head` may therefore be behind the
-//! store, but never ahead of it.
+//! An engine may find the end of its log or its newest header damaged. The engine then assumes that a crash interrupted
+//! a write, and silently returns to an earlier state. If the engine lost acknowledged commits in this way, addresses
+//! that workloads use would be assigned again. To detect lost commits, each durable commit records its revision in the
+//! file `head`. No commit waits until the file `head` is durable. After a power loss, `head` may therefore be behind
+//! the store, but never ahead of it.
 //!
 //! A process that closes the store also records a fingerprint, computed from the sizes and times of the store's files.
 //! From the fingerprint, the next process detects whether the files were changed after the close, for example by a

@@ -202,8 +202,8 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The folder may contain, for example, another engine's files. Without this check, a new store beside another
-        // engine's files, or the error that there is no store, would hide the other engine's store.
+        // The folder may contain, for example, another engine's files. A new store beside another engine's files would
+        // hide the other engine's store, and so would the error that there is no store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }

@@ -12,8 +12,8 @@
 //! | `k` lease, key | empty: a live key that is attached to a lease |
 //!
 //! Numbers in keys are big endian (8, 4 and 4 bytes), so that keys sort by these numbers. Each row starts with the
-//! version of the row's encoding and a CRC-32 over the row's key and content, so that a flipped bit or a row under the
-//! wrong key is detected.
+//! version of its encoding and a CRC-32 over its key and content. The CRC-32 reveals a flipped bit, and a row that is
+//! stored under the wrong key.
 //!
 //! Format 2 of a store added leases, and the compaction mark for clients of etcd's API. Rows with an
 //! [`Extra`](Row::Extra) have encoding version 2: the encoding of version 1, followed by the encoded `Extra`. Rows
@@ -247,8 +247,8 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// The number of bytes that a log row adds to the size of the history: the bytes of the row and of the superseded value
-/// that is kept for the row.
+/// The number of bytes that a log row adds to the size of the history: the size of the row, plus the size of the
+/// superseded value that is kept for it.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }
@@ -373,8 +373,8 @@ pub(crate) struct StateRow {
     /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store still
     /// keeps the history before this revision.
     pub(crate) client_mark: u64,
-    /// The number of changes that made no new revision: changes of leases and of the limits on history. This number
-    /// tells apart two states that have the same revision.
+    /// The number of changes that made no new revision: changes of leases and of the limits on history. A difference in
+    /// this counter tells apart two states that have the same revision.
     pub(crate) other_changes: u64,
 }
 

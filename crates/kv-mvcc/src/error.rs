@@ -83,7 +83,7 @@ impl SharedError {
     }
 }
 
-/// The shared original error, as the source of each copy; an [`Error`] cannot be cloned.
+/// The source of each copy of a shared error: the original error, which cannot be cloned.
 #[derive(Debug)]
 struct SharedCause(Arc<Error>);
 

@@ -1,13 +1,13 @@
-//! Puts a journal in front of an engine's table, so that each commit needs only one sync, regardless of the number of
-//! pages that the engine would write.
+//! Puts a journal in front of an engine's table. With the journal, each commit needs only one sync, regardless of the
+//! number of pages that the engine would write.
 //!
 //! A commit appends one record to a journal file of fixed size, and syncs this file once. The rows of the commit stay
 //! in memory, in an overlay that hides the engine's older rows. When the journal file is full, a checkpoint moves all
-//! rows of the overlay to the engine in one commit. The next record then starts at the front of the journal file again.
-//! Opening the table reads the journal records that the engine does not have yet, at most a few hundred KiB. Processes
-//! that open the table, commit once and exit therefore rarely write to the engine.
+//! rows of the overlay to the engine in one commit. After the checkpoint, the next record starts at the front of the
+//! journal file. Opening the table reads the journal records that the engine does not have yet, at most a few hundred
+//! KiB. Processes that open the table, commit once and exit therefore rarely write to the engine.
 //!
-//! These rules make the journal safe:
+//! The journal is safe because of these rules:
 //!
 //! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the
 //!   last journal record and the number of the checkpoint. After a restart, the numbers in this row show which journal
@@ -18,7 +18,7 @@
 //!   checkpoint is durable, [`Medium::note`] notes its number; the note itself need not be durable. Opening the table
 //!   first makes every record and checkpoint without a note durable, and only then shows their rows to views.
 //!
-//! A journal record starts with a header: the length of the record's body (4 bytes), the number of the record (8
+//! The header of a journal record contains the length of the record's body (4 bytes), the number of the record (8
 //! bytes), and a CRC-32 over length, number and body (4 bytes). For each write, the record's body contains the lengths
 //! of the key and the value (4 bytes each), and the bytes of the key and the value. The value length
 //! `REMOVED_VALUE_LEN` marks a removed row. Numbers in a journal record are little endian.
@@ -37,8 +37,8 @@ use crate::table::{Merge, Table, View, Visit, Write};
 /// The size of a journal file in bytes.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
-/// The key of the row in the engine's table with the numbers of the last checkpoint and its last record. This key sorts
-/// after the keys of all other rows.
+/// The key of the row in the engine's table with the numbers of the last checkpoint and its last record. The key of the
+/// journal's row sorts after the keys of all other rows.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
 /// The storage of a journal.
@@ -113,8 +113,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been used with a journal before. If true, the journal file once had its full length,
-    /// because the file is made durable before its first use.
+    /// True if the table has been used with a journal before. If the table has been used with a journal, the journal
+    /// file once had its full length, because the file is made durable before its first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -139,8 +139,8 @@ impl JournaledTable {
         move |error| Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 
-    /// Reads the journal records that the engine does not have yet. Also makes journal records and checkpoints without
-    /// a note durable.
+    /// Reads the journal records that the engine does not have yet. Journal records and checkpoints without a note are
+    /// made durable.
     fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
         let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
@@ -183,8 +183,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Large commits bypass the journal. The first commit of a table bypasses the journal as well. Otherwise, rows
-        // that the engine never had would look like rows that the engine has lost.
+        // Large commits bypass the journal. The first commit of a table bypasses the journal as well: rows that the
+        // engine never had would look like rows that the engine has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -275,7 +275,7 @@ impl RowOverlay {
     /// Merges the overlay's writes with the later `writes`, and sorts the result by key.
     fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
-            // These `writes` are many, because only a large commit bypasses the journal. Sorting a list is several
+            // The list `writes` is long, because only a large commit bypasses the journal. Sorting a list is several
             // times faster than filling a map.
             let mut writes = writes.to_vec();
             writes.sort_unstable_by(|one, other| one.key().cmp(other.key()));

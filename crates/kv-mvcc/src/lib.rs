@@ -4,8 +4,8 @@
 //!
 //! Turns a key-value engine into a [`kv::Store`] with history, watches and transactions. An engine implements
 //! [`Table`]: ordered rows, views, and durable commits. [`MvccStore`] turns a [`Table`] into a store. `codec.rs`
-//! documents the layout of a table. A table has one row for each live key, a log of all changes in the history, each
-//! value once, and one row with the state of the store.
+//! documents the layout of a table. A table contains one row for each live key, a log of all changes in the history,
+//! each value once, and one row with the state of the store.
 //!
 //! - **Reads** (`read.rs`) read one revision through a series of short-lived views of the table. To read an older
 //!   revision, a read undoes the changes that the log has after that revision.

@@ -75,7 +75,7 @@ pub enum Blocking {
     /// Blocking work runs on the runtime's blocking threads, so the calling thread can continue with other tasks.
     #[default]
     OnThreads,
-    /// Blocking work runs on the calling thread. This mode is for a process that does one thing and exits, for example
+    /// Blocking work runs on the calling thread. `InPlace` is for a process that does one thing and exits, for example
     /// a CNI plugin. A plugin has no other tasks, and starting threads would take a tenth of its run time.
     InPlace,
 }
@@ -99,7 +99,7 @@ pub enum Inspection {
     /// Checks that the newest revision exists; in a store of ordinary size, also checks that all keys exist.
     #[default]
     Entries,
-    /// Checks only that the newest revision exists in the log. This quick check suffices if the table was checked, then
+    /// Checks only that the newest revision exists in the log. The quick check suffices if the table was checked, then
     /// closed, and has not changed since.
     Newest,
 }
@@ -114,9 +114,9 @@ pub struct Retention {
     /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
     /// Maximum age of a revision; `None` means unlimited. The age limit applies only while the clock is within a day of
-    /// the newest revision. Also, the revisions around the limit must be at most a day apart. Because of these
-    /// conditions, a jump of the clock does not remove history. After a pause of more than a day, older revisions are
-    /// removed only when this age has passed since the pause.
+    /// the newest revision. The age limit also requires that the last expired revision and the first kept revision are
+    /// at most a day apart. A jump of the clock does not remove history, because the age limit then does not apply.
+    /// After a pause of more than a day, older revisions are removed only when this age has passed since the pause.
     pub age: Option<Duration>,
     /// Maximum total size in bytes of the log rows and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,

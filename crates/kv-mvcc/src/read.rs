@@ -57,7 +57,7 @@ fn each_in(
 ) -> Result<()> {
     if let Range::Key(key) = range {
         if let Some(pointer) = entries.entry(key.as_bytes())? {
-            // The range has only one key, so no visit follows that a break could prevent.
+            // The range has only one key, so the visit ends here whether or not `visit` breaks.
             let _ = visit(key.as_bytes(), pointer);
         }
         return Ok(());
@@ -169,7 +169,8 @@ const MAX_CATCH_UP_VIEWS: usize = 8;
 pub(crate) enum ViewHold {
     /// The read opens a new view of the table for each slice.
     Slices,
-    /// The read holds a single view until the read ends. This mode is for reads that compaction overtook several times.
+    /// The read holds a single view until the read ends. `ToTheEnd` is for reads that compaction overtook several
+    /// times.
     ToTheEnd,
 }
 
@@ -194,7 +195,7 @@ impl ViewSlice {
 ///
 /// The table still has the rows of the pinned revision, except for keys that were changed later. For a key that was
 /// changed later, the first log row of the key after the pinned revision contains the entry before the change. While
-/// the log grows, the reader collects these earlier entries, one view after another.
+/// the log grows, the reader collects the earlier entries of changed keys, one view after another.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
@@ -342,7 +343,7 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // These are the last rows, so no visit follows that a break could prevent.
+                    // No rows follow, so the visit ends here whether or not `visit` breaks.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

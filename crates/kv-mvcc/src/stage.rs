@@ -14,7 +14,7 @@ use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
 /// Maximum number of bytes of rows that one transaction may change. A commit also contains other transactions of the
-/// same group, and the removal of expired history. This limit keeps the whole commit below 64 MiB.
+/// same group, and the removal of expired history. The limit per transaction keeps the whole commit below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
 /// The number of bytes, rounded up, that a change writes in addition to three times its key and once its value.
 const CHANGE_OVERHEAD_BYTES: usize = 160;
@@ -221,7 +221,8 @@ impl<'r, 't> StagedState<'r, 't> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
-        // For each row key of an attachment to a lease: whether the key is still attached after all changes.
+        // For each key with a lease, by the row key of the attachment: whether the key is still attached after all
+        // changes.
         let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
             let key = codec::log_key(*place);
@@ -273,7 +274,7 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // These are the last rows, so no visit follows that a break could prevent.
+            // No rows follow, so the visit ends here whether or not `visit` breaks.
             let _ = merge.before(None, visit);
         }
         Ok(())

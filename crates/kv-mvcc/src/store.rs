@@ -106,7 +106,7 @@ impl MvccStore {
     /// # Errors
     /// `UnknownFormat` if a newer version of the program wrote the store. `Corrupt` if rows are missing or damaged, or
     /// if the store's id is not [`Options::expected_id`]. Opening with an error of these two kinds leaves the table
-    /// unchanged. Otherwise any error of the table.
+    /// unchanged. If opening fails otherwise, any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -416,7 +416,7 @@ impl MvccStore {
             .await
     }
 
-    /// Computes how much of the history the changes to each group of keys have caused. `group` returns the name of a
+    /// Computes which part of the history was caused by changes to each group of keys. `group` returns the name of a
     /// key's group. After 1,024 groups, further keys count for the group with the empty name.
     ///
     /// # Errors
@@ -450,7 +450,7 @@ impl MvccStore {
         self.inner().retention()
     }
 
-    /// Stores limits on the history in the store itself. These stored limits override
+    /// Stores limits on the history in the store itself. Stored limits override
     /// [`Options::retention`](crate::Options::retention) in every program that opens the store.
     ///
     /// # Errors

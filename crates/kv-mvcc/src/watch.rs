@@ -1,7 +1,7 @@
 //! Implements watches: each watch has a cursor on the log, and is registered for changes after the end of the log.
 //!
-//! A watch that catches up, follows live, resumes or lags behind does the same: it reads on from its cursor. Only if
-//! the cursor is below the compaction mark, the watch fails.
+//! A watch that catches up, follows live, resumes or lags behind does the same: it reads on from its cursor. The watch
+//! fails only if its cursor is below the compaction mark.
 //!
 //! The [`WatchIndex`] contains the watches that have read the log to its end. A commit wakes only the watches whose
 //! range it changes, so thousands of quiet watches cost a commit only a few microseconds.
@@ -30,8 +30,8 @@ use crate::table::{Table, Write};
 
 /// Time limit of one scan of the log by a watch.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// The pause between a commit and the progress report that a quiet watch then sends. This pause limits the cost of
-/// progress reports by a thousand quiet watches.
+/// The pause between a commit and the progress report that a quiet watch then sends. Without the pause, the progress
+/// reports of a thousand quiet watches would be expensive.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum size in bytes of the events that one scan of the log returns; a scan always returns at least one event.
 const MAX_SCAN_BYTES: usize = 1024 * 1024;
@@ -397,8 +397,8 @@ impl RangeIndex {
     }
 }
 
-/// A map from watched keys or prefixes to slots. It is a sorted list, because a list needs less memory and less code
-/// than a tree or hash map. The size of this code matters because the CNI plugin contains it.
+/// A map from watched keys or prefixes to slots. The map is a sorted list, because a list needs less memory and less
+/// code than a tree or hash map. The size of this code matters because the CNI plugin contains it.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 

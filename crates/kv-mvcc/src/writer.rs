@@ -10,9 +10,9 @@
 //!
 //! On a full disk all writes would fail, including the release of an address. A host with a full disk needs its
 //! releases most. A handle for [`Purpose::Release`] therefore frees disk space for its write. First the release handle
-//! drops history, which frees space within the engine's files. Then the release handle frees parts of the store's
-//! [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other purposes never
-//! use the reserve, and do not write while a part of the reserve is missing.
+//! drops history, which frees space within the engine's files. If that does not suffice, the release handle frees parts
+//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other
+//! purposes never use the reserve, and do not write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -33,7 +33,7 @@ use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 const MAX_GROUP_TXNS: usize = 256;
-/// Once a commit has this many bytes, no further transactions are added to it.
+/// Once the transactions of a commit have this many bytes, no further transactions are added to the commit.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
@@ -479,9 +479,9 @@ impl ExpiredHistory {
     /// Drops the age limit if the age of the history that this limit would remove is not certain.
     ///
     /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
-    /// jumped. After a jump of the clock, all earlier revisions look old. They must be kept until the age limit has
-    /// passed since the jump. The age limit therefore applies only if there is no gap in time between the newest
-    /// expired revision and the oldest kept revision.
+    /// jumped. After a jump of the clock, all earlier revisions look old. Revisions that only look old must be kept
+    /// until the age limit has passed since the jump. The age limit therefore applies only if there is no gap in time
+    /// between the newest expired revision and the oldest kept revision.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -514,7 +514,8 @@ impl ExpiredHistory {
 }
 
 /// Raises the compaction mark past expired revisions, and removes about `budget` rows below the mark. `state` is the
-/// state of the store after this commit. `rows` is a view of the table at revision `newest`, before this commit.
+/// state that the store will have after the commit. `rows` is a view of the table at revision `newest`, before this
+/// commit.
 ///
 /// # Errors
 /// Any error of reading the log.
@@ -578,7 +579,8 @@ impl StoreCore {
     }
 
     /// Frees space for a release on a full disk. The method first drops history, if the disk has enough space to write
-    /// this change. If not, the method frees a part of the reserve, and then drops history using the freed space.
+    /// this change. If the disk has too little space, the method frees a part of the reserve, and then drops history
+    /// using the freed space.
     ///
     /// # Errors
     /// The error `full` if no disk space can be freed.

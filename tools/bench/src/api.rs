@@ -1,5 +1,5 @@
-//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. Both servers are called
-//! over TCP with the same client library.
+//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. Both servers of etcd's
+//! API are called over TCP with the same client library.
 
 use std::any::Any;
 use std::fs;
@@ -203,8 +203,8 @@ async fn puts(servers: &[Server], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the memory of a server after its start, with watches and with a list of all keys. Also measures what idle
-/// watches cost.
+/// Measures the memory of a server after its start, with watches and with a list of all keys, and the cost of idle
+/// watches.
 async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -1,6 +1,5 @@
 //! The findings of a benchmark run: tables of measurements, plots, and measured values with their bounds. Findings are
-//! printed as soon as they are measured, and saved to a file. From this file, `bench report` updates the pages of the
-//! book.
+//! printed as soon as they are measured, and saved to a file, from which `bench report` updates the pages of the book.
 
 use std::collections::BTreeMap;
 use std::fs;

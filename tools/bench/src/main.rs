@@ -1,11 +1,11 @@
 //! Compares Margay with other plugins and with minimal programs, alternating within one run, and prints medians and
 //! ratios.
 //!
-//! Each measured time is the duration of a call, or of a whole process from before the spawn to after the wait. This is
-//! the time that a container runtime experiences.
+//! Each measured time is the duration of a call, or of a whole process from before the spawn to after the wait, as a
+//! container runtime experiences it.
 //!
 //! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The baseline PLUGIN is another build of the plugin. The
-//! parts `single` and `cold` measure this baseline alternating with the current build. The command `bench report FILE`
+//! parts `single` and `cold` measure the baseline and the current build alternately. The command `bench report FILE`
 //! updates the pages of the book with the findings saved in FILE.
 
 mod api;
@@ -55,7 +55,7 @@ struct Programs {
     floor_etcd: PathBuf,
     /// A minimal program that creates a veth pair and a route, compiled and linked like the plugin.
     floor_wire: PathBuf,
-    /// Another build of the plugin, measured alternating with the current build.
+    /// Another build of the plugin, which is measured alternately with the current build.
     baseline: Option<PathBuf>,
 }
 
@@ -108,7 +108,7 @@ struct Wish {
     parts: Vec<String>,
     /// The file in which the findings of the run are saved.
     file: Option<PathBuf>,
-    /// Another build of the plugin, measured alternating with the current build.
+    /// Another build of the plugin, which is measured alternately with the current build.
     baseline: Option<PathBuf>,
 }
 

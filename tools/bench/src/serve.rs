@@ -1,5 +1,5 @@
-//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. Also measures the
-//! memory and the processor time of the daemon.
+//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. The memory and the
+//! processor time of the daemon are measured as well.
 
 use std::fs;
 use std::path::Path;

@@ -103,8 +103,8 @@ impl Books {
 }
 
 /// Returns the handle of each address in use, and the workload for which each released sticky address is kept. Fails
-/// unless handles count exactly the addresses in blocks, and affinities match the owners of blocks. Also fails if a
-/// released sticky address has a handle or is missing in its workload's record.
+/// unless handles count exactly the addresses in blocks, affinities match the owners of blocks, and each released
+/// sticky address has no handle and is in its workload's record.
 async fn consistent(ipam: &Ipam) -> (BTreeMap<IpAddr, String>, BTreeMap<IpAddr, String>) {
     let all = ipam.store().list(Range::All).await.unwrap();
     let (mut held, mut waiting) = (BTreeMap::new(), BTreeMap::new());

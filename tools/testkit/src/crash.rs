@@ -1,11 +1,11 @@
 //! Kills plugin calls with SIGKILL at random moments, in rounds.
 //!
-//! Each round of the test kills one or several plugin calls. The killed calls are one of these: an ADD or a DEL on a
-//! store whose log is full, so that each commit also trims the log; the ADD that creates the store; callers that wait
-//! in the queue behind a stopped lock holder. After each round it must be possible to open the store. The store must
-//! then contain every address that an ADD has returned, and no address twice. Each killed plugin call must have
-//! happened completely or not at all. The store's blocks, handles and affinities must agree. Then a DEL or a repeated
-//! ADD finishes each killed call, as a container runtime would do.
+//! Each round of the test kills one or several plugin calls. One kind of round kills an ADD or a DEL on a store whose
+//! log is full, so that each commit also trims the log. Other rounds kill the ADD that creates the store, or callers
+//! that wait in the queue behind a stopped lock holder. After each round it must be possible to open the store. The
+//! store must then contain every address that an ADD has returned, and no address twice. Each killed plugin call must
+//! have happened completely or not at all. The store's blocks, handles and affinities must agree. After the checks, a
+//! DEL or a repeated ADD finishes each killed call, as a container runtime would do.
 //!
 //! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
 //! `make torture MODE=kill` sets both variables.
@@ -90,7 +90,7 @@ impl World {
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a `World` whose store has a full log. Also returns the durations of ADDs and DELs on this store.
+    /// Creates a `World` whose store has a full log. The durations of ADDs and DELs on this store are returned as well.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -213,7 +213,7 @@ impl World {
         let verb = if is_add { "ADD" } else { "DEL" };
         let container =
             if is_add { self.name() } else { random.pick(&self.held.keys().cloned().collect::<Vec<_>>()).clone() };
-        // From here on the container may lose its addresses, because its DEL begins.
+        // A container whose DEL has begun may lose its addresses at any time.
         let before = self.held.remove(&container);
         let mut victim = self.start(verb, &container);
         thread::sleep(life.moment(random));
@@ -271,7 +271,7 @@ impl World {
     }
 
     /// Runs a round with a queue: the process that has the store open is stopped, and some waiting calls are killed.
-    /// Then the stopped process continues, or in every second of these rounds is killed.
+    /// Afterwards the stopped process continues, or in every second of these rounds is killed.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));

@@ -51,8 +51,7 @@ struct Held<E> {
     syncs: Syncs,
     store: Arc<MvccStore>,
     disk: Disk,
-    // This field is declared before `folder` so that the disk is unmounted before the folder with the mount point is
-    // removed.
+    // The mounted disk must be dropped before `folder`, because the folder contains the mount point.
     _mounted: Mounted,
     folder: TempDir,
 }

@@ -1,5 +1,5 @@
-//! Adds and deletes containers repeatedly while the plugin processes are killed. This test works with every kind of
-//! store.
+//! Adds and deletes containers repeatedly while the plugin processes are killed. The test of kills works with every
+//! kind of store.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

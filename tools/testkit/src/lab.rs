@@ -1,5 +1,5 @@
-//! Creates a store for a test, in a temporary folder or on an etcd. Also creates network configurations and plugin
-//! calls for this store.
+//! Creates a store for a test, in a temporary folder or on an etcd, and network configurations and plugin calls for
+//! this store.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
@@ -28,7 +28,7 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// The kind of stores on etcd. This kind has no file path, because tests read no files of an etcd.
+    /// The kind of stores on etcd. The engine `etcd` has no file, because tests read no files of an etcd.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {

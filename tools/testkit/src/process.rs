@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::programs::plugin;
 
-/// Maximum duration of a plugin call on a quiet machine, even beside other calls. Normally a call needs only a small
-/// part of this time.
+/// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally needs only a
+/// small part of this time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.

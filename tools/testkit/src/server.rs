@@ -196,8 +196,8 @@ impl Etcd {
         wait_for(std::slice::from_mut(self))
     }
 
-    /// Restarts the process of the etcd member, without waiting until the member is healthy. This member may become
-    /// healthy only after others have started.
+    /// Restarts the process of the etcd member, without waiting until the member is healthy. A member may need the
+    /// start of other members before it becomes healthy.
     pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()

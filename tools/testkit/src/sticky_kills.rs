@@ -1,4 +1,5 @@
-//! Kills plugin processes while workloads must keep their sticky addresses. This test works with every kind of store.
+//! Kills plugin processes while workloads must keep their sticky addresses. The test of sticky addresses works with
+//! every kind of store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Kills plugin calls at random moments while a namespace has used up its quota. This test runs on embedded stores and
-//! on etcd.
+//! Kills plugin calls at random moments while a namespace has used up its quota. The test of quotas runs on embedded
+//! stores and on etcd.
 
 use std::collections::BTreeMap;
 use std::thread;

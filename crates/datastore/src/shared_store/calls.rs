@@ -60,8 +60,8 @@ impl SharedStore {
         .await
     }
 
-    /// Returns whether the store can keep its own limits on its history, which depends on the store's format. Also
-    /// returns true if there is no store yet.
+    /// Returns whether the store can keep its own limits on its history, which depends on the store's format. The
+    /// result is also true if there is no store yet.
     pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
@@ -100,8 +100,8 @@ impl SharedStore {
     }
 }
 
-/// Each of these calls keeps the store open while it runs. If the store is closed, a call waits for it until the
-/// deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
+/// Each call of a store method keeps the store open while the call runs. If the store is closed, a call waits for it
+/// until the deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
 #[async_trait]
 impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {

@@ -1,8 +1,8 @@
 //! Holds the open store, counts the calls that use it, and decides which task may close it.
 //!
-//! The gate never grants a permit to a future that waits for the store. Such a future would hold the permit from the
-//! grant until its next poll, and it may never be polled again. Instead, a caller that finds the store closed waits for
-//! a change of the gate's state and then tries again. A use of the store begins in the same poll in which the caller
+//! The gate never grants a permit to a future that waits for the store. A future with a permit would hold the permit
+//! from the grant until its next poll, and might never be polled again. A caller that finds the store closed waits for
+//! a change of the gate's state, and then tries again. A use of the store begins in the same poll in which the caller
 //! receives the `StoreUse`.
 
 use std::ops::RangeInclusive;
@@ -87,8 +87,8 @@ impl StoreGate {
         found
     }
 
-    /// Waits while a task is closing or opening the store. Then begins a use of the store, or reports that the store is
-    /// closed.
+    /// Waits while a task is closing or opening the store. After the wait, begins a use of the store, or reports that
+    /// the store is closed.
     pub(super) async fn wait(self: &Arc<Self>) -> GateStatus {
         let mut changes = None;
         loop {
@@ -202,8 +202,7 @@ impl HandOverTurn {
 
 impl Drop for HandOverTurn {
     fn drop(&mut self) {
-        // Without this share of time for callers, a series of arriving processes could keep the store nearly all the
-        // time.
+        // Without a share of time for callers, a series of arriving processes could keep the store nearly all the time.
         let has_callers = self.gate.state.receiver_count() > 0;
         let share = if has_callers {
             self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())

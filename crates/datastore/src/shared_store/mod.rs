@@ -1,15 +1,15 @@
 //! Keeps a store open in this process and hands it over to other processes when they wait for it. The daemon hands the
 //! store over when other processes wait for the store lock. A long reader hands the store over between two of its
-//! calls, and the main plugin while another program runs.
+//! calls. The main plugin hands the store over while another program runs.
 //!
 //! Each call has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits until all guards
-//! are dropped and closes the store. It then waits until the queued processes have had the store, and opens the store
-//! again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches resume after a hand-over,
-//! because the only state of a watch is a revision. A watch ends with an error if a different store is at the location
-//! after the hand-over.
+//! are dropped and closes the store. The hand-over then waits until the queued processes have had the store, and opens
+//! the store again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches resume after a
+//! hand-over, because the only state of a watch is a revision. A watch ends with an error if a different store is at
+//! the location after the hand-over.
 //!
 //! The owner of a future may stop polling it without dropping it. Examples are a stream whose client does not read, and
-//! an arm of a `select!` while another arm runs. Therefore, a future that is returned to a caller must not keep an
+//! an arm of a `select!` while another arm runs. A future that is returned to a caller must therefore not keep an
 //! [`OpenGuard`] across an `await`, and must not wait for a lock that a hand-over needs. Code that keeps the store open
 //! runs in its own task instead.
 
@@ -149,8 +149,8 @@ impl SharedStore {
         Ok(Self { pinned: Some(shared_store.generation()), ..shared_store })
     }
 
-    /// Returns a handle for transactions that only release addresses. Such releases still succeed when the disk is
-    /// full.
+    /// Returns a handle for transactions that only release addresses. Releases of addresses through this handle still
+    /// succeed when the disk is full.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { purpose: Purpose::Release, ..self.clone() }
@@ -307,9 +307,8 @@ impl SharedStore {
     }
 
     /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
-    /// announced itself, this method waits at most 20 ms until that process has queued. Before it closes the store,
-    /// this method lets callers that waited during the previous hand-over use the store: for as long as that hand-over
-    /// took, at most 250 ms.
+    /// announced itself, this method waits at most 20 ms until that process has queued. Callers that waited during the
+    /// previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }

@@ -1,5 +1,5 @@
-//! Implements a test program for an [`Engine`]. It tests how the engine's [`Table`] orders, commits and shows rows, and
-//! what happens when the store's files are missing, damaged, or made by another program.
+//! Implements a test program for an [`Engine`]. The tests show how the engine's [`Table`] orders, commits and shows
+//! rows, and what happens when the store's files are missing, damaged, or made by another program.
 //!
 //! ```no_run
 //! # use std::path::Path;

@@ -1,5 +1,5 @@
-//! Tests the opening of a store that is missing, new, open in another process, or made by another program. Also tests a
-//! store that is damaged in a way that makes it look like a new store.
+//! Tests the opening of a store that is missing, new, open in another process, or made by another program. Other tests
+//! open a store that is damaged in a way that makes it look like a new store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

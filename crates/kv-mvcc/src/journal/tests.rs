@@ -1,5 +1,5 @@
 //! Tests the journal on a simulated disk that can lose power at any moment, and with processes that can be killed at
-//! any moment. Also tests the journal as a table.
+//! any moment. The journal is also tested as a table.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -384,8 +384,8 @@ fn journal_is_refused_when_not_of_table() {
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
-    // The journal becomes full more than once during these commits. Afterwards the engine's table is set back to its
-    // earlier state.
+    // The journal becomes full more than once during these commits. After the commits, the engine's table is set back
+    // to its earlier state.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

@@ -1,5 +1,5 @@
-//! A program that connects to etcd and commits one transaction of two puts. This is the minimum cost of any program
-//! that changes a block and a handle in etcd.
+//! A program that connects to etcd and commits one transaction of two puts. The cost of this program is the minimum
+//! cost of any program that changes a block and a handle in etcd.
 //!
 //! Usage of the program: floor-etcd URL NAME
 

@@ -1,5 +1,5 @@
-//! Compares the claim of a new block in a pool with many claimed blocks with the claim in an empty pool. Also measures
-//! an ADD that is refused because the pool is full.
+//! Compares the claim of a new block in a pool with many claimed blocks with the claim in an empty pool. An ADD that is
+//! refused because the pool is full is measured as well.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -90,8 +90,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the row for this server in the table of measurements. The argument `empty` is the median duration of a
-    /// claim in an empty pool.
+    /// Returns the table row that shows the measurements of one server. The argument `empty` is the median duration of
+    /// a claim in an empty pool.
     fn row(&self, name: &str, empty: f64) -> Vec<String> {
         let mean = |of: fn(&CallCounts) -> u64| {
             self.counts.iter().map(|counts| of(counts) as f64).sum::<f64>() / self.counts.len() as f64

@@ -58,7 +58,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     if let Some(baseline) = &programs.baseline {
         // A program file that runs once per turn is found less often in the processor's caches than a file that runs
         // three times per turn. For example, a build that is measured against itself as the baseline takes 4 % longer.
-        // For a fair comparison, the plugin is therefore measured from a copy of its file.
+        // For a fair comparison with the baseline, the plugin is also measured from a copy of its file.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([

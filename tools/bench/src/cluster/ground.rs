@@ -175,7 +175,7 @@ impl Ground {
                 documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
                 next += 1;
             }
-            // Documents are kept in memory until they are written, so they are written in parts.
+            // Documents are held in memory until they are written, so writing them in parts saves memory.
             if documents.len() > 20_000 {
                 self.write(std::mem::take(&mut documents)).await?;
             }

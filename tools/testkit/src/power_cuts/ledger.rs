@@ -32,7 +32,7 @@ impl Ledger {
             return ("ADD", self.begin_add());
         }
         let container = random.pick(&names).clone();
-        // From here on the container may lose its addresses, because its DEL begins.
+        // A container whose DEL has begun may lose its addresses at any time.
         let before = self.held.remove(&container);
         self.pending.insert(container.clone(), before);
         ("DEL", container)
