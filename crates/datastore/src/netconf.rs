@@ -63,8 +63,8 @@ impl NetConfStore {
 /// Chooses the store that a plugin uses, from its NetConf and its environment.
 ///
 /// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or only a `datastore_path`), the NetConf alone
-///   decides. The environment is not read for such a NetConf, because a runtime may call ADD and DEL with different
-///   environments.
+///   decides. The environment is not read for a NetConf that names an embedded store, because a runtime may call ADD
+///   and DEL with different environments.
 /// - For a NetConf that names no embedded store, the environment is used as in Calico. A setting of the NetConf
 ///   overrides the environment variable of the same purpose, and a variable with the prefix `CALICO_` overrides both.
 /// - If the plugin was started as `calico-ipam`, or if any etcd or Kubernetes setting exists, a missing endpoint is an

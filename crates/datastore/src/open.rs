@@ -1,4 +1,4 @@
-//! Opens the store at a location, either in this process or through a daemon that has the store open. If that daemon
+//! Opens the store at a location, either in this process or through a daemon that has the store open. If the daemon
 //! ends, this process opens the store directly.
 
 use std::fmt;
@@ -139,9 +139,9 @@ impl OpenStore {
 /// supported version.
 ///
 /// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that performs one operation at a
-/// time. With `InPlace`, an embedded store works on the calling thread, which saves the cost of additional threads. For
-/// a cluster, `open` then sends no request. With `InPlace`, [`OpenOptions::wait`] limits the total time of all requests
-/// to the cluster, counted from the call of `open`.
+/// time. With `InPlace`, an embedded store works on the calling thread, which saves the cost of additional threads.
+/// With `InPlace`, `open` sends no request to a cluster. With `InPlace`, [`OpenOptions::wait`] limits the total time of
+/// all requests to the cluster, counted from the call of `open`.
 ///
 /// This function must be called on a tokio runtime.
 ///

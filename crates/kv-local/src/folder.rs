@@ -2,8 +2,8 @@
 //! file systems that several machines share, on which a store must not be.
 //!
 //! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
-//! machine, or silently lose locks when a connection breaks. On a shared file system, two processes could therefore
-//! have the store open at the same time.
+//! machine, or silently lose locks when a connection breaks. On a file system that does not keep locks reliably, two
+//! processes could have the store open at the same time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -156,7 +156,7 @@ pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     sync(path)
 }
 
-/// Changes the mode of a path if the path has a different mode. Only the owner and root can change a mode.
+/// Changes the mode of a path if the path has a different mode. Only the owner of a path and root can change its mode.
 pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     if fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         return Ok(());

@@ -32,8 +32,8 @@ use nix::libc;
 /// The lock of a store, which is released when this value is dropped or when the process ends.
 ///
 /// A child process that was forked without exec shares the open queue file and thus the lock. Dropping the `StoreLock`
-/// in the parent process also releases the lock that the child shares. If the parent is killed, the child keeps the
-/// lock.
+/// in the parent process also releases the lock that the child shares. If the parent process is killed, the child
+/// process keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
@@ -221,8 +221,8 @@ fn flock(lock: LockMode, bytes: ByteRange) -> libc::flock {
     }
 }
 
-/// Finds the first range that another open file has locked and that ends above the byte `from`. Returns the end of this
-/// range.
+/// Finds the first range that another open file has locked and that ends above the byte `from`, and returns the end of
+/// that range.
 fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     let mut probe = flock(LockMode::Write, ByteRange::from(from));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
@@ -300,7 +300,7 @@ const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 ///
 /// The kernel's list of locks does not name the owner of an open file description lock. The entry of each open file in
 /// /proc does list the locks of that file. The process with a write lock on the lowest byte holds the store lock. Only
-/// root sees the processes of other users.
+/// root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }

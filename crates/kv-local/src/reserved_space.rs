@@ -30,7 +30,7 @@ const RESERVED_BYTES: u64 = 1 << 20;
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
-/// A disk with fewer free bytes than this counts as full, because an ordinary commit might not fit.
+/// A disk with fewer free bytes than this limit counts as full, because an ordinary commit might not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
 /// The length in bytes of the file `ballast` if its content had to be written because the file system cannot allocate
 /// blocks without writing. A file system that cannot allocate blocks without writing may report the number of allocated

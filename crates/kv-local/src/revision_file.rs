@@ -119,7 +119,7 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     for file in files {
         match fs::metadata(file) {
             Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
-            // Some stores do not have all of these files.
+            // Some of the files in `files` do not exist in every store.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

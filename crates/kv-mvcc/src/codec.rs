@@ -344,7 +344,7 @@ pub(crate) struct LeaseRow {
 }
 
 /// The row with limits on the history that an administrator set for this store; these limits override the options of
-/// every program. All durations in this row are in microseconds.
+/// every program. All durations in the row of stored limits are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
@@ -367,11 +367,11 @@ pub(crate) struct StateRow {
     /// The time of the newest commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) live: u64,
-    /// The wrapping sum of [`fingerprint`] over all live keys. If this sum does not match the live keys, a key was
-    /// lost.
+    /// The wrapping sum of [`fingerprint`] over all live keys. If the recorded sum does not match the live keys, a key
+    /// was lost.
     pub(crate) digest: u64,
     /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store still
-    /// keeps the history before this revision.
+    /// keeps the history before the clients' mark.
     pub(crate) client_mark: u64,
     /// The number of changes that made no new revision: changes of leases and of the limits on history. A difference in
     /// this counter tells apart two states that have the same revision.
@@ -393,8 +393,8 @@ impl<Context> Decode<Context> for StateRow {
 }
 
 pub(crate) trait Row: Encode + Decode<()> {
-    /// The content that a row of encoding version 2 has in addition to the content of version 1. The default value of
-    /// this additional content is not encoded.
+    /// The content that a row of encoding version 2 has in addition to the content of version 1. The additional content
+    /// of a row is not encoded if it has the default value.
     type Extra: Default + PartialEq + Encode + Decode<()>;
 
     fn extra(&self) -> Self::Extra;

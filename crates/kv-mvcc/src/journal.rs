@@ -348,7 +348,8 @@ const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
 /// The value length that marks a removed row in a journal record.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// Number of bytes that one read of the journal requests. Most journals are shorter than this, so one read is enough.
+/// Number of bytes that one read of the journal requests. Most journals are shorter than this number of bytes, so one
+/// read is enough.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// The length in bytes of a journal record with these writes.
@@ -374,8 +375,8 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// The length of `bytes` as 32 bits. A length of 32 bits or more becomes a number that is longer than any row or
-/// commit.
+/// The length of `bytes` as a 32-bit number. A length of 32 bits or more becomes a number that is longer than any row
+/// or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }
@@ -465,7 +466,7 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
 
 /// What follows at a position of the journal: a record, too few bytes, or nothing valid.
 enum RecordEnd {
-    /// An intact record with this number and length follows.
+    /// An intact journal record with the given number and length follows.
     Record { number: u64, length: usize },
     /// There are too few bytes to decide whether a record follows.
     Cut,

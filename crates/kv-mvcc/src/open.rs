@@ -141,7 +141,7 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Maximum number of attempts to check a whole store while commits may run in between. An attempt is restarted when a
+/// Maximum number of attempts to check a whole store while commits may run in between. The check starts again when a
 /// commit changes the store.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
 /// Maximum number of rows that a check of the store reads in one view.

@@ -45,7 +45,8 @@ pub struct Options {
     pub expected_id: Option<Uuid>,
     /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// The purpose of the writes through this handle, which decides how they behave on a full disk.
+    /// The purpose of the writes through this handle. The purpose decides whether these writes may use reserved disk
+    /// space.
     pub purpose: Purpose,
     /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,

@@ -263,8 +263,8 @@ impl<'t> PinnedReader<'t> {
         let rows = match self.rows.take() {
             Some(rows) if !self.slice.is_over() => rows,
             old => {
-                // The old view must be dropped first: a commit may be waiting for that, and a new view would wait for
-                // the commit.
+                // The old view must be dropped first to avoid a deadlock: a commit may wait for the old view, and the
+                // new view would wait for that commit.
                 drop(old);
                 self.fresh()?
             }

@@ -330,7 +330,7 @@ impl ValueScan<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Moves the values that are completely read to the results. An empty value is complete without any row.
+    /// Moves completely read values to the results. An empty value is complete without any row.
     fn take_whole(&mut self) {
         while let Some((pointer, rest)) = self.pointers.split_first() {
             if self.chunks != pointer.chunks() || self.value.len() != pointer.len as usize {

@@ -21,8 +21,8 @@ const CHANGE_OVERHEAD_BYTES: usize = 160;
 
 /// A state of the store that is not committed yet, as changes on top of the table.
 ///
-/// The view of the table is held while a group of transactions is staged. This view delays no commit, because only the
-/// writer commits, and the writer is busy with staging.
+/// The view of the table is held while a group of transactions is staged. The held view delays no commit, because only
+/// the writer commits, and the writer is busy with staging.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -77,7 +77,7 @@ impl<'r, 't> StagedState<'r, 't> {
         result.map_err(|error| error.with_outcome(Outcome::NotApplied))
     }
 
-    /// Ends a lease and deletes its keys, in ascending order and at one revision. Nothing else may have been staged
+    /// Ends a lease and deletes its keys, in ascending order and at one revision. No other change may have been staged
     /// before.
     ///
     /// # Errors

@@ -445,7 +445,7 @@ impl MvccStore {
             .await
     }
 
-    /// The limits on the history of this store that are in force.
+    /// The limits on the history that are in force for this store.
     pub fn retention(&self) -> Retention {
         self.inner().retention()
     }

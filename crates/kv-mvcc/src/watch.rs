@@ -252,7 +252,7 @@ fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     Ok(LogScan { ready, cursor: WatchCursor { next, partial }, newest: state.revision })
 }
 
-/// The number of bytes that an event of this log row counts against [`MAX_SCAN_BYTES`].
+/// The number of bytes that the event of a log row adds towards the limit [`MAX_SCAN_BYTES`].
 fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     let new = match &row.change {
         Change::Put(pointer) => pointer.len as usize,

@@ -578,9 +578,9 @@ impl StoreCore {
         }
     }
 
-    /// Frees space for a release on a full disk. The method first drops history, if the disk has enough space to write
-    /// this change. If the disk has too little space, the method frees a part of the reserve, and then drops history
-    /// using the freed space.
+    /// Frees space for a release of an address on a full disk. The method first drops history, if the disk has enough
+    /// space to write this change. If the disk has too little space, the method frees a part of the reserve, and then
+    /// drops history using the freed space.
     ///
     /// # Errors
     /// The error `full` if no disk space can be freed.
@@ -609,7 +609,7 @@ impl StoreCore {
         given_up
     }
 
-    /// Fails for every write that is not a release while a part of the reserved disk space is missing.
+    /// Returns an error for a write that is not a release, if a part of the reserved disk space is missing.
     ///
     /// # Errors
     /// `NoSpace` if a part of the reserved disk space is missing.

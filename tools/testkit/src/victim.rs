@@ -55,7 +55,7 @@ impl Phase {
 pub struct Victim {
     pub call: Call,
     store: PathBuf,
-    /// The content of the store's file `head` when the call started, which records the newest revision.
+    /// The content of the store's file `head`, which records the newest revision, at the start of the call.
     head: Vec<u8>,
     child: Option<Child>,
 }

@@ -165,8 +165,8 @@ impl StoreUse {
 
 impl Drop for StoreUse {
     fn drop(&mut self) {
-        // The handle is dropped before the count of users becomes zero. The task that waits to close the store then has
-        // the only handle.
+        // The handle is dropped before the count of users becomes zero, because the task that waits for zero users
+        // needs the only handle to close the store.
         self.store = None;
         self.gate.state.send_if_modified(|state| {
             state.users -= 1;

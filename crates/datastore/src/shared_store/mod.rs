@@ -493,7 +493,7 @@ impl SharedStoreOptions {
     }
 }
 
-/// Is notified of the events of a shared store.
+/// An observer that is notified of the events of a shared store.
 pub trait SharedStoreObserver: Send + Sync {
     /// Called when the store was opened.
     fn taken(&self) {}

@@ -10,7 +10,7 @@ use crate::table::Visit;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The size in bytes of the journal in these tests. The size is small, so a few commits fill the journal.
+/// The size in bytes of the journal in these tests. The journal is small, so a few commits fill it.
 const BYTES: u64 = 4096;
 
 /// A simulated disk, which contains a journal, and a table that may lose its last commit.

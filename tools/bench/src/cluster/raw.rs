@@ -62,7 +62,7 @@ struct Put {
     is_new: bool,
 }
 
-/// A commit's sizes of values and number of guards.
+/// The sizes of the values that a commit puts, and the number of its guards.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     puts: Vec<Put>,

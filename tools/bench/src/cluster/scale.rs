@@ -1,5 +1,5 @@
-//! Measures what a full store costs: does equal work on etcds with few and with many nodes. These etcds are filled
-//! directly with the documents of nodes and blocks.
+//! Measures what a full store costs: does equal work on etcds with few and with many nodes. The measured etcds are
+//! filled directly with the documents of nodes and blocks.
 
 use std::path::Path;
 

@@ -19,8 +19,8 @@ use crate::random::Random;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval at which a caller checks whether its plugin process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Each call has a chance of one in this number to be killed while the disk has power. The writes of a killed call that
-/// are not synced yet are not lost.
+/// On average, one in this number of calls is killed while the disk has power. The writes of a killed call that are not
+/// synced yet are not lost.
 const KILLS: u64 = 8;
 
 /// What all callers of one round do.

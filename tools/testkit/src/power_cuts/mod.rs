@@ -17,7 +17,7 @@ use world::{Plan, World};
 pub const SEED: u64 = 20_261_123;
 /// The number of rounds in a cycle of the test. The last two rounds of each cycle start with an empty disk.
 const KINDS: u64 = 5;
-/// Number of rounds after which a long run prints its progress again.
+/// Number of rounds between two progress messages of a long run.
 const PROGRESS: u64 = 250;
 
 /// The number of times that each kind of event happened, by the event's name.

@@ -100,7 +100,7 @@ impl World {
     }
 
     /// Lets the callers work, cuts the power, and checks the image that remains of the disk. The returned error
-    /// describes what is wrong with the remaining image.
+    /// describes what is wrong with the remaining disk image.
     pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
