@@ -106,7 +106,7 @@ struct ConfigSpec {
     etcd_cert: String,
     #[serde(rename = "etcdCACert", deserialize_with = "text")]
     etcd_ca_cert: String,
-    // Settings of the Kubernetes datastore in this file are accepted and ignored.
+    // Settings of the Kubernetes datastore in the configuration file are accepted and ignored.
     #[serde(rename = "kubeconfig")]
     _kubeconfig: Option<IgnoredAny>,
     #[serde(rename = "k8sAPIEndpoint")]

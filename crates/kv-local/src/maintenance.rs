@@ -122,8 +122,9 @@ impl QueueFile {
     }
 }
 
-/// Reads the newest revision of the store of `engine` in the folder `path`, for a process that polls for changes. Needs
-/// no store lock. Returns `None` if no file records the newest revision; then only opening the store can tell it.
+/// Reads the newest revision of the store of `engine` in the folder `path`, for a process that polls for changes.
+/// Reading this revision needs no store lock. Returns `None` if no file records the newest revision; then only opening
+/// the store can tell it.
 ///
 /// # Errors
 /// `Io`.
@@ -266,7 +267,7 @@ pub struct FolderStaging {
     store: PathBuf,
     folder: PathBuf,
     /// The staging folder, kept open because closing it would release the lock on it. If the process is killed, the
-    /// kernel releases this lock.
+    /// kernel releases the lock on the staging folder.
     _lock: File,
 }
 

@@ -342,7 +342,7 @@ pub(crate) fn journaled(
 }
 
 /// Opens the engine's table while this process holds the store lock. If the engine's files are still locked, the kernel
-/// has not closed all files of the previous lock holder yet. The opening is therefore retried for a short time.
+/// has not closed all files of the previous lock holder yet, so the opening is retried for a short time.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(OPEN_RETRY_TIMEOUT));
     loop {

@@ -406,7 +406,7 @@ pub(crate) trait Row: Encode + Decode<()> {
     fn is_possible(&self) -> bool;
 }
 
-/// The largest valid number in a row, because revisions are signed in the API.
+/// The largest valid number in a row; a larger number could not be incremented within the signed revisions of the API.
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
 impl Row for LogPosition {

@@ -64,7 +64,7 @@ impl MvccStore {
         Ok(found.into_iter().map(|(id, lease)| Lease { id, ttl: Duration::from_secs(lease.ttl) }).collect())
     }
 
-    /// Returns the keys that are attached to a lease in ascending order. The list is empty if there is no lease with
+    /// Returns, in ascending order, the keys that are attached to a lease. The list is empty if there is no lease with
     /// this id.
     ///
     /// # Errors

@@ -105,8 +105,8 @@ impl MvccStore {
     ///
     /// # Errors
     /// `UnknownFormat` if a newer version of the program wrote the store. `Corrupt` if rows are missing or damaged, or
-    /// if the store's id is not [`Options::expected_id`]. Opening with an error of these two kinds leaves the table
-    /// unchanged. If opening fails otherwise, any error of the table.
+    /// if the store's id is not [`Options::expected_id`]. If opening fails with `UnknownFormat` or `Corrupt`, the table
+    /// is unchanged. If opening fails otherwise, any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));

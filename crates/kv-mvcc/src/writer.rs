@@ -8,11 +8,11 @@
 //!
 //! Each commit also removes a few rows of expired history.
 //!
-//! On a full disk all writes would fail, including the release of an address. A host with a full disk needs its
-//! releases most. A handle for [`Purpose::Release`] therefore frees disk space for its write. First the release handle
-//! drops history, which frees space within the engine's files. If that does not suffice, the release handle frees parts
-//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other
-//! purposes never use the reserve, and do not write while a part of the reserve is missing.
+//! On a full disk all writes would fail, including the release of an address, which a host with a full disk needs most.
+//! A handle for [`Purpose::Release`] therefore frees disk space for its write. First the release handle drops history,
+//! which frees space within the engine's files. If that does not suffice, the release handle frees parts of the store's
+//! [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other purposes never
+//! use the reserve, and do not write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -430,8 +430,8 @@ const MIN_SWEPT_ROWS: usize = 32;
 const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// Maximum number of expired rows that one commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
-/// Maximum distance between the clock and the newest revision's time, and between the times of neighbouring revisions.
-/// Over a larger distance, the ages of revisions are not trusted.
+/// Maximum distance between the clock and the newest revision's time, and between the times of neighbouring revisions,
+/// at which the ages of revisions are trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The number of expired rows that a commit removes if it writes `writes` rows.

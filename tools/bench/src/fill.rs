@@ -111,7 +111,7 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Starts with the pool of the network, which is created if it is missing.
+    /// Creates a `Churn` for a store, and also the network's pool if it is missing.
     pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
         if ipam.inventory(soon()).await?.pools.is_empty() {

@@ -68,7 +68,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Fills a store that the plugin has created with nodes, blocks and addresses.
+/// Adds nodes, blocks and addresses to a store that the plugin has created.
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();

@@ -22,8 +22,8 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run the given programs in tests of this process. Must be called before any helper
-/// that runs a program.
+/// Makes the helpers of this crate run the given programs in tests of this process. This function must be called before
+/// any helper that runs a program.
 ///
 /// # Panics
 /// If the programs to test were already used or set in this process.

@@ -1,5 +1,5 @@
 //! Measures which documents a dead node leaves behind, and what freeing its addresses costs. The addresses of a node
-//! that does not return are freed with an operator's command. A node that returns frees them with its own garbage
+//! that does not return are freed with an operator's command. A node that returns frees its own addresses by garbage
 //! collection.
 
 use std::collections::BTreeSet;
