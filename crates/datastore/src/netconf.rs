@@ -7,11 +7,11 @@ use crate::settings::{self, Environment, location, means_cluster, names_embedded
 /// The settings of a NetConf that select a store. A setting that is missing in the NetConf is an empty string.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetConfStore {
-    /// `datastore_type`: `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
+    /// `datastore_type`: the kind of store, which is `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
     pub datastore_type: String,
     /// `datastore_path`: the folder of an embedded store, as an absolute path.
     pub datastore_path: String,
-    /// `etcd_endpoints`: The etcd endpoint URLs, separated by commas.
+    /// `etcd_endpoints`: the endpoint URLs of etcd, separated by commas.
     pub etcd_endpoints: String,
     /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An empty
     /// endpoint setting comes from a template without a value. A NetConf with an empty endpoint setting is still for a

@@ -136,8 +136,8 @@ impl QueueDrainer {
                 continue;
             };
             // The panics of engines are caught where the engine is called. The panics caught here are bugs in this
-            // crate; an uncaught one would stop all later writes. After such a panic, the job's answer is dropped,
-            // which tells the caller that the outcome is unknown.
+            // crate; an uncaught one would stop all later writes. After a panic that is caught here, the job's answer
+            // is dropped, which tells the caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }

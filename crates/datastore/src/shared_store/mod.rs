@@ -456,7 +456,7 @@ const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 
-/// How a process keeps a store open and shares it with other processes.
+/// The settings with which a process keeps a store open and shares it with other processes.
 #[derive(Clone)]
 pub struct SharedStoreOptions {
     /// The options with which the store is opened each time.
