@@ -16,12 +16,12 @@ use crate::settings::text_fault;
 /// The folder in which container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
-/// The stores that a folder of CNI configuration names.
+/// The stores that the files of a CNI configuration folder name.
 #[derive(Debug, Default)]
 pub(crate) struct ConflistStores {
-    /// The distinct stores that the folder names, ordered by file name.
+    /// The distinct stores that the configuration files name, ordered by file name.
     pub(crate) candidates: Vec<NamedStore>,
-    /// The first plugin section for Margay from which no store can be derived: its file and the fault.
+    /// The first plugin section that uses Margay but names no valid store: its file, and the error.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
     /// One sentence for each configuration file that could not be read.
     pub(crate) unreadable: Vec<String>,
@@ -31,18 +31,19 @@ pub(crate) struct ConflistStores {
 #[derive(Debug)]
 pub(crate) struct NamedStore {
     pub(crate) location: Location,
-    /// The first configuration file that names the store.
+    /// The first configuration file that names this store.
     pub(crate) file: PathBuf,
 }
 
-/// A plugin section whose addresses come from `calico-ipam`.
+/// A plugin section of a CNI configuration whose addresses `calico-ipam` assigns.
 pub struct CalicoNetwork {
     /// The configuration file that contains the plugin section.
     pub file: PathBuf,
-    /// The NetConf that a runtime passes to the plugin: the plugin's section with the name and version of the network
+    /// The NetConf that a runtime passes to the plugin: the plugin section, with the name and version of the network
     /// list. The NetConf may contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that the plugin section itself names. Variables in the runtime's environment are not considered.
+    /// The store that the plugin section itself names. Environment variables of the container runtime may select
+    /// another store, but are not considered.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -53,7 +54,7 @@ impl fmt::Debug for CalicoNetwork {
 }
 
 /// Returns the networks in a CNI configuration folder whose `ipam.type` is `calico-ipam`, and one sentence for each
-/// file that could not be read. A missing folder counts as empty.
+/// file that could not be read. A missing configuration folder counts as empty.
 pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |file, plugin| {
@@ -66,19 +67,21 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
     (networks, unreadable)
 }
 
-/// A network whose addresses Margay assigns.
+/// A network of the CNI configuration whose addresses Margay assigns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfiguredNetwork {
     /// The network's name.
     pub name: String,
-    /// The store that the plugin section itself names. Variables in the runtime's environment are not considered.
+    /// The store that the plugin section itself names. Environment variables of the container runtime may select
+    /// another store, but are not considered.
     pub store: Location,
-    /// The configured subnets, and the pools given as a CIDR, as written in the configuration file.
+    /// The network's configured subnets, and its pools if given as CIDRs, as written in the configuration file.
     pub subnets: Vec<String>,
 }
 
 /// Returns the networks in a CNI configuration folder whose addresses Margay assigns and whose settings name a valid
-/// store. Also returns one sentence for each file that could not be read. A missing folder counts as empty.
+/// store. One sentence is returned for each configuration file that could not be read. A missing configuration folder
+/// counts as empty.
 pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
@@ -99,7 +102,7 @@ fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let mut subnets: Vec<String> = ranges.map(|range| text(range, "subnet")).collect();
     subnets.push(text(ipam, "subnet"));
     let whereabouts = list("ipRanges").filter_map(Value::as_object).chain([ipam]).map(|range| text(range, "range"));
-    // A whereabouts range may have the form FIRST-LAST/LENGTH.
+    // The range of a whereabouts section may have the form FIRST-LAST/LENGTH.
     subnets.extend(whereabouts.map(|range| range.rsplit('-').next().unwrap_or_default().to_owned()));
     let pools = list("ipv4_pools").chain(list("ipv6_pools")).filter_map(Value::as_str);
     subnets.extend(pools.map(str::to_owned));
@@ -107,7 +110,7 @@ fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     subnets
 }
 
-/// Finds the stores that the files of a CNI configuration folder name. A missing folder counts as empty.
+/// Finds the stores that the files of a CNI configuration folder name. A missing configuration folder counts as empty.
 pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> ConflistStores {
     let mut found = ConflistStores::default();
     let unreadable = each_plugin(dir, |file, plugin| found.add(drivers, file, plugin));
@@ -138,8 +141,8 @@ impl ConflistStores {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
         };
-        // The environment of an operator's shell differs from the container runtime's environment, so the shell's
-        // environment must not change the meaning of the file.
+        // An operator's shell and the container runtime have different environments. The environment of the shell must
+        // therefore not change which store the file names.
         match for_netconf(drivers, &conf, &|_| None) {
             Ok(location) => {
                 if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
@@ -174,8 +177,8 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     plugins_of(serde_json::from_slice(&text).map_err(not_json)?)
 }
 
-/// Returns the plugin sections of a network list, each with the list's name and version, or the single plugin section
-/// of a `.conf` file. Also returns the sections of the plugins to which these plugins delegate.
+/// Returns the plugin sections of a network list, each with the list's name and version. For a `.conf` file, returns
+/// its single plugin section. The sections of plugins to which these plugins delegate are returned as well.
 fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
     let sections = match list.remove("plugins") {
@@ -224,7 +227,7 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
     let kind = text(plugin, "type");
     let is_ours = matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") || kind.starts_with("margay");
-    // Flannel's own section only configures the plugin to which flannel delegates.
+    // A flannel section only configures the plugin to which flannel delegates.
     if !is_ours || kind == "flannel" {
         return None;
     }
@@ -248,23 +251,24 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     })
 }
 
-/// Looks up a field of a JSON object. The case of the name does not matter, as in Go's JSON decoder.
+/// Looks up a field of a JSON object by its name. The letter case of the field's name does not matter, as in Go's JSON
+/// decoder.
 fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value))
 }
 
-/// Returns the text of a string field of a JSON object. Returns an empty string for a missing field and for a field of
-/// another type; the plugin itself refuses wrong types.
+/// Returns the value of a string field of a JSON object. Returns an empty string if the field is missing or not a
+/// string; the plugin itself refuses wrong types.
 fn text(object: &Map<String, Value>, name: &str) -> String {
     field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// The folders in which podman keeps the files of its networks.
+/// The folders in which podman keeps one configuration file per network.
 const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
-/// Returns the subnets of podman's networks and of the networks in a CNI configuration folder, regardless of which IPAM
-/// plugin assigns the addresses. Also returns one sentence for each file that could not be read. A missing folder
-/// counts as empty.
+/// Returns the subnets of podman's networks and of all networks in a CNI configuration folder, whichever IPAM plugin
+/// they use. One sentence is returned for each configuration file that could not be read. A missing configuration
+/// folder counts as empty.
 pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut used = Vec::new();
     let unreadable = each_plugin(conf_dir, |_, plugin| {

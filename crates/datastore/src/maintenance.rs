@@ -1,5 +1,5 @@
-//! Inspects a whole store without opening it, shrinks, creates and upgrades stores, and replaces a store with a new
-//! store. All operations use the store's driver, and add to an engine's errors the advice that depends on the
+//! Inspects a store without opening it, shrinks, creates and upgrades stores, and replaces a store with a new one. All
+//! operations use the driver of the store. An operation adds advice to an engine's error if the advice depends on the
 //! configuration.
 
 use std::path::{Path, PathBuf};
@@ -15,15 +15,15 @@ pub use kv_mvcc::{
     Changes, FORMAT_WITH_LEASES, HistoryShare, MvccStore, OldestRevision, Retention, StoreStatus, Verification,
 };
 
-/// Inspects an embedded store without waiting for its lock (see [`kv_local::peek`]).
+/// Inspects an embedded store without waiting for the store lock (see [`kv_local::peek`]).
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::peek`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::peek`].
 pub async fn peek(location: &Location) -> Result<StorePeek> {
     on_engine(location, kv_local::peek).await
 }
 
-/// Returns the number of processes that wait for the lock of an embedded store; 0 for any other store.
+/// Returns the number of processes that wait for the lock of an embedded store; 0 for a store that is not embedded.
 ///
 /// # Errors
 /// See [`kv_local::waiting`].
@@ -34,18 +34,18 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     on_engine(location, kv_local::waiting).await
 }
 
-/// Opens the queue file of an embedded store, for a process that polls the queue. The function blocks the thread while
-/// it opens the file.
+/// Opens the queue file of an embedded store, for a process that polls the queue. This function blocks the calling
+/// thread while it opens the file.
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::QueueFile::open`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::QueueFile::open`].
 pub fn queued(location: &Location) -> Result<QueueFile> {
     let (engine, path) = embedded(location)?;
     QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails if an embedded store is missing and cannot be created (see [`kv_local::check_creatable`]). For a store that is
-/// not embedded, the check always succeeds.
+/// Fails if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a store that
+/// is not embedded, this check always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].
@@ -56,26 +56,27 @@ pub async fn check_creatable(location: &Location) -> Result<()> {
     on_engine(location, kv_local::check_creatable).await
 }
 
-/// Reads the newest revision of an embedded store without its lock (see [`kv_local::newest`]).
+/// Reads the newest revision of an embedded store without the store lock (see [`kv_local::newest`]).
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::newest`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::newest`].
 pub async fn newest(location: &Location) -> Result<Option<Revision>> {
     on_engine(location, kv_local::newest).await
 }
 
-/// Shrinks the files of an embedded store as much as its engine can.
+/// Shrinks the files of an embedded store as far as its engine can.
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::shrink_blocking`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::shrink_blocking`].
 pub async fn shrink(location: &Location, wait: Duration) -> Result<SpareSpace> {
     on_engine(location, move |engine, path| kv_local::shrink_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// Creates an empty embedded store in the given format. Returns false if the location has a store already.
+/// Creates an empty embedded store whose rows have the format `format`. Returns false if there already is a store at
+/// the location.
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::create_blocking`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::create_blocking`].
 pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<bool> {
     on_engine(location, move |engine, path| {
         kv_local::create_blocking(engine, path, &waiting_for(wait).with_format(format))
@@ -83,50 +84,50 @@ pub async fn create(location: &Location, format: u32, wait: Duration) -> Result<
     .await
 }
 
-/// Upgrades an embedded store to the newest format.
+/// Upgrades an embedded store to the newest format of its rows.
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::upgrade_blocking`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::upgrade_blocking`].
 pub async fn upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrade> {
     on_engine(location, move |engine, path| kv_local::upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// Returns the result that [`upgrade`] would have, without writing anything.
+/// Returns what [`upgrade`] would return, without writing anything.
 ///
 /// # Errors
-/// `Unsupported` if the store is not embedded; else the errors of [`kv_local::preview_upgrade_blocking`].
+/// `Unsupported` if the store is not embedded; any error of [`kv_local::preview_upgrade_blocking`].
 pub async fn preview_upgrade(location: &Location, wait: Duration) -> Result<FormatUpgrade> {
     on_engine(location, move |engine, path| kv_local::preview_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// A folder beside an embedded store in which its replacement is built (see [`kv_local::FolderStaging`]).
+/// A folder beside an embedded store, in which the store's replacement is built (see [`kv_local::FolderStaging`]).
 #[derive(Debug)]
 pub struct StoreStaging {
     staging: kv_local::FolderStaging,
     replaced: Location,
 }
 
-/// The locked store that is about to be replaced.
+/// The locked old store that is about to be replaced.
 #[derive(Debug)]
 pub struct StoreReplacement(kv_local::FolderReplacement);
 
 impl StoreStaging {
-    /// Creates the folder in which the replacement of the store at `location` is built.
+    /// Creates the staging folder for a store that will replace the store at `location`.
     ///
     /// # Errors
-    /// `Unsupported` if the store is not embedded; else the errors of [`kv_local::FolderStaging::begin`].
+    /// `Unsupported` if the store is not embedded; any error of [`kv_local::FolderStaging::begin`].
     pub async fn begin(location: &Location) -> Result<Self> {
         let staging = on_engine(location, kv_local::FolderStaging::begin).await?;
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller creates the replacement store. No store exists at this location yet.
+    /// The location at which the caller must create the replacement store. No store exists at this location yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }
 
-    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if there is no
-    /// old store.
+    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if no old store
+    /// exists.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::hold`].
@@ -139,7 +140,8 @@ impl StoreStaging {
         .await
     }
 
-    /// Moves the replacement store to the old store's location. Returns the path to which the old store was moved.
+    /// Renames the folder of the replacement store to the old store's location. Returns the path that the old store has
+    /// now.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::finish`].
@@ -150,7 +152,7 @@ impl StoreStaging {
 }
 
 impl StoreReplacement {
-    /// The newest revision of the store that will be replaced; 0 if unknown.
+    /// The newest revision of the old store that will be replaced; 0 if unknown.
     ///
     /// # Errors
     /// See [`kv_local::FolderReplacement::newest_revision`].
@@ -163,7 +165,7 @@ fn waiting_for(wait: Duration) -> OpenOptions {
     OpenOptions::default().with_wait(wait)
 }
 
-/// Runs blocking work on the files of an embedded store on a thread for blocking tasks.
+/// Runs blocking work on the files of an embedded store, on a thread for blocking tasks.
 async fn on_engine<T: Send + 'static>(
     location: &Location,
     work: impl FnOnce(&'static dyn Engine, &Path) -> Result<T> + Send + 'static,
@@ -185,13 +187,13 @@ fn embedded(location: &Location) -> Result<(&'static dyn Engine, &Path)> {
     })
 }
 
-/// Opens a store through its driver, in this process.
+/// Opens a store in this process through the store's driver.
 pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Result<Box<dyn Opened>> {
     location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
 }
 
-/// Adds advice that an engine cannot give to the error of a store in a folder: the command that creates a store, or the
-/// other engine whose files are in the folder.
+/// Adds advice that an engine cannot know to the error about a store in a folder. The advice is the command that
+/// creates a store, or the name of the other engine whose files are in the folder.
 fn explained(location: &Location, error: Error) -> Error {
     let Some(folder) = location.path() else { return error };
     match (error.kind(), error.detail()) {
@@ -199,8 +201,8 @@ fn explained(location: &Location, error: Error) -> Error {
             let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
             error.with_detail(detail)
         }
-        // An engine reads from the file `store.id` which engine created the store. Without the file `store.id`, the
-        // drivers recognize their own files.
+        // If the folder has a file `store.id`, the engine reads from it which engine created the store. Without a file
+        // `store.id`, each driver can still recognize the files of its own engine.
         (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
             let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
             match names.find(|name| *name != location.facts().name) {

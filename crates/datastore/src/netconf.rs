@@ -1,23 +1,23 @@
-//! Chooses the store that a plugin works on.
+//! Chooses the store that the plugin uses for a NetConf.
 
 use driver::{ConfigError, ConfigResult, Drivers, EtcdFiles, Location, Orchestrator, Settings};
 
 use crate::settings::{self, Environment, location, means_cluster, names_embedded, overriding, variable};
 
-/// The store settings of a NetConf. A missing setting is an empty string.
+/// The settings of a NetConf that select a store. A setting that is missing in the NetConf is an empty string.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetConfStore {
-    /// `datastore_type`: `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
+    /// `datastore_type`: the kind of store, which is `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
     pub datastore_type: String,
     /// `datastore_path`: the folder of an embedded store, as an absolute path.
     pub datastore_path: String,
-    /// `etcd_endpoints`: URLs separated by commas.
+    /// `etcd_endpoints`: the endpoint URLs of etcd, separated by commas.
     pub etcd_endpoints: String,
-    /// True if the NetConf has `etcd_endpoints` or `etcd_discovery_srv`, even if the setting is empty. An empty setting
-    /// comes from a template without a value: such a NetConf still means a cluster, and must never select a separate
-    /// store on each host.
+    /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An empty
+    /// endpoint setting comes from a template without a value. A NetConf with an empty endpoint setting is still for a
+    /// cluster, and must never select a separate store on each host.
     pub has_endpoints: bool,
-    /// `etcd_discovery_srv`: the domain with the SRV records.
+    /// `etcd_discovery_srv`: the domain whose SRV records list the etcd endpoints.
     pub etcd_discovery_srv: String,
     /// `etcd_key_file`: the path of the client's private key.
     pub etcd_key_file: String,
@@ -25,17 +25,18 @@ pub struct NetConfStore {
     pub etcd_cert_file: String,
     /// `etcd_ca_cert_file`: the path of the CA certificate.
     pub etcd_ca_cert_file: String,
-    /// `kubernetes.kubeconfig`: the path of a kubeconfig. If this setting is present, the NetConf means a cluster.
+    /// `kubernetes.kubeconfig`: the path of a kubeconfig file. If `kubernetes.kubeconfig` is present, the NetConf is
+    /// for a cluster and never selects an embedded store.
     pub kubeconfig: String,
-    /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. If this setting is present, the NetConf means a
-    /// cluster.
+    /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. If `kubernetes.k8s_api_root` is present, the NetConf
+    /// is for a cluster and never selects an embedded store.
     pub k8s_api_root: String,
-    /// True if the plugin was called under the name `calico-ipam`.
+    /// True if the plugin was started under the name `calico-ipam`.
     pub called_as_calico_ipam: bool,
 }
 
 impl NetConfStore {
-    /// The settings of the NetConf alone, without the environment.
+    /// The store settings of the NetConf alone, without the environment.
     pub(crate) fn settings(&self) -> Settings {
         let meant = [&self.kubeconfig, &self.k8s_api_root].into_iter().any(|sign| !sign.is_empty())
             || (self.has_endpoints && self.datastore_path.is_empty());
@@ -50,7 +51,7 @@ impl NetConfStore {
                 authority: self.etcd_ca_cert_file.clone(),
             },
             etcd_inline: EtcdFiles::default(),
-            // Like Calico's plugin, take user and password only from the environment.
+            // The user and the password come only from the environment, as in Calico's plugin.
             etcd_username: String::new(),
             etcd_password: String::new(),
             orchestrator: if meant { Orchestrator::Kubernetes } else { Orchestrator::Absent },
@@ -59,19 +60,19 @@ impl NetConfStore {
     }
 }
 
-/// Chooses the store that a plugin works on, from its NetConf and its environment.
+/// Chooses the store that a plugin uses, from its NetConf and its environment.
 ///
-/// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone), only the NetConf
-///   decides. For such a NetConf, the environment is not read, because a runtime may call ADD and DEL with different
-///   environments.
-/// - For any other NetConf, the environment counts as it does for Calico: a setting of the NetConf overrides the
-///   variable of equal purpose, and the variable with the prefix `CALICO_` overrides both.
-/// - If the plugin was called as `calico-ipam`, or any etcd or Kubernetes setting exists, a missing endpoint is
-///   Calico's error and never selects a store on this host. If neither the NetConf nor the environment has a store
-///   setting, the result is [`Drivers::default_location`].
+/// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or only a `datastore_path`), the NetConf alone
+///   decides. The environment is not read for a NetConf that names an embedded store, because a runtime may call ADD
+///   and DEL with different environments.
+/// - For a NetConf that names no embedded store, the environment is used as in Calico. A setting of the NetConf
+///   overrides the environment variable of the same purpose, and a variable with the prefix `CALICO_` overrides both.
+/// - If the plugin was started as `calico-ipam`, or if any etcd or Kubernetes setting exists, a missing endpoint is an
+///   error, as in Calico. A missing endpoint never selects a store on this host. If neither the NetConf nor the
+///   environment has a store setting, the result is [`Drivers::default_location`].
 ///
 /// # Errors
-/// A [`ConfigError`] about types, endpoints, paths or contradictions.
+/// A [`ConfigError`] about store types, endpoints, paths or contradicting settings.
 pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>) -> ConfigResult<Location> {
     let own = conf.settings();
     if names_embedded(drivers, &own) || (own.datastore_type.is_empty() && !own.path.is_empty()) {
@@ -85,9 +86,10 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
         if names_embedded(drivers, &merged) {
             return Err(ConfigError::Contradiction { environment: merged.datastore_type });
         }
-        // Ignore a path in the environment: the path belongs to the embedded store of another network on this host.
+        // A store path in the environment is ignored, because it belongs to the embedded store of another network on
+        // this host.
         merged.path = own.path;
-        // An empty variable can remove the endpoints, but the NetConf still means a cluster.
+        // An empty environment variable can remove the endpoints, but the NetConf is still for a cluster.
         merged.orchestrator = Orchestrator::Kubernetes;
     }
     if conf.called_as_calico_ipam && merged.path.is_empty() && !names_embedded(drivers, &merged) {
@@ -96,7 +98,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
     location(drivers, &merged)
 }
 
-/// Merges the NetConf's settings with the environment's settings by Calico's precedence.
+/// Merges the settings of the NetConf and of the environment, with Calico's precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
     let outer = settings::environment_settings(env);
     let pick = |name: &str, own: &str, outer: String| {
@@ -239,7 +241,7 @@ mod tests {
         let own = conf(|c| c.etcd_endpoints = "http://own:1".into());
         assert_eq!(with(&own, &[("ETCD_ENDPOINTS", "http://env:1")]).unwrap(), etcd(&["http://own:1"]));
         assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "http://c:1")]).unwrap(), etcd(&["http://c:1"]));
-        // A variable that is set to an empty text counts as set.
+        // An environment variable that is set to an empty string counts as set.
         assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "")]).unwrap_err(), ConfigError::NoEndpoints);
         let none = conf(|c| c.called_as_calico_ipam = true);
         assert_eq!(
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(access(&[("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")]).login, login("p"));
         let env = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p"), ("CALICO_ETCD_PASSWORD", "q")];
         assert_eq!(access(&env).login, login("q"));
-        // As in Calico, a user without a password (or a password without a user) counts as no login.
+        // As in Calico, a user without a password, or a password without a user, counts as no login.
         for half in [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")] {
             assert_eq!(access(&[half]).login, None);
         }

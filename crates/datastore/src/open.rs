@@ -1,4 +1,4 @@
-//! Opens the store at a location, either in this process or through the daemon that has the store open. If the daemon
+//! Opens the store at a location, either in this process or through a daemon that has the store open. If the daemon
 //! ends, this process opens the store directly.
 
 use std::fmt;
@@ -20,8 +20,7 @@ use crate::maintenance::open_here;
 use crate::served::{self, ServedStore};
 use crate::shared_store::{MIN_HOLD_DURATION, SharedStore, SharedStoreOptions};
 
-/// An open store. While an embedded store is open, no other process can open the store, so close it as soon as
-/// possible.
+/// An open store. While an embedded store is open here, no other process can open it, so close it as soon as possible.
 #[derive(Debug)]
 pub struct OpenStore {
     opened: OpenKind,
@@ -29,11 +28,11 @@ pub struct OpenStore {
 
 #[derive(Debug)]
 enum OpenKind {
-    /// The store was opened in this process by its driver.
+    /// The store was opened in this process by its driver and stays open.
     Here(Box<dyn driver::Opened>),
-    /// The store was opened in this process, which can close the store temporarily for other processes.
+    /// The store was opened in this process, which can close it temporarily for other processes.
     Shared(SharedStore),
-    /// The store is reached through a daemon, or was opened in this process after the daemon ended.
+    /// The store is reached through a daemon, or this process opened it after that daemon ended.
     Served(ServedOrDirect),
 }
 
@@ -42,7 +41,7 @@ impl OpenStore {
         Ok(Self { opened: OpenKind::Here(open_here(location, options).await?) })
     }
 
-    /// Returns the store for reads and writes.
+    /// Returns the handle for reads and writes of the store.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.opened {
             OpenKind::Here(store) => store.store(),
@@ -51,12 +50,12 @@ impl OpenStore {
         }
     }
 
-    /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster that has raised no
-    /// alarm. While a daemon has the store, the check is skipped.
+    /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster without a raised
+    /// alarm. While a daemon has the store open, this check is skipped.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room; `Io` if the disk cannot be written to; `Corrupt` if the cluster has raised its
-    /// alarm about corruption; any error of a request to the cluster.
+    /// `NoSpace` if there is no room for a commit; `Io` if the disk cannot be written to; `Corrupt` if the cluster has
+    /// raised its corruption alarm; any error of a request to the cluster.
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.check_room().await,
@@ -68,7 +67,7 @@ impl OpenStore {
         }
     }
 
-    /// The embedded store, if this process keeps the store open until [`close`](Self::close); `None` otherwise.
+    /// The embedded store if this process keeps it open until [`close`](Self::close); `None` otherwise.
     pub fn embedded(&self) -> Option<&MvccStore> {
         match &self.opened {
             OpenKind::Here(store) => store.embedded(),
@@ -93,7 +92,7 @@ impl OpenStore {
         }
     }
 
-    /// Returns true if other processes must wait until this process closes the store.
+    /// Returns true if other processes cannot use the store until this process closes it.
     pub fn is_exclusive(&self) -> bool {
         match &self.opened {
             OpenKind::Here(store) => store.embedded().is_some(),
@@ -102,8 +101,8 @@ impl OpenStore {
         }
     }
 
-    /// Closes a [shared](Sharing::OnRequest) store, so that other processes can open it. The next call opens the store
-    /// again.
+    /// Closes a [shared](Sharing::OnRequest) store, so that other processes can open it. The next call on this store
+    /// opens it again.
     pub async fn release_store(&self) {
         let shared_store = match &self.opened {
             OpenKind::Shared(store) => Some(store),
@@ -115,7 +114,8 @@ impl OpenStore {
         }
     }
 
-    /// Waits for calls in flight and closes the store. Later calls on clones of the store's handle fail with `Closed`.
+    /// Waits for running calls and then closes the store. Later calls on any clone of the store's handle fail with
+    /// `Closed`.
     ///
     /// # Errors
     /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
@@ -133,20 +133,21 @@ impl OpenStore {
 
 /// Opens a store.
 ///
-/// An embedded store is open in one process at a time. Other processes wait for the store lock, for at most
+/// Only one process at a time can have an embedded store open. Other processes wait for the store lock for at most
 /// [`OpenOptions::wait`], unless a daemon has the store open. [`OpenOptions::sharing`] selects how this process shares
-/// the store. For a cluster, `open` checks that the cluster answers, accepts the login and has a supported version.
+/// the store with other processes. For a cluster, `open` checks that the cluster responds, accepts the login and has a
+/// supported version.
 ///
 /// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that performs one operation at a
-/// time. With this option, an embedded store works on the calling thread, which saves the cost of other threads, and
-/// `open` sends no request to a cluster. In this case, `wait` limits the total time of all requests to the cluster,
-/// counted from the call of `open`.
+/// time. With `InPlace`, an embedded store works on the calling thread, which saves the cost of additional threads.
+/// With `InPlace`, `open` sends no request to a cluster. With `InPlace`, [`OpenOptions::wait`] limits the total time of
+/// all requests to the cluster, counted from the call of `open`.
 ///
-/// Call this function on a tokio runtime.
+/// This function must be called on a tokio runtime.
 ///
 /// # Errors
-/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock was not free in
-/// time; any other error of the driver.
+/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock did not become
+/// free in time; any other error of the driver.
 pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStore> {
     if options.sharing == Sharing::Alone || location.path().is_none() {
         return OpenStore::here(location, options).await;
@@ -154,7 +155,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // All waits of this process for the store together take at most `wait`.
+        // With this sharing mode, all waits of this process for the store together take at most `wait`.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
@@ -169,8 +170,8 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     Ok(OpenStore { opened: OpenKind::Shared(shared_store) })
 }
 
-/// A store that is reached through a daemon, and is opened in this process once the daemon has ended. All clones of a
-/// `ServedOrDirect` switch together.
+/// A store that is reached through a daemon until the daemon ends, and is then opened in this process. All clones of a
+/// `ServedOrDirect` switch from the daemon to the direct store together.
 #[derive(Clone)]
 struct ServedOrDirect {
     served: ServedStore,
@@ -180,9 +181,9 @@ struct ServedOrDirect {
 struct DaemonOrDirect {
     location: Location,
     holding: SharedStoreOptions,
-    /// The deadline until which this process waits for the store, set at the first failure of the daemon.
+    /// The deadline for this process to get the store lock, set when the daemon fails for the first time.
     until: OnceLock<Instant>,
-    /// The store that this process has opened itself, once the daemon has ended.
+    /// The store as this process has opened it, once the daemon has ended.
     direct: OnceCell<SharedStore>,
 }
 
@@ -205,17 +206,17 @@ impl ServedOrDirect {
         &self.served
     }
 
-    /// The store that this process has opened itself; `None` while the daemon has the store.
+    /// The store as this process has opened it; `None` while the store is reached through the daemon.
     pub(crate) fn direct(&self) -> Option<&SharedStore> {
         self.shared.direct.get()
     }
 
-    /// Opens the store in this process after a request that the daemon has not begun.
+    /// Opens the store in this process after the daemon failed before it began a request.
     ///
     /// # Errors
     /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if a different
-    /// store is at this location now; `Closed` if other processes have the store for too long (an error of the kind
-    /// `Locked` would make the caller retry).
+    /// store is at this location now; `Closed` if other processes keep the store locked until the deadline. The kind is
+    /// `Closed` and not `Locked`, because `Locked` would make the caller retry.
     async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
@@ -227,7 +228,8 @@ impl ServedOrDirect {
             let wait = until.saturating_duration_since(Instant::now());
             let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
             let shared_store = begun.map_err(|error| match error.kind() {
-                // A caller that set its own deadline knows when the deadline has passed, and gets `Locked` unchanged.
+                // A caller that has set its own deadline can tell that the deadline has passed, and therefore gets
+                // `Locked` unchanged.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
                 }
@@ -291,12 +293,12 @@ impl Store for ServedOrDirect {
     }
 }
 
-/// A watch through the daemon that continues without the daemon once the daemon has ended.
+/// A watch through the daemon, which continues without the daemon after the daemon has ended.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The watch request for the event batches that have not arrived yet.
+    /// The request for the watch's event batches that have not arrived yet.
     request: WatchRequest,
-    /// The events of the watch; `None` once the watch has ended.
+    /// The watch's stream of events; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -315,7 +317,7 @@ impl FallbackWatch {
         Some((item, self))
     }
 
-    /// Restarts the watch: through a daemon if a new one was started, or else in this process.
+    /// Restarts the watch: through a newly started daemon if there is one, or else in this process.
     async fn go_on(&mut self) -> Result<Batch> {
         let mut stream = match self.store.served.watch(self.request.clone()).await {
             Err(error) => self.store.open_directly(error).await?.watch(self.request.clone()).await?,

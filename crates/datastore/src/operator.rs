@@ -1,4 +1,4 @@
-//! Chooses the store that the command `margay` works on.
+//! Chooses the store that a run of the command `margay` works on.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ use crate::settings::{self, ConfigFile, Environment};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChoiceSource {
-    /// The operator gave the store's URL.
+    /// The operator specified the store's URL.
     Url,
-    /// Environment variables name the store.
+    /// Environment variables select the store.
     Environment,
-    /// The file at this path, a file of the CNI configuration or `calicoctl.cfg`, names the store.
+    /// The file at this path selects the store: a file of the CNI configuration, or `calicoctl.cfg`.
     File(PathBuf),
     /// No store is configured, so the default store is used.
     Default,
@@ -33,43 +33,45 @@ impl fmt::Display for ChoiceSource {
     }
 }
 
-/// A chosen store, and the source of the choice.
+/// A chosen store, and the source that named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenStore {
     /// The store's location.
     pub location: Location,
-    /// The source of the choice. Print the source unless it is [`ChoiceSource::Url`].
+    /// The source of configuration that named the store. Programs print this source unless it is [`ChoiceSource::Url`].
     pub source: ChoiceSource,
-    /// One sentence for each configuration file that could not be read and might have named another store.
+    /// One sentence for each unreadable configuration file, which might have named another store.
     pub unreadable: Vec<String>,
 }
 
 impl ChosenStore {
-    /// The store that is used if no store is configured.
+    /// The default store, for a host on which no store is configured.
     fn default_of(drivers: &Drivers) -> ConfigResult<Self> {
         Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
 
-/// Chooses the store that the operator's command works on. The first source in this list that names a store decides:
+/// Chooses the store that the operator's command works on. The store is chosen by the first source in this list that
+/// names one:
 ///
-/// 1. The URL that the operator gave.
-/// 2. The configuration file; its settings are not merged with the environment.
-/// 3. The environment (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`).
-/// 4. The only store that the CNI configuration in `conf_dir` names.
+/// 1. The URL that the operator specified.
+/// 2. The operator's configuration file; its settings are not merged with the environment.
+/// 3. The environment variables (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without the prefix
+///    `CALICO_`).
+/// 4. The CNI configuration in `conf_dir`, if it names exactly one store.
 /// 5. The default store.
 ///
-/// The credentials for an etcd that a URL names come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
-/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that a file of the CNI configuration leaves out
-/// also come from these environment variables.
+/// If a URL names an etcd, the credentials for it come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
+/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). If a file of the CNI configuration lacks credentials, they
+/// come from these environment variables as well.
 ///
-/// A `KUBECONFIG` in the environment is ignored, because operators set this variable for other purposes. An optional
-/// configuration file about the Kubernetes API is skipped if another source names a store: every host that Calico
-/// manages has such a file, with or without a store of Margay.
+/// The environment variable `KUBECONFIG` is ignored, because operators set it for other purposes. An optional
+/// configuration file about the Kubernetes API is skipped if another source names a store, because every host that
+/// Calico manages has such a file.
 ///
 /// # Errors
-/// [`ConfigError::SeveralStores`] if the CNI configuration names more than one store; otherwise the fault of the URL,
-/// of the environment, or of the only configuration file.
+/// [`ConfigError::SeveralStores`] if the CNI configuration names more than one store; otherwise the error in the URL,
+/// in the environment, or in the only configuration file.
 pub fn for_operator(
     drivers: &Drivers,
     url: Option<&str>,
@@ -103,17 +105,17 @@ pub fn for_operator(
     if let Some(error) = passed_over.filter(|_| found.source == ChoiceSource::Default) {
         return Err(error);
     }
-    // A NetConf cannot contain a password, so credentials that the NetConf lacks come from the environment.
+    // A NetConf cannot contain a password, so credentials that are missing in the NetConf come from the environment.
     let location = found.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
     Ok(ChosenStore { location, ..found })
 }
 
-/// Returns every store that the CNI configuration in `conf_dir` names, for work on all stores of the host. Returns the
-/// default store if the configuration names no store, or only Calico's store on the Kubernetes API. The first
-/// `ChosenStore` lists the unreadable files.
+/// Returns every store that the CNI configuration in `conf_dir` names, for commands that work on all stores of the
+/// host. Returns the default store if the CNI configuration names no store, or only Calico's store in the Kubernetes
+/// API. The first returned `ChosenStore` lists the unreadable configuration files.
 ///
 /// # Errors
-/// The fault of the only configuration file, or of the etcd settings in the environment.
+/// The error in the only configuration file, or in the etcd settings of the environment.
 pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> ConfigResult<Vec<ChosenStore>> {
     let found = scan(drivers, conf_dir);
     if found.candidates.is_empty() {
@@ -262,8 +264,8 @@ mod tests {
         let broken = folder(&[("calicoctl.cfg", "{"), ("1.conflist", SLED)]);
         assert!(matches!(choose(None, &env, broken.path()), Err(ConfigError::ConfigFileSyntax { .. })));
 
-        // A file about the Kubernetes API is only an error if no other file names a store, or if the operator gave the
-        // file's path.
+        // A configuration file about the Kubernetes API is an error only if no other file names a store, or if the
+        // operator specified the file's path.
         let kubernetes = folder(&[("calicoctl.cfg", &config("{datastoreType: kubernetes}")), ("1.conflist", SLED)]);
         assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, at("sled:///a"));
         let file = kubernetes.path().join("calicoctl.cfg");
@@ -335,7 +337,7 @@ mod tests {
         assert_eq!(choose(None, &[], dir.path()).unwrap().location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
-    /// Choosing all stores of the host skips Calico's Kubernetes datastore without an error.
+    /// When all stores of the host are chosen, Calico's Kubernetes datastore is skipped without an error.
     #[test]
     fn calico_on_kubernetes_is_none_of_all_stores() {
         let all =

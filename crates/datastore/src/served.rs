@@ -1,4 +1,4 @@
-//! Connects to the daemon, `margay serve`, that keeps a store open, and sends store requests to the daemon.
+//! Connects to the daemon (`margay serve`) that keeps a store open, and sends store requests to it.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use wire::keys::{Request, StoreReply, TimedRequest};
 use wire::{FROZEN_TIMEOUT, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StoreIdentity, malformed, name, peer};
 
-/// The path of the socket of a store's daemon; `None` if no daemon can serve the store.
+/// The path of the socket of a store's daemon; `None` for a kind of store that daemons cannot serve.
 pub fn socket(location: &Location) -> Option<PathBuf> {
     instance(location).map(|name| name::socket(&name))
 }
@@ -35,13 +35,13 @@ pub fn instance(location: &Location) -> Option<String> {
     }
 }
 
-/// The identity of the cluster at this location; `None` for any other store.
+/// The identity of the cluster at this location; `None` if the location is not a cluster.
 pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// Describes a cluster's endpoints and credentials without secrets, so that no daemon serves a client with the
-/// credentials of another client.
+/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains this text, so a client
+/// never uses a daemon that has other credentials.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -50,11 +50,11 @@ fn access(address: &ClusterAddress) -> String {
         Some(Pem::Inline(text)) => Some(text.clone()),
         None => None,
     };
-    // Debug output quotes each part, so different endpoints or credentials never give equal texts.
+    // The debug format quotes each part, so different endpoints or credentials never produce equal texts.
     format!("{endpoints:?} {discovery_srv:?} {user:?} {certificate:?}")
 }
 
-/// Resolves the symbolic links in the existing part of a path.
+/// Resolves the symbolic links in the part of a path that exists.
 fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let found = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
@@ -66,19 +66,20 @@ fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns true if a daemon that runs as `uid` may serve the store: root, or the store's owner. The user of this
-/// process counts as the owner of a missing store.
+/// Returns true if this process trusts a daemon that runs as user `uid` with the store: only root and the store's owner
+/// are trusted. If the store does not exist, the user of this process counts as its owner.
 pub fn is_trusted(location: &Location, uid: u32) -> bool {
     let owner = location.path().and_then(|path| fs::metadata(path).ok()).map(|folder| folder.uid());
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
 }
 
-/// Returns true if the daemon that sent this hello frame serves the store at this location and has the version of this
-/// process.
+/// Returns true if the daemon that sent the frame `hello` serves the store at this location and has the same version as
+/// this process.
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
-            // If the folder has another engine's files, opening the store through the driver reports the right error.
+            // If the folder contains another engine's files, the daemon is not used: opening the store through the
+            // driver reports the right error.
             (Some(folder), _) => {
                 let is_ours = || kv_local::engine_in(folder).is_none_or(|engine| engine == location.facts().name);
                 hello.has_store_in(folder) && is_ours()
@@ -87,15 +88,16 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
         }
 }
 
-/// Interval between attempts to connect while the backlog of a busy daemon is full.
+/// Interval between two attempts to connect to a busy daemon whose backlog is full.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum number of idle connections kept for later calls.
+/// Maximum number of idle connections to a daemon that are kept for later calls.
 const MAX_IDLE_CONNECTIONS: usize = 16;
 
-/// A store that a daemon keeps open. Clones of a `ServedStore` share their connections.
+/// A store that a daemon keeps open, and to which this process sends its calls. Clones of a `ServedStore` share their
+/// connections to the daemon.
 ///
-/// Each call uses a connection exclusively. Dropping the future of a call closes the call's connection, and after that
-/// the daemon starts no work for the call.
+/// Each call has one of the connections for itself. Dropping the future of a call closes its connection. The daemon
+/// then starts no work for this call.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     shared: Arc<DaemonConnections>,
@@ -105,18 +107,18 @@ pub struct ServedStore {
 #[derive(Debug)]
 struct DaemonConnections {
     location: Location,
-    /// The store's location as text, for errors.
+    /// The store's location as text, for error messages.
     name: String,
     socket: PathBuf,
-    /// Maximum duration of a call, from when the daemon begins the call.
+    /// Maximum duration of a call, counted from when the daemon begins to work on the call.
     within: Duration,
-    /// The store that the daemon served on the first connection.
+    /// The identity of the store that the daemon served on the first connection.
     store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
-/// Connects to the daemon of a store. Returns `None` if no daemon serves the store; in this case, the caller opens the
-/// store itself. `within` limits the duration of each call.
+/// Connects to the daemon of a store. Returns `None` if no daemon serves the store; then the caller must open the store
+/// itself. `within` is the maximum duration of each call.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
@@ -139,7 +141,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
     }
 }
 
-/// Connects to a daemon's socket. Retries while the backlog of a busy daemon is full.
+/// Connects to a daemon's socket. While the backlog of a busy daemon is full, retries to connect.
 async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
@@ -161,22 +163,22 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
     Ok((stream, hello))
 }
 
-/// Reads the next frame from the daemon. The end of the stream is an error.
+/// Reads the next frame from the daemon's connection. If the connection has ended, this function returns an error.
 async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Returns true if the error means that the daemon has closed the connection.
+/// Returns true if the I/O error means that the daemon has closed the connection.
 fn is_broken_off(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// The error of a failed call to the daemon, and whether the daemon had begun the call.
+/// The I/O error of a failed call to the daemon, and whether the daemon had begun the call.
 enum FailedCall {
-    /// The daemon has not begun the call.
+    /// The call failed before the daemon began it.
     Before(io::Error),
-    /// The daemon has begun the call.
+    /// The call failed after the daemon had begun it.
     After(io::Error),
 }
 
@@ -188,7 +190,7 @@ impl ServedStore {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
     }
 
-    /// The store that the daemon served on the first connection.
+    /// The identity of the store that the daemon served on the first connection.
     pub(crate) fn identity(&self) -> &StoreIdentity {
         &self.shared.store
     }
@@ -204,7 +206,7 @@ impl ServedStore {
     /// Returns the oldest readable revision, and the time of this revision if known.
     ///
     /// # Errors
-    /// Any error of a read from the store.
+    /// Any error of reading from the store.
     pub async fn oldest(&self) -> Result<(Revision, Option<SystemTime>)> {
         match self.call(Operation::Range, Request::Oldest).await? {
             StoreReply::Oldest(revision, time) => Ok((revision, time)),
@@ -212,7 +214,7 @@ impl ServedStore {
         }
     }
 
-    /// The engine's name, for errors about invalid requests, which name the engine.
+    /// The name of the store's engine, which errors about invalid requests contain.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }
@@ -221,11 +223,12 @@ impl ServedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// Takes an idle connection to the daemon or opens a new connection.
+    /// Takes an idle connection to the daemon, or opens a new one.
     async fn link(&self, operation: Operation) -> Result<UnixStream> {
         let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         while let Some(stream) = idle() {
-            // The daemon closes connections that are idle for too long.
+            // An idle connection may be closed already, because the daemon closes connections that are idle for too
+            // long.
             if !peer::is_gone(&stream) {
                 return Ok(stream);
             }
@@ -248,14 +251,14 @@ impl ServedStore {
         }
     }
 
-    /// Sends a request and waits until the daemon begins to work on the request.
+    /// Sends a request to the daemon and waits until the daemon begins to work on it.
     async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), FailedCall> {
         let begin = async {
             stream.write_all(&frame.to_bytes()).await.map_err(FailedCall::Before)?;
             match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
                 Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(FailedCall::Before),
                 Ok(None) => Err(FailedCall::Before(io::ErrorKind::UnexpectedEof.into())),
-                // The connection ended inside a frame, so the daemon has begun to answer the call.
+                // The connection ended inside a frame, so the daemon had already begun to answer the call.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FailedCall::After(error)),
                 Err(error) => Err(FailedCall::Before(error)),
             }
@@ -265,7 +268,7 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
-        // The request contains the time limit of the call, so the daemon answers in time.
+        // The daemon knows the time limit of the call from the request, and normally answers before this timeout.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
             Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),
@@ -301,12 +304,14 @@ impl ServedStore {
                 Err(FailedCall::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
-                // The daemon may have carried out the write, so the write must not be repeated.
+                // The daemon may have carried out the write before the connection failed, so the write must not be
+                // repeated.
                 Err(FailedCall::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
-                // Retry once: the daemon may have closed an idle connection, or may have been restarted.
+                // The call is retried once, because the daemon may have closed the idle connection or may have been
+                // restarted.
                 Err(FailedCall::Before(_) | FailedCall::After(_)) if attempts == 1 => {}
                 Err(FailedCall::Before(error) | FailedCall::After(error)) => {
                     return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
@@ -353,7 +358,7 @@ impl Store for ServedStore {
         match watching.item().await {
             Ok(StoreReply::Watching) => Ok(unfold(watching, ServedWatch::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
-            // The daemon has not begun the watch, so the request can be repeated.
+            // The daemon has not begun the watch, so the request for the watch can be repeated.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
                 Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
             }
@@ -375,7 +380,7 @@ struct ServedWatch {
     store: ServedStore,
     /// The connection to the daemon; `None` once the watch has ended.
     stream: Option<UnixStream>,
-    /// The revision after the last received batch of events.
+    /// The revision at which the watch resumes, after the last received batch of events.
     resume_from: Revision,
 }
 

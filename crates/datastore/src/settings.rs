@@ -1,7 +1,7 @@
-//! Reads the settings that select a store, and derives a store's location from the settings.
+//! Reads the settings that select a store, and derives the store's location from these settings.
 //!
-//! Settings come from environment variables, which are looked up as Calico does, and from `calicoctl.cfg`, the
-//! configuration file of Calico's operators, in YAML or JSON.
+//! Store settings come from environment variables, which are looked up as in Calico, and from the YAML or JSON file
+//! `calicoctl.cfg`, the configuration of Calico's operators.
 
 use std::fmt;
 use std::fs;
@@ -12,28 +12,28 @@ use driver::{ConfigError, ConfigResult, Driver, Drivers, EtcdFiles, Location, Or
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-/// A function that looks up an environment variable by its exact name; `None` if the variable is not set.
+/// A function that looks up an environment variable by its exact name, and returns `None` if the variable is not set.
 pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Reads an environment variable of this process. Bytes that are not UTF-8 become replacement characters.
+/// Reads an environment variable of this process. Bytes of the value that are not UTF-8 become replacement characters.
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Returns the value of the variable `name` with the prefix `CALICO_`, which overrides all other settings. A variable
-/// that is set but empty counts as set.
+/// Returns the value of the environment variable `CALICO_` + `name`, which overrides all other settings. An environment
+/// variable that is set but empty counts as set.
 pub(crate) fn overriding(env: &Environment<'_>, name: &str) -> Option<String> {
     env(&format!("CALICO_{name}"))
 }
 
-/// Returns the value of the variable `name` with the prefix `CALICO_`, or else of the variable without this prefix.
-/// Returns an empty text if neither variable is set.
+/// Returns the value of the environment variable `CALICO_` + `name` if it is set, or else of the variable `name`.
+/// Returns an empty string if neither environment variable is set.
 pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
     overriding(env, name).or_else(|| env(name)).unwrap_or_default()
 }
 
-/// Reads the store settings from the environment. `KUBECONFIG` is ignored because every Kubernetes user sets this
-/// variable; a caller that needs the kubeconfig adds it to the settings.
+/// Reads from the environment the settings that select a store. `KUBECONFIG` is ignored, because every Kubernetes user
+/// sets this variable. A caller that needs the kubeconfig adds it to the settings.
 pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     let get = |name| variable(env, name);
     Settings {
@@ -54,19 +54,20 @@ pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     }
 }
 
-/// The default path of the configuration file of Calico's operators.
+/// The default path of the configuration file of `calicoctl`.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
 
 /// The path of the operator's configuration file, and whether the file must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigFile<'a> {
-    /// A configuration file that must exist.
+    /// The path of a configuration file that must exist.
     Given(&'a Path),
-    /// A configuration file that may be missing.
+    /// The path of a configuration file that may be missing.
     IfThere(&'a Path),
 }
 
-/// The operator's configuration file, as Calico's strict decoder reads it: unknown and duplicate fields are errors.
+/// The content of the operator's configuration file. As in Calico's strict decoder, unknown and duplicate fields are
+/// errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename = "Document")]
 struct ConfigDocument {
@@ -105,7 +106,7 @@ struct ConfigSpec {
     etcd_cert: String,
     #[serde(rename = "etcdCACert", deserialize_with = "text")]
     etcd_ca_cert: String,
-    // The settings of the Kubernetes datastore are accepted and ignored.
+    // Settings of the Kubernetes datastore in the configuration file are accepted and ignored.
     #[serde(rename = "kubeconfig")]
     _kubeconfig: Option<IgnoredAny>,
     #[serde(rename = "k8sAPIEndpoint")]
@@ -136,17 +137,17 @@ struct ConfigSpec {
     _group: Option<IgnoredAny>,
 }
 
-/// Decodes a string field of the configuration file; null becomes the empty string.
+/// Decodes a string field of the configuration file; a null value becomes the empty string.
 fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
-/// Reads the operator's configuration file; returns `None` if the file is optional and missing. As for Calico, a file
-/// without a datastore type means the Kubernetes API, unless the file has etcd settings.
+/// Reads the operator's configuration file; returns `None` if the file may be missing and is missing. As in Calico, a
+/// configuration file without a datastore type selects the Kubernetes API, unless the file has etcd settings.
 ///
 /// # Errors
-/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error contains a value of the
-/// file.
+/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. Errors about the configuration
+/// file never contain a value from the file.
 pub(crate) fn read_config_file(file: ConfigFile<'_>) -> ConfigResult<Option<Settings>> {
     let (path, may_be_absent) = match file {
         ConfigFile::Given(path) => (path, false),
@@ -192,7 +193,8 @@ fn settings_of(spec: ConfigSpec) -> Settings {
     settings
 }
 
-/// Describes a parse error of the configuration file without the invalid value, which may be a key or a password.
+/// Describes a parse error of the configuration file without quoting the invalid value, which may be a key or a
+/// password.
 fn reason(error: &serde_saphyr::Error) -> String {
     let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
     match error.without_snippet() {
@@ -202,23 +204,23 @@ fn reason(error: &serde_saphyr::Error) -> String {
     }
 }
 
-/// Calico's `datastore_type` for etcd, which is the default if an etcd setting but no type is given.
+/// Calico's `datastore_type` for etcd, which is the default if there is an etcd setting but no type.
 const ETCD_DATASTORE_TYPE: &str = "etcdv3";
 /// Calico's `datastore_type` for the Kubernetes API.
 const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
-/// Returns true if a datastore type, a path, or any setting for a cluster is set.
+/// Returns true if the settings contain a datastore type, a store path, or any setting for a cluster.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
     !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
 }
 
-/// Returns true if any setting, including the datastore type, concerns etcd or Kubernetes.
+/// Returns true if any setting, including the datastore type, is about etcd or Kubernetes.
 pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
     let is_calicos = matches!(settings.datastore_type.as_str(), ETCD_DATASTORE_TYPE | KUBERNETES_DATASTORE_TYPE);
     settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
 }
 
-/// Returns true if the datastore type is the type of a store in a folder.
+/// Returns true if the datastore type in the settings belongs to a store in a folder.
 pub(crate) fn names_embedded(drivers: &Drivers, settings: &Settings) -> bool {
     scope_of(drivers, settings) == Some(Scope::Machine)
 }
@@ -227,8 +229,8 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
     drivers.of_type(&settings.datastore_type).map(|driver| driver.facts().scope)
 }
 
-/// Derives the location of the store from settings. Without a datastore type, the store is embedded only if no setting
-/// means a cluster.
+/// Derives the location of the store from the settings. If no datastore type is set, the store is embedded only if no
+/// setting is for a cluster.
 pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> ConfigResult<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
 }
@@ -243,7 +245,8 @@ fn driver_of(drivers: &Drivers, settings: &Settings) -> ConfigResult<&'static dy
     drivers.of_type(named).ok_or_else(|| ConfigError::UnknownType(named.to_owned()))
 }
 
-/// The reason why a file is not readable text. `Display` gives a sentence about the file, for example `it is empty`.
+/// The reason why a file does not contain readable text. `Display` formats the reason as a sentence about the file, for
+/// example `it is empty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TextFault {
@@ -271,8 +274,8 @@ impl fmt::Display for TextFault {
     }
 }
 
-/// Returns the reason why a file's bytes are not readable text; `None` for UTF-8 text. Call this function after a
-/// parser has refused the file: the parser's own error would only complain about the first byte.
+/// Returns the reason why a file's bytes are not readable text; `None` if the bytes are UTF-8 text. Call this function
+/// after a parser has refused the file, because the parser's own error would only be about the first byte.
 pub fn text_fault(content: &[u8]) -> Option<TextFault> {
     const BYTE_ORDER_MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
     const GZIP: &[u8] = b"\x1f\x8b";

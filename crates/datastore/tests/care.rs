@@ -1,4 +1,4 @@
-//! Tests replacing an embedded store with a new store.
+//! Tests the replacement of an embedded store by a new store.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ fn locations(folder: &std::path::Path) -> [Location; 2] {
     ["sled", "redb"].map(|engine| stores::of_engine(engine, folder.join(engine).join("store")).unwrap())
 }
 
-/// Creates a store that contains one key.
+/// Creates a store at `location` that contains one key.
 async fn make(location: &Location, key: &str) {
     let made = open(location, &Create::IfMissing.with_wait(WAIT)).await.unwrap();
     made.store().put(key, "1").await.unwrap();

@@ -1,5 +1,5 @@
-//! Tests opening etcd by location. For bad input, opening must fail in time with a one-line error that explains the
-//! fault and contains no secret.
+//! Tests opening etcd by its location. If a location is bad, opening the store must fail in time with a one-line error
+//! that explains the fault and contains no secret.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,8 +24,8 @@ fn store_url(url: &str) -> String {
     url.replace("http://", "etcd://").replace("https://", "etcd+https://")
 }
 
-/// Returns the error of opening the store at `location`. Checks that the error arrives in time, has one line, and
-/// contains no secret.
+/// Returns the error that opening the store at `location` returns. The function checks that the error is returned in
+/// time, has one line, and contains no secret.
 async fn refused(location: &Location) -> Error {
     let begun = Instant::now();
     let error = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap_err();
@@ -76,7 +76,7 @@ async fn works(location: &Location) {
 async fn etcd_opens_with_and_without_tls() {
     let (plain, certificates) = (Etcd::start().unwrap(), Certificates::make().unwrap());
     works(&location(&store_url(&plain.url()), Access::default())).await;
-    // As with Calico, an http:// endpoint is used without TLS even if certificates are set.
+    // As in Calico, an http:// endpoint is used without TLS even if certificates are set.
     let unused = Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     works(&location(&store_url(&plain.url()), unused)).await;
     let etcd = certificates.etcd_for_known().unwrap();
@@ -122,7 +122,7 @@ async fn etcd_certificates_are_refused_when_wrong() {
     refused_with(&url, Access::default(), &["name the one that signed it"]).await;
     let alone = || Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     refused_with(&url, alone(), &["it may want a certificate of ours"]).await;
-    // Connect without TLS to a server that requires TLS, and with TLS to a server without TLS.
+    // The test connects without TLS to a server that requires TLS, and with TLS to a server that has no TLS.
     refused_with(&url.replace("etcd+https", "etcd"), Access::default(), &["it may want TLS (https://)"]).await;
     refused_with(&store_url(&plain.url()).replace("etcd:", "etcd+https:"), alone(), &["be without TLS (http://)"])
         .await;
@@ -164,14 +164,14 @@ async fn etcd_error_when_no_server_listens() {
     refused_with("etcd+unix:///nowhere/etcd.sock", Access::default(), &["check the address"]).await;
 }
 
-/// Starts a server that answers each connection with the bytes `says`, then closes the connection. Returns the server's
-/// store URL.
+/// Starts a server that sends the bytes `says` on each connection and then closes the connection. Returns the store URL
+/// of the server.
 fn stranger(says: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            // The client may have disconnected.
+            // Writing fails if the client has disconnected already.
             let _ = connection.unwrap().write_all(says);
         }
     });
@@ -183,13 +183,14 @@ async fn etcd_error_when_server_is_no_etcd() {
     for says in [&b""[..], b"SSH-2.0-OpenSSH_9.2p1\r\n", b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"] {
         refused_with(&stranger(says), Access::default(), &["or be no etcd"]).await;
     }
-    // The test server accepts connections and never answers.
+    // The test server accepts connections and never answers a request.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("etcd://{}", silent.local_addr().unwrap());
     refused_with(&url, Access::default(), &["or be no etcd"]).await;
 }
 
-/// Starts a gRPC server that answers each call with the HTTP status code `http` and, if given, with `message`.
+/// Starts a gRPC server that answers each call with the HTTP status code `http` and, if there is one, with the message
+/// `message`.
 async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -217,9 +218,9 @@ async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     format!("etcd://{address}")
 }
 
-/// Encodes the status response of an etcd whose version is `version`.
+/// Encodes the status response of an etcd server whose version is `version`.
 fn status(version: &str) -> Vec<u8> {
-    // In the Protobuf message, field 1 is a header with cluster id 1 and revision 1, and field 2 is the version.
+    // Field 1 of the Protobuf message is a header with cluster id 1 and revision 1, and field 2 is the version.
     let mut status = vec![0x0a, 4, 0x08, 1, 0x18, 1, 0x12, u8::try_from(version.len()).unwrap()];
     status.extend(version.as_bytes());
     let mut framed = vec![0, 0, 0, 0, u8::try_from(status.len()).unwrap()];

@@ -1,4 +1,4 @@
-//! Tests opening real stores by location.
+//! Tests the opening of real stores by their location.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

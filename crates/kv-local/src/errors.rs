@@ -1,4 +1,4 @@
-//! Creates the errors of opening a store's folder. Each error states the fault, the path, and the remedy.
+//! Creates the errors that opening a store's folder can return. Each error states the fault, the path, and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use kv::{Error, ErrorKind, Operation, Revision};
 
 use super::queue;
 
-/// The name of a store in errors.
+/// The URL and folder of a store, for error messages.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreLabel {
     /// The store's URL, for example `redb:///var/lib/margay/ipam.redb`.
@@ -18,7 +18,7 @@ pub(crate) struct StoreLabel {
 }
 
 impl StoreLabel {
-    /// Converts an error of the operating system at `path`.
+    /// Converts an I/O error at `path` to a store error.
     pub(crate) fn io(&self, path: &Path, error: io::Error) -> Error {
         use io::ErrorKind as Io;
         let name = path.display();
@@ -40,7 +40,7 @@ impl StoreLabel {
         self.error(kind, detail).with_source(error)
     }
 
-    /// Returns the error for a missing store that the options do not allow to create.
+    /// Returns the error for a missing store that the open options do not allow to create.
     pub(crate) fn missing(&self) -> Error {
         self.error(ErrorKind::Missing, format!("nothing in {}", self.folder.display()))
     }
@@ -80,7 +80,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, store_of(&self.folder, engine))
     }
 
-    /// Returns the error for a folder on a file system that other machines may have mounted, too.
+    /// Returns the error for a folder on a file system that other machines may have mounted as well.
     pub(crate) fn shared_file_system(&self, name: &str) -> Error {
         let detail = format!(
             "{} is on {name}, where the locks that keep processes apart cannot be trusted: give a path on a disk of this \
@@ -99,7 +99,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// Returns the error for a store lock that was not free in time.
+    /// Returns the error for a store lock that did not become free in time.
     pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
         let who = match queue::find_holder(queue) {
             Some(process) => format!("process {process} has it"),
@@ -109,13 +109,13 @@ impl StoreLabel {
         self.error(ErrorKind::Locked, detail)
     }
 
-    /// Creates an error of opening the store.
+    /// Creates an error of the kind `kind` for opening the store.
     pub(crate) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }
 }
 
-/// Returns the detail of an error about a folder that contains another engine's store.
+/// Returns the error detail for a folder that contains another engine's store.
 pub fn store_of(folder: &Path, engine: &str) -> String {
     format!("{} holds a {engine} store: set datastore_type to {engine}", folder.display())
 }

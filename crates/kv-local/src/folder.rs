@@ -2,8 +2,8 @@
 //! file systems that several machines share, on which a store must not be.
 //!
 //! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
-//! machine, or silently lose locks when a connection breaks. On a shared file system, two processes could therefore
-//! have the store open at the same time.
+//! machine, or silently lose locks when a connection breaks. On a file system that does not keep locks reliably, two
+//! processes could have the store open at the same time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -18,7 +18,7 @@ use rustix::fs::{Access, Dir, Mode, OFlags, access, openat};
 const FILE_MODE: u32 = 0o600;
 /// The mode of a store's folders.
 pub(crate) const FOLDER_MODE: u32 = 0o700;
-/// The mode of newly created parent folders of a store's folder.
+/// The mode of missing parent folders that are created for a store's folder.
 const PARENT_MODE: u32 = 0o755;
 
 /// Creates a store's folder and its missing parent folders. An existing store folder is not changed.
@@ -32,8 +32,8 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails if [`create`] would fail for a reason that can be found without creating anything. The error comes with the
-/// path that causes the failure.
+/// Fails if [`create`] would fail for a reason that is visible without creating anything. The error is returned with
+/// the path that causes the failure.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
@@ -54,9 +54,10 @@ fn create_parents(path: &Path) -> io::Result<()> {
 
 fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Set the mode of the new folder again in case the umask removed bits.
+        // The mode of the new folder is set again in case the umask removed bits.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // If the folder exists now, another process has created it first. A file at this path is still an error.
+        // If the folder exists by now, another process has created it first. A file at the folder's path is still an
+        // error.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -67,7 +68,7 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Returns the folder that contains a path. For a path without a slash, this is the current folder.
+/// Returns the folder that contains a path. For a path without a slash, the result is the current folder.
 fn parent(path: &Path) -> Option<&Path> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
@@ -80,8 +81,8 @@ pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Syncs all parent folders of `path` that are on the same file system and that this user may read, so that the
-/// folders' names are durable.
+/// Syncs the parent folders of `path`, so that their names are durable. Skips folders on other file systems and folders
+/// that this user may not read.
 pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     let device = fs::metadata(path)?.dev();
     for above in path.ancestors().skip(1) {
@@ -89,7 +90,7 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
             break;
         }
         match sync(above) {
-            // Skip a folder that this user cannot read, because another user has created it.
+            // A parent folder that this user cannot read is skipped, because another user has created it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             result => result?,
         }
@@ -145,7 +146,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Syncs `path` and all files and folders under it: names and contents.
+/// Syncs the names and contents of `path` and of all files and folders under it.
 pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
@@ -155,7 +156,7 @@ pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     sync(path)
 }
 
-/// Changes the mode of a path unless the path has this mode already. Only the owner and root can change a mode.
+/// Changes the mode of a path if the path has a different mode. Only the owner of a path and root can change its mode.
 pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     if fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         return Ok(());
@@ -163,10 +164,12 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Gives all files that root created in a store's folder to the folder's owner, who otherwise could not use the store.
+/// Makes the folder's owner the owner of all files that root created in a store's folder. If root owned these files,
+/// the folder's owner could not use the store.
 ///
-/// While this function runs, the folder's owner could add any file to the folder, for example a link to a system file.
-/// `give_to_owner` follows no symbolic links, and gives away only folders and plain files without further hard links.
+/// While this function runs, the folder's owner could put anything into the folder, for example a link to a system
+/// file. `give_to_owner` follows no symbolic links, and changes the owner only of folders and of plain files without
+/// further hard links.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(());
@@ -184,7 +187,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Skip symbolic links, and files that the engine has removed.
+        // The entry is a symbolic link, or a file that the engine has removed, so it is skipped.
         let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
         let file = File::from(file);
         let found = file.metadata()?;
@@ -211,7 +214,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// File systems that several machines share, with the kernel's number for each type (`f_type` in statfs(2)).
+/// File systems that several machines can share, each with the kernel's number for its type (`f_type` in statfs(2)).
 const SHARED_KINDS: [(u32, &str); 19] = [
     (0x6969, "NFS"),
     (0x0102_1997, "9p"),
@@ -234,12 +237,12 @@ const SHARED_KINDS: [(u32, &str); 19] = [
     (0xbacb_acbc, "a shared folder of VMware"),
 ];
 
-/// The kernel's number for the type of all FUSE file systems. Only the name of a FUSE file system shows whether several
-/// machines share it.
+/// The number by which the kernel identifies all FUSE file systems. Only the type name of a FUSE file system shows
+/// whether several machines share it.
 const FUSE_KIND: u32 = 0x6573_5546;
 
-/// FUSE file systems that several machines share. All other FUSE file systems, for example fuse-overlayfs and virtiofs,
-/// count as local.
+/// The type names of FUSE file systems that several machines can share. All other FUSE file systems, for example
+/// fuse-overlayfs and virtiofs, count as local.
 const SHARED_FUSE: [&str; 16] = [
     "sshfs",
     "glusterfs",
@@ -378,7 +381,7 @@ mod tests {
             (0xfe53_4d42, Some("SMB")),
             (0x00c3_6400, Some("Ceph")),
             (0x0bd0_0bd0, Some("Lustre")),
-            // The local file systems ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
+            // The numbers in this and the following lines are those of ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
             (0xef53, None),
             (0x5846_5342, None),
             (0x9123_683e, None),

@@ -1,11 +1,12 @@
-//! Inspects a whole store without the store lock, shrinks a store, upgrades a store's format, and replaces a store with
-//! a new store.
+//! Inspects a store without the store lock, shrinks a store, upgrades the format of a store, and replaces a store with
+//! a new one.
 //!
-//! [`peek`] needs no lock, so it works even while another process has the store lock or hangs with the store lock.
+//! [`peek`] needs no lock, so it works even while another process holds the store lock or hangs while holding it.
 //!
-//! The new store appears at its path in one step. The new store is built in the folder `PATH.restoring` beside the old
-//! store, and no program opens a store in this folder. When the new store is complete, its folder is renamed. A process
-//! that is killed earlier leaves the folder `PATH.restoring` behind, and the next replacement removes this folder.
+//! When a store is replaced, the new store appears at the path of the old store in one step. Until the replacement, the
+//! new store is built in the folder `PATH.restoring` beside the old store, where no program opens a store. When the new
+//! store is complete, its folder is renamed to the path of the old store. A process that is killed before the rename
+//! leaves the folder `PATH.restoring` behind, and the next replacement removes this folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -33,8 +34,8 @@ use super::store_folder::{FolderContents, IDENTITY_FILE, Identity, QUEUE_FILE, R
 pub struct StorePeek {
     /// The engine that the file `store.id` names; `None` if the file is missing or cannot be read.
     pub engine: Option<String>,
-    /// The layout version of the store's folder, if this program does not support this layout. The format of the rows
-    /// is a different number and is only known after opening the store.
+    /// The layout version of the store's folder if this program does not support that version; otherwise `None`. The
+    /// layout version is not the format of the store's rows, which is known only after opening the store.
     pub unknown_layout: Option<u32>,
     /// The store's id; `None` if the file `store.id` is missing or damaged, or has an unknown layout without an id.
     pub id: Option<Uuid>,
@@ -51,17 +52,17 @@ pub struct StorePeek {
 pub enum LockHolder {
     /// No process has the store lock.
     None,
-    /// The process that has the store lock, for example `12345 (margay-ipam)`.
+    /// A process has the store lock, for example `12345 (margay-ipam)`.
     Process(String),
-    /// The lock holder could not be found: a process of another user, which only root sees, or a process that has just
-    /// ended.
+    /// A process has the store lock but was not found: it belongs to another user, whose processes only root sees, or
+    /// it has just ended.
     Unseen,
 }
 
 /// Inspects the store of `engine` in the folder `path`. `peek` opens no file for writing and waits for no lock.
 ///
 /// # Errors
-/// `Missing` if there is no store; `Io`.
+/// `Missing` if there is no store; `Io` if a file cannot be read.
 pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     let folder = StoreFolder::new(engine, path);
     if !folder.exists(QUEUE_FILE)? && !folder.exists(IDENTITY_FILE)? && !folder.exists(folder.entry)? {
@@ -89,8 +90,8 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
 }
 
 /// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A process that
-/// keeps the store open for a long time polls this function and releases the store lock when another process waits. A
-/// call costs some microseconds.
+/// keeps the store open for a long time polls this function, and releases the store lock when another process waits.
+/// One call costs a few microseconds.
 ///
 /// # Errors
 /// `Io`.
@@ -99,7 +100,7 @@ pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
     Ok(folder.io(QUEUE_FILE, tickets(&folder.path(QUEUE_FILE)))?.saturating_sub(1))
 }
 
-/// The queue file of a store, kept open for a process that polls it.
+/// The open queue file of a store, for a process that polls the queue.
 #[derive(Debug)]
 pub struct QueueFile {
     queue: File,
@@ -109,21 +110,21 @@ impl QueueFile {
     /// Opens the queue file that is currently in the folder `path`.
     ///
     /// # Errors
-    /// `Missing` if there is no store; `Io`.
+    /// `Missing` if there is no store; `Io` if the file cannot be opened.
     pub fn open(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let folder = StoreFolder::new(engine, path);
         Ok(Self { queue: folder.io(QUEUE_FILE, File::open(folder.path(QUEUE_FILE)))? })
     }
 
-    /// Returns the number of processes that have the store lock or wait for the lock; 0 if the system reports an error.
+    /// Returns the number of processes that hold the store lock or wait for it; 0 if reading the queue fails.
     pub fn count(&self) -> usize {
         queue::tickets(&self.queue).map_or(0, |tickets| tickets.len())
     }
 }
 
-/// Reads the newest revision of the store of `engine` in the folder `path` without the store lock, for a process that
-/// polls for changes. Returns `None` if no file records the revision; in this case, the revision is only known after
-/// opening the store.
+/// Reads the newest revision of the store of `engine` in the folder `path`, for a process that polls for changes.
+/// Reading this revision needs no store lock. Returns `None` if no file records the newest revision; then only opening
+/// the store can tell it.
 ///
 /// # Errors
 /// `Io`.
@@ -136,7 +137,7 @@ pub fn newest(engine: &dyn Engine, path: &Path) -> Result<Option<Revision>> {
     }
 }
 
-/// Counts the tickets in the queue file `queue`; 0 if the file is missing.
+/// Counts the processes in the queue file `queue`; 0 if the file is missing.
 fn tickets(queue: &Path) -> io::Result<usize> {
     match File::open(queue) {
         Ok(file) => Ok(queue::tickets(&file)?.len()),
@@ -145,8 +146,8 @@ fn tickets(queue: &Path) -> io::Result<usize> {
     }
 }
 
-/// Returns the total size of all files in a folder and its subfolders, in bytes. A file that is removed during the call
-/// does not count.
+/// Returns the total size of all files in a folder and its subfolders, in bytes. Files that are removed while the
+/// function runs do not count.
 fn size(path: &Path) -> io::Result<u64> {
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
     match fs::symlink_metadata(path) {
@@ -169,15 +170,15 @@ fn size(path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Free disk space that a new store needs besides a journal, in bytes. The file `ballast` is not included, because a
-/// store works without it.
+/// Free disk space in bytes that a new store needs in addition to its journal. The file `ballast` is not counted,
+/// because a store also works without it.
 const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 
-/// Waits for the store lock, then makes the files of the store of `engine` in the folder `path` as small as the engine
+/// Waits for the store lock, then shrinks the files of the store of `engine` in the folder `path` as far as the engine
 /// can.
 ///
 /// # Errors
-/// See [`open_blocking`]. An error loses no data.
+/// See [`open_blocking`]. No data is lost if this function fails.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
@@ -187,7 +188,7 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == CommitLog::Journal {
-        // Apply the journal first: its records may remove rows from the engine.
+        // The journal must be applied first, because its records may remove rows from the engine.
         let revision_file = Arc::new(folder.open_revision_file()?);
         let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
         let table = journaled(&folder, revision_file, table)?;
@@ -201,28 +202,28 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 /// full.
 ///
 /// # Errors
-/// The error that creating the store would give.
+/// The error that creating the store would return.
 pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
     let log_bytes = if engine.log() == CommitLog::Journal { JOURNAL_BYTES } else { 0 };
     StoreFolder::new(engine, path).check_creatable(MIN_FREE_DISK_BYTES + log_bytes)
 }
 
-/// The formats of a store before and after an upgrade.
+/// The formats of a store's rows before and after an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormatUpgrade {
-    /// The format of the rows before the upgrade.
+    /// The format of the store's rows before the upgrade.
     pub from: u32,
-    /// The format of the rows after the upgrade.
+    /// The format of the store's rows after the upgrade.
     pub to: u32,
 }
 
 /// Waits for the store lock, then upgrades the store of `engine` in the folder `path` to the newest format. The upgrade
-/// from format 1 to format 2 rewrites no rows. Programs that do not support the newest format refuse the upgraded
-/// store.
+/// from format 1 to format 2 rewrites no rows. Programs that do not support the newest format will refuse to open the
+/// upgraded store.
 ///
 /// # Errors
-/// See [`open_blocking`], for example `UnknownFormat` if the store has a newer format than this program supports; any
-/// error of a write.
+/// Any error of [`open_blocking`], for example `UnknownFormat` if the store has a newer format than this program
+/// supports; any error of a write.
 pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
     let from = store.status().format;
@@ -232,8 +233,8 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
     Ok(FormatUpgrade { from, to: FORMAT_WITH_LEASES })
 }
 
-/// Creates an empty store of `engine` in the folder `path`, in the format that the options give. Returns false, without
-/// any change, if the folder contains a store already. The function blocks the thread.
+/// Creates an empty store of `engine` in the folder `path`, in the row format that the options name. Returns false,
+/// without changing anything, if the folder already contains a store. This function blocks the calling thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -242,13 +243,13 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         FolderContents::Complete(_) | FolderContents::Unnamed => Ok(false),
         FolderContents::Nothing | FolderContents::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
-            // Another process may have created the store first, in another format.
+            // Another process may have created the store first, with another format of its rows.
             Ok(store.status().format == options.format)
         }
     }
 }
 
-/// Returns the result that [`upgrade_blocking`] would have, without changing the store's rows. The function blocks the
+/// Returns what [`upgrade_blocking`] would return, without changing the store's rows. This function blocks the calling
 /// thread.
 ///
 /// # Errors
@@ -258,26 +259,27 @@ pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &Open
     Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
 
-/// The folder in which a replacement store is built. Dropping a `FolderStaging` removes the folder.
+/// The temporary folder in which a replacement store is built. Dropping a `FolderStaging` removes the temporary folder.
 #[derive(Debug)]
 pub struct FolderStaging {
     label: StoreLabel,
     /// The folder of the new store, which will replace the old store's folder.
     store: PathBuf,
     folder: PathBuf,
-    /// The staging folder, locked until this file is closed. The kernel releases the lock of a killed process.
+    /// The staging folder, kept open because closing it would release the lock on it. If the process is killed, the
+    /// kernel releases the lock on the staging folder.
     _lock: File,
 }
 
 impl FolderStaging {
-    /// Creates the folder in which the replacement of the store of `engine` in the folder `path` is built. Removes the
-    /// remains of a replacement whose process was killed.
+    /// Creates the staging folder for a store that will replace the store of `engine` in the folder `path`. The staging
+    /// folder of an earlier replacement whose process was killed is removed.
     ///
     /// # Errors
     /// `Locked` if another process is building a replacement of the same store; `Io`, `NoSpace`.
     pub fn begin(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let mut label = StoreFolder::new(engine, path).label;
-        // If the path is a symbolic link, replace its target and not the link.
+        // If the path is a symbolic link, the link's target is replaced, not the link.
         if let Ok(real) = fs::canonicalize(&label.folder) {
             label.folder = real;
         }
@@ -291,7 +293,7 @@ impl FolderStaging {
             Err(TryLockError::WouldBlock) => return Err(busy()),
             Err(TryLockError::Error(error)) => return Err(label.io(&folder, error)),
         }
-        // Another process that has just ended its replacement may have removed the staging folder.
+        // Another process may have removed the staging folder just now, at the end of its own replacement.
         if !is_at(&lock, &folder) {
             return Err(busy());
         }
@@ -300,17 +302,17 @@ impl FolderStaging {
         Ok(Self { label, store, folder, _lock: lock })
     }
 
-    /// The folder in which the caller creates the new store. The folder does not exist yet.
+    /// The path at which the caller must create the new store's folder. No folder exists at this path yet.
     pub fn store(&self) -> &Path {
         &self.store
     }
 
-    /// Takes the lock of the store that will be replaced, and keeps it until the result is dropped or passed to
-    /// [`finish`](Self::finish). Returns `None` if the store's folder is missing or empty.
+    /// Takes the lock of the store that will be replaced. The lock is kept until the result is dropped or passed to
+    /// [`finish`](Self::finish). Returns `None` if the folder of the old store is missing or empty.
     ///
     /// # Errors
-    /// `Locked` if the store lock was not free in time; `Unsupported` if the folder contains something other than a
-    /// store; `Io`.
+    /// `Locked` if the store lock did not become free in time; `Unsupported` if the folder contains something other
+    /// than a store; `Io`.
     pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<FolderReplacement>> {
         let path = &self.label.folder;
         match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
@@ -320,18 +322,18 @@ impl FolderStaging {
             Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
-        // A damaged store may have lost its queue file, so allow creating the queue file.
+        // Creation is allowed here because a damaged store may have lost its queue file, which is then created again.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
         Ok(Some(FolderReplacement { folder, _lock: lock }))
     }
 
-    /// Moves the new store to its final path. The old store `old` at this path is moved to another path. Returns the
-    /// path to which the old store was moved.
+    /// Renames the folder of the new store to its final path. The folder of the old store `old` at the final path is
+    /// renamed to another path. Returns the path that the old store has now.
     ///
     /// # Errors
     /// `Unsupported` if another store was created at the final path first, or if the file system cannot exchange two
-    /// folders; `Io`. On an error, the old store stays at its path.
+    /// folders; `Io`. If this method fails, the old store stays at its path.
     pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
         let path = &self.label.folder;
         let io = |error: io::Error| self.label.io(path, error);
@@ -349,8 +351,8 @@ impl FolderStaging {
             .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
-        // First rename the new store to the path to which the old store will move, then exchange the two stores. The
-        // old store must never be in the staging folder, which is removed later.
+        // First the new store gets the path `aside`; then the kernel exchanges it with the old store. The old store
+        // must never be in the staging folder, because that folder is removed later.
         fs::rename(&self.store, &aside).map_err(io)?;
         if let Err(errno) = renameat_with(CWD, &aside, CWD, path, RenameFlags::EXCHANGE) {
             let _ = fs::rename(&aside, &self.store);
@@ -362,7 +364,7 @@ impl FolderStaging {
             });
         }
         self.sync_parent().map_err(io)?;
-        // After the old store's lock is released, processes that wait in the old queue notice that the folder was
+        // Once the old store's lock is released, the processes in the old store's queue notice that the folder was
         // replaced, and queue in the new folder.
         drop(old);
         Ok(Some(aside))
@@ -375,12 +377,12 @@ impl FolderStaging {
 
 impl Drop for FolderStaging {
     fn drop(&mut self) {
-        // If removing the staging folder fails, the next replacement removes it.
+        // If the staging folder cannot be removed now, the next replacement removes it.
         let _ = folder::remove(&self.folder);
     }
 }
 
-/// The locked store that is about to be replaced.
+/// The locked old store that is about to be replaced.
 #[derive(Debug)]
 pub struct FolderReplacement {
     folder: StoreFolder,
@@ -388,7 +390,7 @@ pub struct FolderReplacement {
 }
 
 impl FolderReplacement {
-    /// The newest revision that the store's file `head` records; 0 if unknown.
+    /// The newest revision that the old store's file `head` records; 0 if unknown.
     ///
     /// # Errors
     /// `Io`.

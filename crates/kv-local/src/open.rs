@@ -1,5 +1,5 @@
-//! Opens and creates stores in folders. The table of an open store owns the store lock and turns panics of the engine
-//! into errors.
+//! Opens and creates stores in folders on disk. The table of an open store owns the store lock, and converts panics of
+//! the engine to errors.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -24,47 +24,47 @@ use super::store_folder::{FolderContents, StoreFolder};
 
 /// A database library that keeps a table of ordered rows in a store's folder.
 pub trait Engine: Send + Sync {
-    /// The engine's name. In Margay's programs, the engine's name is also the `datastore_type` of the engine's stores.
+    /// The engine's name. Margay's programs also use the engine's name as the `datastore_type` of its stores.
     fn name(&self) -> &'static str;
 
-    /// The name of the engine's only file or folder in the store's folder. An engine that has several files or
-    /// temporary files uses a folder.
+    /// The name of the engine's only file or folder in the store's folder. If the engine has several files or temporary
+    /// files, the entry is a folder.
     fn entry(&self) -> &'static str;
 
-    /// The files that contain the engine's data and are never empty, relative to the store's folder. The list has at
+    /// The engine's data files that are never empty, as paths relative to the store's folder. The list contains at
     /// least one file, unless the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
-    /// The mechanism that makes the engine's commits durable. Choose a journal for an engine that syncs more than once
-    /// per commit.
+    /// How the engine's commits become durable. Choose `Journal` for an engine that needs more than one sync per
+    /// commit.
     fn log(&self) -> CommitLog;
 
-    /// Opens the table at `entry`, an absolute path, and creates the table if it is missing. `store` is the store's
-    /// name in errors.
+    /// Opens the engine's table at the absolute path `entry`, and creates the table if it is missing. `store` is the
+    /// store's name for errors.
     ///
-    /// The caller has the store lock, catches panics, and refuses commits after a failed commit. With a journal, the
-    /// content of the table need not be durable until the next commit: the caller commits before it shows rows that a
-    /// power loss could remove.
+    /// The caller holds the store lock, catches panics, and makes no commit after a failed commit. If the engine is
+    /// used with a journal, the opened table's rows need not be durable before the next commit. The caller commits
+    /// before it shows rows that a power loss could remove.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
 
-    /// Shrinks the engine's files at `entry` as much as possible. The caller has the store lock, and the engine's files
-    /// are closed.
+    /// Shrinks the engine's files at `entry` as much as possible. The caller holds the store lock, and the engine's
+    /// files are closed.
     ///
-    /// An implementation must lose no data if the process is killed at any time. The default implementation does
+    /// The implementation must lose no data if the process is killed while it runs. The default implementation does
     /// nothing.
     ///
     /// # Errors
-    /// The errors of [`Engine::open`].
+    /// Any error of [`Engine::open`].
     fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         let (_, _) = (entry, store);
         Ok(SpareSpace::Kept)
     }
 }
 
-/// The mechanism that makes an engine's commits durable.
+/// How the commits of an engine become durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitLog {
     /// A [journal](kv_mvcc::journal) in front of the engine makes commits durable.
@@ -73,26 +73,26 @@ pub enum CommitLog {
     Own,
 }
 
-/// The outcome of [`Engine::shrink`]: whether the engine's files keep space that the store does not need.
+/// Whether the engine's files still contain space that the store does not need, after [`Engine::shrink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpareSpace {
-    /// The unneeded space was returned to the file system.
+    /// The unneeded disk space was returned to the file system.
     GivenBack,
-    /// The engine keeps the unneeded space for later writes.
+    /// The engine keeps the unneeded disk space for later writes.
     Kept,
 }
 
-/// Whether opening creates a missing store.
+/// Whether opening a store creates the store if it is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
-    /// A missing store is an error, and no file is written.
+    /// Opening a missing store fails, and no file is written.
     Never,
-    /// A missing store is created.
+    /// Opening a missing store creates it.
     IfMissing,
 }
 
 impl Create {
-    /// Returns open options with this `Create` setting and a maximum time to wait for the store lock.
+    /// Returns open options with this setting, and with `wait` as the maximum time to wait for the store lock.
     pub fn with_wait(self, wait: Duration) -> OpenOptions {
         OpenOptions::default().with_create(self).with_wait(wait)
     }
@@ -101,17 +101,18 @@ impl Create {
 /// How a process shares a store with other processes while it has the store open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// Until an embedded store is closed, only this process can use the store. A daemon that has the store open hands
-    /// the store over to this process.
+    /// Only this process can use an embedded store until the process closes it. A daemon that has the store open hands
+    /// it over to this process.
     #[default]
     Alone,
-    /// Calls go to the daemon that has the store open. Without a daemon, this mode works like `Alone`.
+    /// This process sends its calls to the daemon that has the store open. If no daemon runs, this mode works like
+    /// `Alone`.
     Served,
-    /// Calls go to the daemon that has the store open. Without a daemon, this process yields an embedded store to a
-    /// waiting process between two calls.
+    /// This process sends its calls to the daemon that has the store open. If no daemon runs, this process opens an
+    /// embedded store itself, and lets waiting processes have it between two calls.
     InTurns,
-    /// Calls go to the daemon that has the store open. Without a daemon, an embedded store stays open until this
-    /// process releases the store.
+    /// This process sends its calls to the daemon that has the store open. If no daemon runs, this process opens an
+    /// embedded store itself, and decides when to release it for other processes.
     OnRequest,
 }
 
@@ -119,22 +120,22 @@ pub enum Sharing {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// Whether a missing store is created.
+    /// Whether opening creates the store if it is missing.
     pub create: Create,
-    /// Maximum time to wait for the store lock while other processes have the lock.
+    /// Maximum time to wait for the store lock while other processes hold it.
     pub wait: Duration,
-    /// The bounds on the history that the store keeps.
+    /// The limits on the history that the store keeps.
     pub retention: Retention,
-    /// The clock from which revisions get their timestamps.
+    /// The clock from which the store's revisions get their timestamps.
     pub clock: Clock,
-    /// Where the store runs work that blocks the thread.
+    /// The threads on which the store runs blocking work.
     pub blocking: Blocking,
-    /// The purpose for which the store is opened.
+    /// The purpose of the writes to the opened store.
     pub purpose: Purpose,
     /// The format of the rows of a newly created store.
     pub format: u32,
-    /// How programs share the store with other processes. Drivers ignore the field `sharing` and open the store for
-    /// this process alone.
+    /// How programs share the store with other processes. Drivers ignore this field and open the store for this process
+    /// alone.
     pub sharing: Sharing,
 }
 
@@ -154,7 +155,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Sets whether a missing store is created.
+    /// Sets whether opening creates the store if it is missing.
     #[must_use]
     pub fn with_create(mut self, create: Create) -> Self {
         self.create = create;
@@ -168,7 +169,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the bounds on the history that the store keeps.
+    /// Sets the limits on the history that the store keeps.
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
@@ -182,14 +183,14 @@ impl OpenOptions {
         self
     }
 
-    /// Sets where the store runs work that blocks the thread.
+    /// Sets the threads on which the store runs blocking work.
     #[must_use]
     pub fn with_blocking(mut self, blocking: Blocking) -> Self {
         self.blocking = blocking;
         self
     }
 
-    /// Sets the purpose for which the store is opened.
+    /// Sets the purpose of the writes to the opened store.
     #[must_use]
     pub fn with_purpose(mut self, purpose: Purpose) -> Self {
         self.purpose = purpose;
@@ -203,7 +204,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the clock from which revisions get their timestamps.
+    /// Sets the clock from which the store's revisions get their timestamps.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -211,20 +212,20 @@ impl OpenOptions {
     }
 }
 
-/// Interval between attempts to open an engine whose files are still locked.
+/// Interval between two attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum time to retry opening an engine whose files are still locked. A process that locks the engine's files longer
-/// does not take part in the queue for the store lock.
+/// Maximum time to retry opening an engine whose files are still locked. A process that keeps the engine's files locked
+/// longer than this does not use the queue for the store lock.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The id that the file `store.id` must contain, or will get.
+/// The id that the file `store.id` must contain, or that will be written to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpectedId {
-    /// The file must contain this id; any other id is an error.
+    /// The file `store.id` must contain this id; opening fails for any other id.
     This(Uuid),
     /// The file `store.id` was lost, and the id in the table is used.
     Any,
-    /// The store is being created and gets a new id.
+    /// The store is new and gets a new id.
     New,
 }
 
@@ -242,20 +243,20 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
 }
 
 /// Waits for the store lock, then opens or creates the store of `engine` in the folder `path`. The store lock is
-/// released when the store is closed or its last handle is dropped.
+/// released when the store is closed or when the last handle of the store is dropped.
 ///
 /// # Errors
-/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the lock was not free in time;
-/// `Corrupt` if the store is damaged (the store is left unchanged); `RevisionRegressed` if the store's newest revisions
-/// are gone; `Unsupported` if the folder contains something other than a store; `UnknownFormat` for the store of a
-/// later Margay version; `Io` and `NoSpace`. The text of each error says what the user can do.
+/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the lock did not become free in
+/// time; `Corrupt` if the store is damaged, and then the store is unchanged. `RevisionRegressed` if the store's newest
+/// revisions are gone; `Unsupported` if the folder contains something other than a store; `UnknownFormat` if a later
+/// Margay version wrote the store; `Io` and `NoSpace`. The message of each error says what the user can do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // Some engines write when they are opened. If the purpose is a release, reserved space is freed for the
-            // engine's writes, too. Freeing reserved space needs no lock: only the length of a file without content
-            // changes.
+            // Some engines write to their files already when they are opened. If the purpose is to release addresses,
+            // reserved disk space is also freed for these writes of the engine. Freeing reserved space needs no lock,
+            // because only the length of the file `ballast` changes.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
@@ -291,7 +292,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let restricted = folder::restrict_all(&entry);
     match expects {
         ExpectedId::New => folder.io(engine.entry(), restricted)?,
-        // A user who may use the store but does not own the files cannot change the files' modes.
+        // This user may use the store but cannot change file modes, because another user owns the files.
         ExpectedId::This(_) | ExpectedId::Any => drop(restricted),
     }
     if expects == ExpectedId::Any && is_empty(&table)? {
@@ -327,7 +328,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     Ok(store)
 }
 
-/// Returns the engine's table with the store's journal in front of it.
+/// Returns the engine's table, with the store's journal in front of the table.
 pub(crate) fn journaled(
     folder: &StoreFolder,
     revision_file: Arc<RevisionFile>,
@@ -340,8 +341,8 @@ pub(crate) fn journaled(
     caught(&folder.label, Operation::Open, || JournaledTable::open(table, journal, &folder.label.store))
 }
 
-/// Opens the engine while this process has the store lock. If the engine's files are still locked, the kernel has not
-/// yet closed all files of the previous lock holder, so retry for a short time.
+/// Opens the engine's table while this process holds the store lock. If the engine's files are still locked, the kernel
+/// has not closed all files of the previous lock holder yet, so the opening is retried for a short time.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(OPEN_RETRY_TIMEOUT));
     loop {
@@ -365,15 +366,16 @@ fn is_empty(table: &dyn Table) -> Result<bool> {
 
 /// The table of an open store, together with the store lock.
 ///
-/// Engines panic on some damaged files; `LockedTable` turns the panics into `Corrupt`. Each commit records its revision
-/// in the file `head`. On drop, the engine is closed before the lock is released.
+/// Engines panic on some damaged files; `LockedTable` turns the panics into `Corrupt`. For each commit, `LockedTable`
+/// records the revision in the file `head`. Dropping a `LockedTable` closes the engine first and then releases the
+/// lock.
 #[derive(Debug)]
 struct LockedTable {
     table: Option<Box<dyn Table>>,
     label: StoreLabel,
     revision_file: Arc<RevisionFile>,
     reserved_space: Arc<ReservedSpace>,
-    // The field `_lock` must be declared after `table`: fields are dropped in order of declaration.
+    // The field `_lock` must be declared after the field `table`, because fields are dropped in order of declaration.
     _lock: StoreLock,
 }
 
@@ -422,7 +424,7 @@ impl Table for LockedTable {
 impl Drop for LockedTable {
     fn drop(&mut self) {
         let table = self.table.take();
-        // `drop` cannot return an error, but no data is lost: every commit is durable.
+        // `drop` cannot return an error if closing the engine fails, but no data is lost: every commit is durable.
         let closed = kv_mvcc::caught(|| drop(table));
         self.reserved_space.refill();
         if let Err(error) = folder::give_to_owner(&self.label.folder) {
@@ -432,7 +434,7 @@ impl Drop for LockedTable {
                 "cannot give files that root created to the store's owner, who may be unable to open the store"
             );
         }
-        // Record the fingerprint only after the change of owners, which changes the times of the files.
+        // The fingerprint must be recorded after the change of file owners, which changes the times of the files.
         if closed.is_some() {
             self.revision_file.close_cleanly();
         }
@@ -469,8 +471,8 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs the call `f` into the engine. A panic of the engine means a damaged store and becomes `Corrupt`. Errors about
-/// damage get a detail that advises the user.
+/// Runs `f`, which calls the engine. A panic of the engine means that the store is damaged, so it becomes a `Corrupt`
+/// error. Errors about damage also get a detail with advice for the user.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

@@ -1,19 +1,19 @@
-//! Queues the processes that want to open a store: one process at a time has the store lock, first come, first served.
-//! This module also finds the lock holder, for the error of a process whose wait timed out.
+//! Queues the processes that want to open a store. One process at a time holds the store lock, in the order of arrival.
+//! This module also finds the process that holds the store lock, for the error of a process whose wait timed out.
 //!
-//! The queue consists of byte locks (open file description locks) on one file that is never unlinked and stays empty.
-//! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes, and has the
-//! store lock once it gets a read lock on all bytes before its own byte. The kernel unlocks the byte of a dead process,
-//! so neither a dead lock holder nor a dead waiter blocks other processes. The death of a waiter does not let another
-//! process overtake the lock holder.
+//! The queue consists of byte locks (open file description locks) on one file, which is never unlinked and stays empty.
+//! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes. The process
+//! holds the store lock once it gets a read lock on all bytes before its own byte. The kernel unlocks the byte of a
+//! process that has ended, so a dead lock holder or a dead waiter does not block other processes. If a waiter dies, the
+//! processes behind it still wait for the lock holder.
 //!
-//! Two callers never have the store lock at the same time, although drawing a ticket takes several steps. Suppose that
-//! the holders of two tickets `a < b` both have the store lock. Because the holder of `b` found all lower bytes
-//! unlocked, byte `a` was locked later, when byte `b` was already locked. But after locking byte `a`, a caller searches
-//! for higher locked bytes, finds `b`, and draws another ticket.
+//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. For a proof
+//! by contradiction, suppose that the holders of two tickets `a < b` both hold the store lock. The holder of `b` found
+//! all lower bytes unlocked, so byte `a` was locked later than byte `b`. After locking byte `a`, however, a caller
+//! searches for higher locked bytes. The caller would find byte `b`, return ticket `a` and draw another ticket.
 //!
-//! Open file description locks belong to the open file and not to the process: two openings of a store in one process
-//! queue like openings in two processes.
+//! Open file description locks belong to the open file and not to the process. Two openings of a store in one process
+//! therefore queue like openings in two processes.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -29,21 +29,22 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// The lock of a store, which is released on drop or when the process ends.
+/// The lock of a store, which is released when this value is dropped or when the process ends.
 ///
-/// A child that was forked without exec shares the open file. Dropping the `StoreLock` releases the lock for the child,
-/// too, but if the parent is killed, the child keeps the lock.
+/// A child process that was forked without exec shares the open queue file and thus the lock. Dropping the `StoreLock`
+/// in the parent process also releases the lock that the child shares. If the parent process is killed, the child
+/// process keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
 }
 
-/// The reason why the store lock was not acquired.
+/// Why the store lock could not be acquired.
 #[derive(Debug)]
 pub(crate) enum LockError {
-    /// The store lock was not free in time.
+    /// The store lock did not become free in time.
     Late,
-    /// An error of the operating system.
+    /// An I/O error of the queue file.
     Io(io::Error),
 }
 
@@ -68,8 +69,8 @@ impl StoreLock {
             if !try_lock(&lock.file, LockMode::Read, ByteRange::before(ticket))? {
                 wait_for(&lock.file, ticket, deadline)?;
             }
-            // If the folder was moved away during the wait, the file at `path` belongs to another store, so queue
-            // again.
+            // If the store's folder was moved away during the wait, the file at `path` belongs to another store, so the
+            // caller must queue again there.
             if is_same_file(&lock.file, path)? {
                 return Ok(lock);
             }
@@ -79,12 +80,12 @@ impl StoreLock {
 
 impl Drop for StoreLock {
     fn drop(&mut self) {
-        // Closing the file would also release the lock, but not while a forked child shares the open file.
+        // Closing the file would also release the lock, except while a forked child shares the open file.
         let _ = set(&self.file, LockMode::None, ByteRange::ALL);
     }
 }
 
-/// Draws the first ticket above all drawn tickets.
+/// Draws the first ticket of the queue above all drawn tickets.
 fn draw(file: &File) -> io::Result<i64> {
     let mut from = 0;
     loop {
@@ -92,12 +93,12 @@ fn draw(file: &File) -> io::Result<i64> {
         if claim(file, ticket)? {
             return Ok(ticket);
         }
-        // Another process drew this ticket first.
+        // Another process has drawn this ticket first.
         from = ticket;
     }
 }
 
-/// Draws `ticket` if it is still free and no higher ticket is drawn. Returns whether the ticket was drawn.
+/// Draws the ticket `ticket` if it is still free and no higher ticket is drawn. Returns whether the ticket was drawn.
 fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     if !try_lock(file, LockMode::Write, ByteRange::one(ticket))? {
         return Ok(false);
@@ -109,7 +110,7 @@ fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     Ok(highest)
 }
 
-/// Returns the first byte at or above `from` such that neither this byte nor any higher byte is locked.
+/// Returns the first byte at or above `from` for which neither this byte nor any higher byte is locked.
 fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
     while let Some(end) = locked_until(file, from)? {
         from = end;
@@ -117,11 +118,12 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
     Ok(from)
 }
 
-/// Waits until all bytes before `ticket` are free.
+/// Waits until all bytes of the queue file before byte `ticket` are unlocked.
 ///
-/// The kernel's wait has no time limit, so a separate thread waits. The thread shares the open file and thus its locks.
-/// If the deadline comes first, dropping the lock frees the caller's ticket immediately. When the thread's wait ends,
-/// the thread only has read locks on bytes that other processes have unlocked, and closes the file.
+/// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
+/// file and thus the file's locks. If the deadline passes first, dropping the caller's lock returns its ticket
+/// immediately. Even if the thread ends much later, it only holds read locks on bytes that other processes have
+/// unlocked, and then closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -151,8 +153,8 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all lower tickets in one step would be correct. But if every process waited for the lock holder's byte,
-/// the kernel would wake all waiting processes whenever the store lock is released.
+/// Waiting for all lower tickets in a single step would be correct as well. If every process waited for the lock
+/// holder's byte, however, each release of the store lock would wake all waiting processes.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -179,8 +181,8 @@ enum LockMode {
     None,
 }
 
-/// A range of bytes in the queue file. To the kernel, length 0 means "up to the end of the file", so length 0 must
-/// never stand for an empty range.
+/// A range of bytes in the queue file. For the kernel, length 0 means "up to the end of the file", so it must never
+/// stand for an empty range.
 #[derive(Clone, Copy)]
 struct ByteRange {
     start: i64,
@@ -219,8 +221,8 @@ fn flock(lock: LockMode, bytes: ByteRange) -> libc::flock {
     }
 }
 
-/// Finds the first locked range of another open file that ends above the byte `from`, and returns the end of this
-/// range.
+/// Finds the first range that another open file has locked and that ends above the byte `from`, and returns the end of
+/// that range.
 fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     let mut probe = flock(LockMode::Write, ByteRange::from(from));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
@@ -229,19 +231,21 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
     match probe.l_start.checked_add(probe.l_len) {
         Some(end) if probe.l_len > 0 && end < i64::MAX => Ok(Some(end)),
-        // A ticket is one byte. A lock that extends to the end of the file belongs to another program.
+        // Programs that use this queue lock one byte each. A lock up to the end of the queue file belongs to another
+        // program.
         _ => Err(io::Error::other("another program has locked the whole file")),
     }
 }
 
-/// Returns the drawn tickets of the queue in ascending order, except the ticket of `file` itself. The process with the
-/// first ticket has the store lock, and the processes with higher tickets wait. A ticket that is being drawn during the
-/// call may or may not be included.
+/// Returns the drawn tickets of the queue in ascending order, without the ticket of `file` itself. The process with the
+/// first ticket holds the store lock, and the processes with higher tickets wait. A ticket that is drawn while this
+/// function runs may be missing.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {
-        // A probe with a read lock does not see the read locks of waiting processes, so the probe finds only tickets.
+        // A probe for a read lock does not conflict with the read locks of waiting processes, so the probe finds only
+        // tickets.
         let mut probe = flock(LockMode::Read, ByteRange { start: from, len: to - from });
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
         if i32::from(probe.l_type) == libc::F_UNLCK {
@@ -252,7 +256,7 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
             return Err(io::Error::other("another program has locked the file"));
         }
         tickets.push(ticket);
-        // Skip empty ranges: length 0 would mean "up to the end of the file".
+        // Empty ranges are skipped, because length 0 would mean "up to the end of the file".
         spans.extend([(from, ticket), (ticket + 1, to)].into_iter().filter(|(from, to)| from < to));
     }
     tickets.sort_unstable();
@@ -287,16 +291,16 @@ fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     }
 }
 
-/// Maximum time to search for the lock holder. A host may run thousands of processes, and the caller's wait is already
-/// over.
+/// Maximum time to spend on searching for the process that holds the store lock. A host may run thousands of processes,
+/// and the caller has already waited until its own timeout.
 const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Finds the process that has the store lock in the queue file `path`. Returns the process id and name, for example
+/// Finds the process that holds the store lock of the queue file `path`. Returns the process id and name, for example
 /// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owner of an open file description lock, but the entry of each open file
-/// in /proc lists the locks of the file. The lock holder is the process that has a write lock on the lowest byte. Only
-/// root sees the processes of other users.
+/// The kernel's list of locks does not name the owner of an open file description lock. The entry of each open file in
+/// /proc does list the locks of that file. The process with a write lock on the lowest byte holds the store lock. Only
+/// root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -307,8 +311,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The process with the lowest ticket found so far may only be waiting, and the user might end the wrong
-            // process.
+            // The time is up, and the process with the lowest ticket found so far may only be waiting. If the error
+            // named a waiting process, the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -320,18 +324,19 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
             first.push((pid, process.path()));
         }
     }
-    // Check the processes again: a newly forked child shares its parent's open files until it executes its own program.
+    // The found processes are checked again, because a newly forked child shares its parent's open files until it
+    // executes its own program.
     first.into_iter().find_map(|(pid, process)| {
         let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
         (ticket_of(&process, path, &queue) == Some(lowest)).then(|| format!("{pid} ({})", name.trim()))
     })
 }
 
-/// Returns the lowest ticket of a process in the queue file `path`, whose metadata is `queue`.
+/// Returns the lowest ticket that a process has in the queue file `path`, whose metadata is `queue`.
 fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     let files = fs::read_dir(process.join("fd")).ok()?.flatten();
     let tickets = files.filter_map(|file| {
-        // Compare the name first: a stat call may hang on a file of a dead network file system.
+        // The file name is compared first, because a stat call may hang on a file of a dead network file system.
         let is_queue = fs::read_link(file.path()).is_ok_and(|link| link.file_name() == path.file_name())
             && fs::metadata(file.path()).is_ok_and(|file| (file.dev(), file.ino()) == (queue.dev(), queue.ino()));
         let info = || fs::read_to_string(process.join("fdinfo").join(file.file_name())).ok();

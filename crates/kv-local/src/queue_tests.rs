@@ -1,5 +1,5 @@
-//! Tests the queue of processes in front of a store, with threads and with processes. Each process runs this test
-//! binary, with its role in environment variables.
+//! Tests the queue of processes for a store's lock, with threads and with processes. Each process of these tests runs
+//! this test binary, with its role in environment variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -33,7 +33,7 @@ fn is_late(result: Result<StoreLock, LockError>) -> bool {
     matches!(result, Err(LockError::Late))
 }
 
-/// Waits until the first `count` tickets of the queue are drawn.
+/// Waits until the first `count` tickets of the queue have been drawn.
 fn wait_for_tickets(path: &Path, count: i64) {
     let file = folder::open(path).unwrap();
     let started = Instant::now();
@@ -52,7 +52,7 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
         wait_for_tickets(&path, 6);
-        // A process that finds a higher ticket after drawing returns its own ticket and draws another ticket.
+        // A process that finds a higher ticket after drawing returns its own ticket and draws another one.
         while drawn().len() != 6 {}
         assert_eq!(drawn()[0], 0, "the first one has the lock");
         drop(lock);
@@ -64,7 +64,8 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     take(&path, SHORT).unwrap();
 }
 
-/// A child process that queues for the store lock in a given role. The process prints a line when it reaches a step.
+/// A child process that queues for the store lock in a given role of a test. The child process prints a line when it
+/// reaches a step of its role.
 struct QueueProcess(Child, BufReader<ChildStdout>);
 
 impl QueueProcess {
@@ -124,7 +125,7 @@ fn queue_gives_turn_at_once_when_caller_is_alone() {
             let order = role_path().with_file_name("order");
             let order = File::options().create(true).append(true).open(order).unwrap();
             compete(&role_path(), &|| {
-                // Creating the mark file fails if another process has the store lock at the same time.
+                // Creating the mark file fails if another process holds the store lock at the same time.
                 let mark = role_path().with_extension("mark");
                 File::create_new(&mark).expect("no other process has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
@@ -145,7 +146,7 @@ fn role_path() -> PathBuf {
     env::var_os("QUEUE_PATH").unwrap().into()
 }
 
-/// Acquires and releases the store lock again and again, from when a file `go` exists until a file `stop` exists.
+/// Acquires and releases the store lock repeatedly, from the moment when a file `go` exists until a file `stop` exists.
 fn compete(path: &Path, while_locked: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
@@ -157,11 +158,11 @@ fn compete(path: &Path, while_locked: &dyn Fn()) {
     }
 }
 
-/// Checks that all callers get the store lock equally often while all of them compete. `order` lists, for each turn,
-/// the caller that had the lock.
+/// Checks that all callers get the store lock equally often while all callers compete for it. `order` contains, for
+/// each time that the lock was acquired, the number of the caller.
 ///
-/// Some callers start later or end earlier. For this reason, only turns while all callers compete are counted: after
-/// every caller has had its first turn, and before any caller has had its last turn.
+/// Some callers start later or end earlier than others. Only turns while all callers compete are therefore counted:
+/// after every caller's first turn, and before any caller's last turn.
 fn assert_fair(order: &[u32], callers: usize) {
     let mut spans = BTreeMap::new();
     for (at, caller) in order.iter().enumerate() {
@@ -241,8 +242,8 @@ fn queue_serves_in_order_of_arrival() {
     assert_eq!(*served.lock().unwrap(), (1..=10).collect::<Vec<_>>());
 }
 
-/// Between the moments when a process finds a free ticket and when it draws this ticket, other processes may draw and
-/// return tickets.
+/// After a process has found a free ticket and before it draws this ticket, other processes may draw and return
+/// tickets.
 #[test]
 fn queue_ticket_is_returned_when_below_another() {
     let (_folder, path) = queue();
@@ -261,7 +262,7 @@ fn queue_replaces_killed_holder_at_once() {
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
-        // If the lock outlived its killed holder, this thread would wait until the deadline.
+        // If the lock still existed after its holder was killed, this thread would wait until the deadline.
         let waiting = scope.spawn(|| take(&path, LONG).map(drop));
         wait_for_tickets(&path, 2);
         holder.kill();
@@ -408,7 +409,7 @@ fn queue_names_no_process_just_started_by_holder() {
     };
     let child = process("7", 0);
     fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-    // Reading this FIFO makes the search wait until the child has executed its own program.
+    // Reading this FIFO blocks the search for the lock holder until the child has executed its own program.
     let name = child.join("comm");
     nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
     thread::scope(|scope| {

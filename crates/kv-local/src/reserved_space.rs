@@ -1,12 +1,12 @@
-//! Reserves disk space that only a release of addresses may use: the file `ballast`.
+//! Reserves disk space that only releases of addresses may use: the file `ballast`.
 //!
-//! The file `ballast` is created with the store, and its blocks are really allocated. A release that finds the disk
-//! full truncates the file by one step and retries, until the release succeeds or the file is empty. At the end, the
-//! release extends the file again by the space that the release did not need, so that other programs get as little of
-//! the freed space as possible. When the store is next opened for another purpose, the missing part of the file is
-//! restored if the disk has room. Usually, checking the file costs only one stat call. A file that is too short means
-//! that a part of the reserved space was used up. A process that is killed while it changes the file leaves the file
-//! short or complete and changes nothing else.
+//! The file `ballast` is created together with the store, and its disk blocks are really allocated. A release that
+//! finds the disk full shortens the file `ballast` by one step and tries again, until the release succeeds or the file
+//! is empty. After it has succeeded, the release extends the file again by the space that it did not need. This leaves
+//! as little of the freed space as possible to other programs. When the store is next opened for a purpose other than a
+//! release, the missing part of `ballast` is restored if the disk has room. Checking the file `ballast` usually costs
+//! only one stat call. If the file `ballast` is shorter than its full size, a part of the reserved space was used up. A
+//! process that is killed while it changes `ballast` leaves the file too short or complete, without any other effect.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -25,24 +25,25 @@ use kv_mvcc::SpaceReserve;
 
 /// The size of the file `ballast`, in bytes.
 const RESERVED_BYTES: u64 = 1 << 20;
-/// Size in bytes of the reserved space that is freed in one step. A release needs less space on either engine,
-/// including opening the store.
+/// Number of bytes of reserved space that are freed in one step. On either engine, a release of addresses needs less
+/// space than this, including opening the store.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
-/// Size in bytes of the reserved space that is restored in one step.
+/// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
-/// A disk with fewer free bytes counts as full, because an ordinary commit might not fit.
+/// A disk with fewer free bytes than this limit counts as full, because an ordinary commit might not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
-/// The length of the file `ballast` if it had to be written because the file system could not just allocate the blocks.
-/// A file system that cannot allocate blocks may report the number of blocks late or never.
+/// The length in bytes of the file `ballast` if its content had to be written because the file system cannot allocate
+/// blocks without writing. A file system that cannot allocate blocks without writing may report the number of allocated
+/// blocks late or never.
 const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
 /// The unit of `st_blocks` in bytes, regardless of the file system's block size.
 const BLOCK_BYTES: u64 = 512;
 
-/// The space reserved for releases on a store's disk (the file `ballast`).
+/// The disk space that a store reserves for releases of addresses (the file `ballast`).
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
     path: PathBuf,
-    /// True once reserved space was freed that is not restored yet.
+    /// True while freed reserved space has not been restored yet.
     is_cut: AtomicBool,
 }
 
@@ -51,10 +52,10 @@ impl ReservedSpace {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
-    /// Restores freed space that was not used, until the file is complete or the disk is full.
+    /// Restores the freed space that was not used, until the file `ballast` has its full size or the disk is full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
-            // If the disk has no room now, opening the store restores the missing part later.
+            // If the disk has no room now, a later opening of the store restores the missing part.
             let _ = self.grow();
         }
     }
@@ -70,7 +71,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Restores the file `ballast` to its full size. On an error, the file `ballast` keeps its previous length.
+    /// Restores the file `ballast` to its full size. If this fails, the file `ballast` keeps its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();
@@ -79,7 +80,7 @@ impl ReservedSpace {
             _ => write(&mut file),
         });
         if filled.is_err() {
-            // Free the blocks that were allocated before the error; other programs need the space.
+            // The blocks that were allocated before the error are freed, because other programs need the disk space.
             let _ = file.set_len(before);
         }
         filled
@@ -93,17 +94,18 @@ fn allocate(file: &File) -> io::Result<()> {
     if is_whole(&file.metadata()?) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Writes random bytes, which no file system can compress.
+/// Writes random bytes to the file, because no file system can compress them.
 fn write(file: &mut File) -> io::Result<()> {
     file.rewind()?;
     io::copy(&mut File::open("/dev/urandom")?.take(WRITTEN_FILE_BYTES), file)?;
-    // Some file systems report a full disk only on a sync.
+    // Some file systems report a full disk only on a sync of the file.
     file.sync_all()
 }
 
-/// Checks that the disk of a folder is writable and has `bytes` bytes free.
+/// Checks that the disk of a folder is writable and has at least `bytes` bytes free.
 pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, String)> {
-    // If the system cannot report free space, assume that there is room: a commit to a full disk will fail.
+    // If the free space cannot be determined, the disk is assumed to have room; a commit to a full disk will fail
+    // anyway.
     let Ok(status) = statvfs(folder) else { return Ok(()) };
     if status.flags().contains(FsFlags::ST_RDONLY) {
         return Err((ErrorKind::Io, read_only(folder)));
@@ -117,7 +119,7 @@ pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, St
 }
 
 fn is_whole(metadata: &Metadata) -> bool {
-    // A copy of the file may have holes instead of allocated blocks.
+    // A copy of the file `ballast` may have holes instead of allocated blocks.
     metadata.len() == WRITTEN_FILE_BYTES
         || (metadata.len() == RESERVED_BYTES && metadata.blocks() * BLOCK_BYTES >= RESERVED_BYTES)
 }
@@ -128,16 +130,16 @@ impl SpaceReserve for ReservedSpace {
             Ok(metadata) if is_whole(&metadata) => Ok(()),
             Ok(_) => self.fill().map_err(|error| missing(&self.path, &error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A store without the file `ballast` works: the store was created by an earlier Margay version, or the
-                // disk had no room.
+                // A store also works without the file `ballast`: an earlier Margay version created the store, or the
+                // disk had no room for the file.
                 if let Err(error) = self.fill() {
                     tracing::debug!(path = %self.path.display(), %error, "cannot create the reserved space file");
                     let _ = fs::remove_file(&self.path);
                 }
                 Ok(())
             }
-            // This process may use the store but cannot read the file `ballast`. The process's writes will show whether
-            // the disk has room.
+            // This process may use the store but may not read the file `ballast`. The writes of this process will show
+            // whether the disk has room.
             Err(_) => Ok(()),
         }
     }
@@ -152,7 +154,7 @@ impl SpaceReserve for ReservedSpace {
             let length = file.metadata()?.len().min(RESERVED_BYTES);
             let left = length.saturating_sub(RELEASE_STEP_BYTES);
             file.set_len(left)?;
-            // On some file systems the blocks are not free until the new length is durable.
+            // On some file systems the file's blocks are not free until its new length is durable.
             file.sync_all()?;
             self.is_cut.store(true, Ordering::Relaxed);
             tracing::warn!(path = %self.path.display(), left, "the disk is full: a release uses part of the reserved space file");

@@ -1,20 +1,21 @@
 //! Reads and writes the file `head` of a store's folder, and opens the file `journal`.
 //!
-//! The file `head` records the newest revision that was ever durable, a fingerprint of the store's files when they were
-//! closed, and which parts of the journal are known to be durable.
+//! The file `head` records the newest revision that was ever durable, and a fingerprint of the store's files at their
+//! last close. The file `head` also records which parts of the journal are known to be durable.
 //!
-//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write, and
-//! silently returns to an earlier state. If the engine loses acknowledged commits in this way, addresses that workloads
-//! use would be assigned again. To detect such a loss, each durable commit records its revision in `head`. No commit
-//! waits for `head` to be durable: after a power loss `head` may be behind the store, but never ahead of it.
+//! An engine may find the end of its log or its newest header damaged. The engine then assumes that a crash interrupted
+//! a write, and silently returns to an earlier state. If the engine lost acknowledged commits in this way, addresses
+//! that workloads use would be assigned again. To detect lost commits, each durable commit records its revision in the
+//! file `head`. No commit waits until the file `head` is durable. After a power loss, `head` may therefore be behind
+//! the store, but never ahead of it.
 //!
-//! A process that closes the store also records a fingerprint of the sizes and times of the store's files. The
-//! fingerprint lets the next process detect whether the files were changed after the close, for example by a copy, a
-//! repair, or a process that was killed. A process that opens the store checks all keys only if the files were changed.
+//! A process that closes the store also records a fingerprint, computed from the sizes and times of the store's files.
+//! From the fingerprint, the next process detects whether the files were changed after the close, for example by a
+//! copy, a repair, or a killed process. The next process checks all keys of the store only if the files were changed.
 //!
-//! The entries about the journal say which journal records, and which of the engine's checkpoints, are known to be on
-//! the disk (see [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created: a
-//! commit that fits in the journal needs no more disk space.
+//! The entries of `head` about the journal say which journal records and which checkpoints of the engine are known to
+//! be on the disk (see [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created,
+//! so a commit that fits into the journal needs no more disk space.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,9 +30,9 @@ use kv_mvcc::journal::{DurableParts, JOURNAL_BYTES, Medium};
 
 use super::folder;
 
-/// The size of an entry of the file `head` in bytes: a number and its CRC-32, both big endian. The file has four
-/// entries: the revision, the [`fingerprint`] at the last close, the number of a journal record and the number of a
-/// checkpoint.
+/// The size in bytes of one entry of the file `head`: a number and its CRC-32, both big endian. The file `head` has
+/// four entries: the newest revision, the [`fingerprint`] at the last close, the number of a journal record, and the
+/// number of a checkpoint.
 const NOTE_BYTES: usize = 12;
 const LEFT_AT: u64 = 12;
 const RECORD_AT: u64 = 24;
@@ -43,69 +44,70 @@ pub(crate) struct RevisionFile {
     file: File,
     seen: u64,
     files: Vec<PathBuf>,
-    /// True after the store was opened without finding damage, until a commit fails.
+    /// True if the store was opened without finding damage and no commit has failed since.
     in_order: AtomicBool,
 }
 
 impl RevisionFile {
-    /// Opens or creates the file `head`. `files` are the engine's files and the journal.
+    /// Opens or creates the file `head`. `files` are the paths of the engine's files and of the journal.
     pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let seen = read(&file, 0)?;
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// Returns true if the store's files have not changed since the last clean close. Call this before the engine opens
-    /// the store's files.
+    /// Returns true if the store's files have not changed since the last clean close. Call this method before the
+    /// engine opens its files.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
-    /// Sets that the store was opened without finding damage. Without this call, closing the store records no
-    /// fingerprint.
+    /// Notes that the store was opened without finding damage. Unless this method is called, closing the store records
+    /// no fingerprint.
     pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
 
-    /// Sets that a commit has failed but may be durable, so that closing the store records no fingerprint.
+    /// Notes that a failed commit may nevertheless be durable; closing the store will then record no fingerprint.
     pub(crate) fn set_in_doubt(&self) {
         self.in_order.store(false, Ordering::Release);
     }
 
-    /// Records the fingerprint of the store's files. Call this after the engine has closed the files.
+    /// Records the fingerprint of the store's files in the file `head`. Call this method after the engine has closed
+    /// its files.
     pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
         }
         if let Ok(now) = fingerprint(&self.files) {
-            // If writing `head` fails, the next opening of the store only takes longer.
+            // If writing the file `head` fails, only the next opening of the store takes longer.
             let _ = self.file.write_all_at(&encode(now), LEFT_AT);
         }
     }
 
-    /// The newest revision that the file `head` recorded when it was opened; 0 if the file recorded none.
+    /// The newest revision that the file `head` recorded when it was opened; 0 if the file recorded no revision.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// The durable parts of the journal that the file `head` records.
+    /// The numbers of the durable journal record and checkpoint that the file `head` contains.
     pub(crate) fn noted(&self) -> DurableParts {
         let number = |at| read(&self.file, at).unwrap_or_default();
         DurableParts { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
     }
 
-    /// Records the durable parts of the journal in the file `head`.
+    /// Records the numbers of the durable journal record and checkpoint in the file `head`.
     fn note_journal(&self, noted: DurableParts) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
-        // If writing `head` fails, the next opening of the store only takes longer.
+        // If writing the file `head` fails, only the next opening of the store takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
     /// Records the revision of a durable commit in the file `head`.
     pub(crate) fn note(&self, writes: &[Write]) {
         if let Some(revision) = kv_mvcc::revision_of(writes) {
-            // If writing `head` fails, later damage may go unnoticed, but the commit is valid.
+            // If writing the file `head` fails, later damage may go unnoticed, but this commit is valid.
             let _ = self.file.write_all_at(&encode(revision), 0);
         }
     }
@@ -117,7 +119,7 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     for file in files {
         match fs::metadata(file) {
             Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
-            // Some stores lack some of these files.
+            // Some of the files in `files` do not exist in every store.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -125,12 +127,12 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     Ok(hasher.finish())
 }
 
-/// Reads the newest revision that the file `head` at `path` records; 0 if the file records none.
+/// Reads the newest revision that the file `head` at `path` records; 0 if the file records no revision.
 pub(crate) fn newest(path: &Path) -> io::Result<u64> {
     read(&File::open(path)?, 0)
 }
 
-/// Reads the number of the entry at the offset `at` of the file `head`; 0 if the entry is missing or damaged.
+/// Reads the number in the entry of the file `head` at the offset `at`; 0 if the entry is missing or damaged.
 fn read(file: &File, at: u64) -> io::Result<u64> {
     let mut bytes = [0; NOTE_BYTES];
     match file.read_exact_at(&mut bytes, at) {
@@ -156,7 +158,7 @@ fn decode(bytes: [u8; NOTE_BYTES]) -> u64 {
     if encode(number) == bytes { number } else { 0 }
 }
 
-/// The open file `journal`. The durable parts of the journal are recorded in the file `head`.
+/// The open file `journal` of a store's folder. The file `head` records which parts of the journal are durable.
 #[derive(Debug)]
 pub(crate) struct JournalFile {
     file: File,
@@ -164,17 +166,17 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens or creates the file `journal`, with all its blocks written.
+    /// Opens or creates the file `journal`, and writes all of its blocks.
     pub(crate) fn open(path: &Path, revision_file: Arc<RevisionFile>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
         if length < JOURNAL_BYTES {
-            // Write the blocks instead of only allocating them: syncing a block that was never written also syncs the
-            // file system's metadata.
+            // The blocks are written and not only allocated, because syncing a block that was never written also syncs
+            // the file system's metadata.
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // The next opening of the store extends a short journal again.
+                // A journal file that is too short is extended when the store is next opened.
                 let _ = file.set_len(length);
                 return Err(error);
             }
@@ -240,9 +242,9 @@ mod tests {
         assert!(!open(&path).is_as_left(), "it was not in order before it was closed");
         close_cleanly(&path);
         assert!(open(&path).is_as_left());
-        // Setting a file's time counts as a change, even if the time stays the same.
+        // Setting a file's modification time counts as a change, even if the new time equals the old one.
         let time = fs::metadata(&db).unwrap().modified().unwrap();
-        // The kernel's clock for file times advances in steps of some milliseconds.
+        // The kernel's clock for file times advances in steps of several milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));
         File::options().write(true).open(&db).unwrap().set_modified(time).unwrap();
         assert!(!open(&path).is_as_left());
@@ -252,7 +254,7 @@ mod tests {
         assert!(!open(&path).is_as_left(), "another file");
     }
 
-    /// The rows of a store after six puts to one key.
+    /// The rows of a store at revision 7, after six puts to one key.
     fn rows_at_revision_7() -> Vec<Write> {
         let table = kv_mvcc::MemoryTable::new();
         let store = kv_mvcc::MvccStore::open(Box::new(table.clone()), kv_mvcc::Options::default()).unwrap();

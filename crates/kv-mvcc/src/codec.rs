@@ -1,6 +1,6 @@
 //! Encodes and decodes the keys and contents of rows.
 //!
-//! All rows of a store are in one table. The first byte of a row's key is the kind of the row:
+//! All rows of a store are in one table of the engine. The first byte of a row's key is the kind of the row:
 //!
 //! | Key | Row |
 //! |---|---|
@@ -12,12 +12,12 @@
 //! | `k` lease, key | empty: a live key that is attached to a lease |
 //!
 //! Numbers in keys are big endian (8, 4 and 4 bytes), so that keys sort by these numbers. Each row starts with the
-//! version of the row's encoding and a CRC-32 over the row's key and content, so that a flipped bit or a row under the
-//! wrong key is detected.
+//! version of its encoding and a CRC-32 over its key and content. The CRC-32 reveals a flipped bit, and a row that is
+//! stored under the wrong key.
 //!
-//! Format 2 of a store added leases and the clients' compaction mark. Rows with an [`Extra`](Row::Extra) have encoding
-//! version 2: the content of version 1 followed by the `Extra`. Rows without an `Extra` keep encoding version 1, so an
-//! upgrade of a store to format 2 rewrites no rows.
+//! Format 2 of a store added leases, and the compaction mark for clients of etcd's API. Rows with an
+//! [`Extra`](Row::Extra) have encoding version 2: the encoding of version 1, followed by the encoded `Extra`. Rows
+//! without an `Extra` keep encoding version 1, so an upgrade of a store to format 2 rewrites no rows.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::de::Decoder;
@@ -29,19 +29,19 @@ use uuid::Uuid;
 
 use crate::table::{MAX_ROW_BYTES, Write};
 
-/// The default format of new stores, and the oldest supported format.
+/// The default format of new stores, and the oldest supported store format.
 pub const FORMAT: u32 = 1;
-/// The format with leases and the clients' compaction mark, and the newest supported format.
+/// The store format with leases and the clients' compaction mark, and the newest supported format.
 pub const FORMAT_WITH_LEASES: u32 = 2;
 
 /// The encoding version of rows without an [`Extra`](Row::Extra).
 const ROW_VERSION: u8 = 1;
 /// The encoding version of rows with an [`Extra`](Row::Extra).
 const ROW_VERSION_WITH_EXTRA: u8 = 2;
-/// The length in bytes of the version and the checksum at the start of each row.
+/// The length in bytes of the encoding version and the checksum at the start of each row.
 const SEAL_BYTES: usize = 5;
-/// Maximum number of bytes of a value in one row. This maximum is part of the format, because the number of rows of a
-/// value follows from the value's length.
+/// Maximum number of bytes of a value that one row stores. This maximum is part of the store format, because it decides
+/// into how many rows a value is split.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
 /// The decoder's limit in bytes: twice the longest key, which is more than any encoded row needs.
@@ -59,7 +59,7 @@ impl Damage {
     }
 }
 
-// This section encodes and decodes the keys of rows.
+// The functions below encode and decode the keys of rows.
 
 pub(crate) const CURRENT: u8 = b'c';
 pub(crate) const LOG: u8 = b'l';
@@ -101,7 +101,7 @@ pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
 }
 
-/// The key of a row with one chunk of the value that was written at `place`.
+/// The key of a row with one chunk of the value that was written at log position `place`.
 pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     let mut row = Vec::with_capacity(17);
     row.push(VALUE);
@@ -116,8 +116,8 @@ pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
     numbered(LEASE, lease)
 }
 
-/// The row key for a key that is attached to a lease. If `key` is empty, the result is the start of the lease's range
-/// of such rows.
+/// The key of the row that attaches the key `key` to a lease. If `key` is empty, the result is the start of the range
+/// of all rows that attach keys to the lease.
 pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
     let mut row = numbered(LEASED, lease);
     row.extend_from_slice(key);
@@ -128,7 +128,7 @@ fn numbered(tag: u8, lease: LeaseId) -> Vec<u8> {
     [&[tag][..], &lease.get().to_be_bytes()].concat()
 }
 
-/// Parses the row key of a lease, or of a key attached to a lease ([`leased_key`]).
+/// Parses the key of a lease row, or of a row that attaches a key to a lease ([`leased_key`]).
 pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
     let parse = || {
         let (number, key) = row.get(1..)?.split_first_chunk::<8>()?;
@@ -137,14 +137,14 @@ pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
     parse().ok_or_else(|| Damage::row(row, "names no lease"))
 }
 
-/// The end (exclusive) of the rows whose keys start with the byte `tag`.
+/// The exclusive end of the range of rows whose keys start with the byte `tag`.
 pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
 
-// This section encodes and decodes the contents of rows.
+// The functions below encode and decode the contents of rows.
 
-/// The keys and contents of the rows of a value.
+/// The keys and contents of the rows into which a value is split.
 pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     value.chunks(CHUNK_BYTES).zip(0..).map(move |(piece, chunk)| {
         let key = value_key(place, chunk);
@@ -153,7 +153,7 @@ pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item
     })
 }
 
-/// Encodes the content of the row `key`.
+/// Encodes `what` as the content of the row with the key `key`.
 pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     let odd = |error| Damage::row(key, format_args!("is odd: {error}"));
     let mut payload = bincode::encode_to_vec(what, BINCODE).map_err(odd)?;
@@ -165,7 +165,7 @@ pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     Ok(sealed(ROW_VERSION_WITH_EXTRA, key, &payload))
 }
 
-/// Decodes the content of the row `key`.
+/// Decodes the content of the row with the key `key`.
 pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     let (version, payload) = unsealed(key, row)?;
     let cut_short = |error| Damage::row(key, format_args!("cannot be decoded: {error}"));
@@ -223,8 +223,8 @@ fn checksum(key: &[u8], payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Encodes the format row: 4 bytes big endian and their checksum. All future formats must keep this encoding of the
-/// format row.
+/// Encodes the format row: 4 bytes big endian and their checksum. All future store formats must keep this encoding of
+/// the format row.
 pub(crate) fn encode_format(format: u32) -> Vec<u8> {
     let number = format.to_be_bytes();
     [number, checksum(FORMAT_KEY, &number).to_be_bytes()].concat()
@@ -247,8 +247,8 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// The number of bytes that a log row adds to the size of the history: the bytes of the row, and the bytes of the
-/// superseded value that the row keeps.
+/// The number of bytes that a log row adds to the size of the history: the size of the row, plus the size of the
+/// superseded value that is kept for it.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }
@@ -265,8 +265,7 @@ pub fn revision_of(writes: &[Write]) -> Option<u64> {
         .map(|state| state.revision)
 }
 
-/// The position of a change in the log: the revision of the change, and the index of the change inside the
-/// transaction.
+/// The position of a change in the log: the revision of the change, and the index of the change inside its transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Encode, Decode)]
 pub(crate) struct LogPosition {
     pub(crate) revision: u64,
@@ -274,7 +273,7 @@ pub(crate) struct LogPosition {
 }
 
 impl LogPosition {
-    /// The first position of a revision.
+    /// The first log position of a revision.
     pub(crate) fn first_of(revision: u64) -> Self {
         Self { revision, sub: 0 }
     }
@@ -284,14 +283,14 @@ impl LogPosition {
     }
 }
 
-/// A store entry without its key and value: the metadata, and the position of the value.
+/// The metadata of a store entry, and the log position under which the entry's value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) create_revision: u64,
     pub(crate) version: u64,
-    /// The position of the last write to the key; the value is stored under this position.
+    /// The log position of the last write to the key; the value is stored under this position.
     pub(crate) place: LogPosition,
-    /// The length of the value in bytes.
+    /// The length of the entry's value in bytes.
     pub(crate) len: u32,
     /// The lease that the key is attached to. The lease is encoded in the row's [`Extra`](Row::Extra).
     pub(crate) lease: Option<LeaseId>,
@@ -313,20 +312,20 @@ impl<Context> Decode<Context> for Pointer {
 bincode::impl_borrow_decode!(Pointer);
 
 impl Pointer {
-    /// The number of rows of the value; 0 for an empty value.
+    /// The number of rows into which the value is split; 0 for an empty value.
     pub(crate) fn chunks(&self) -> u32 {
         u32::try_from((self.len as usize).div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX)
     }
 }
 
-/// The log row of a change of one key.
+/// The log row that records the change of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LogRow {
     pub(crate) key: Vec<u8>,
     /// The time of the commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry before the change. The value of that entry is kept until this row is removed.
+    /// The entry of the key before the change. The value of the previous entry is kept until this log row is removed.
     pub(crate) prev: Option<Pointer>,
 }
 
@@ -340,12 +339,12 @@ pub(crate) enum Change {
 /// time again, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LeaseRow {
-    /// The granted time to live in seconds.
+    /// The granted time to live of the lease in seconds.
     pub(crate) ttl: u64,
 }
 
-/// The row with the limits on history that were set for the store and that override the options of every program.
-/// Times are in microseconds.
+/// The row with limits on the history that an administrator set for this store; these limits override the options of
+/// every program. All durations in the row of stored limits are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
@@ -354,27 +353,28 @@ pub(crate) struct StoredRetention {
     pub(crate) min_age: Option<u64>,
 }
 
-/// The row with the state of the store.
+/// The row with the store's revision, compaction marks and totals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateRow {
     pub(crate) revision: u64,
     /// The compaction mark: the oldest readable revision; 0 if all revisions are readable.
     pub(crate) compacted: u64,
-    /// The first position that may still have a log row. Log rows from this position up to the compaction mark are
-    /// still to be removed.
+    /// The lowest log position that may still have a log row. Log rows from this position up to the compaction mark
+    /// have expired and are still to be removed.
     pub(crate) swept: LogPosition,
-    /// The size in bytes of all log rows and of the superseded values that the log rows keep.
+    /// The size in bytes of all log rows and of the superseded values that are kept for log rows.
     pub(crate) log_bytes: u64,
     /// The time of the newest commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) live: u64,
-    /// The wrapping sum of [`fingerprint`] over all live keys. A wrong sum reveals a lost key.
+    /// The wrapping sum of [`fingerprint`] over all live keys. If the recorded sum does not match the live keys, a key
+    /// was lost.
     pub(crate) digest: u64,
-    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. History before
-    /// this revision is kept.
+    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store still
+    /// keeps the history before the clients' mark.
     pub(crate) client_mark: u64,
-    /// The number of changes without a new revision (of leases, and of the limits on history). The number
-    /// distinguishes states with the same revision.
+    /// The number of changes that made no new revision: changes of leases and of the limits on history. A difference in
+    /// this counter tells apart two states that have the same revision.
     pub(crate) other_changes: u64,
 }
 
@@ -393,20 +393,20 @@ impl<Context> Decode<Context> for StateRow {
 }
 
 pub(crate) trait Row: Encode + Decode<()> {
-    /// The content that a row of encoding version 2 has in addition to version 1. The default of this content is not
-    /// encoded.
+    /// The content that a row of encoding version 2 has in addition to the content of version 1. The additional content
+    /// of a row is not encoded if it has the default value.
     type Extra: Default + PartialEq + Encode + Decode<()>;
 
     fn extra(&self) -> Self::Extra;
 
     fn set_extra(&mut self, extra: Self::Extra);
 
-    /// False for content that no store writes: numbers too large to increment, or values over the size limit. A
-    /// manipulated row can contain impossible numbers with a correct checksum.
+    /// False for decoded content that no store writes: numbers too large to increment, or values over the size limit. A
+    /// manipulated row can contain impossible numbers and still have a correct checksum.
     fn is_possible(&self) -> bool;
 }
 
-/// The largest number in a row, because revisions are signed in the API.
+/// The largest valid number in a row; a larger number could not be incremented within the signed revisions of the API.
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
 impl Row for LogPosition {
@@ -422,7 +422,7 @@ impl Row for LogPosition {
 }
 
 impl Row for Pointer {
-    /// The id of the entry's lease, or 0.
+    /// The id of the lease that the entry is attached to, or 0.
     type Extra = i64;
 
     fn extra(&self) -> i64 {
@@ -441,7 +441,7 @@ impl Row for Pointer {
 }
 
 impl LogRow {
-    /// The entry after the change; `None` for a deletion.
+    /// The entry of the key after the change; `None` for a deletion.
     pub(crate) fn put(&self) -> Option<&Pointer> {
         match &self.change {
             Change::Put(pointer) => Some(pointer),
@@ -451,7 +451,7 @@ impl LogRow {
 }
 
 impl Row for LogRow {
-    /// The ids of the leases after and before the change, or 0.
+    /// The ids of the key's lease after and before the change; 0 for no lease.
     type Extra = (i64, i64);
 
     fn extra(&self) -> (i64, i64) {
@@ -498,7 +498,7 @@ impl Row for StoredRetention {
 }
 
 impl Row for StateRow {
-    /// The `client_mark` and the `other_changes` of the state row.
+    /// The `client_mark` and the `other_changes` of the [`StateRow`].
     type Extra = (u64, u64);
 
     fn extra(&self) -> (u64, u64) {

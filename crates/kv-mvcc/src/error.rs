@@ -10,18 +10,18 @@ use std::sync::Arc;
 
 use kv::{Error, ErrorKind, Operation, Outcome, Result, Revision};
 
-/// Creates the error of a damaged store; `detail` says what is damaged.
+/// Creates the error for a damaged store; `detail` says what is damaged.
 pub(crate) fn corrupt(store: &'static str, operation: Operation, detail: impl fmt::Display) -> Error {
     Error::new(ErrorKind::Corrupt, operation, store)
         .with_detail(format!("{detail}; restore the store from a backup, or move it away to start a new one"))
 }
 
-/// Creates the error of a read below the compaction mark.
+/// Creates the error for a read of a revision below the compaction mark.
 pub(crate) fn compacted(store: &'static str, operation: Operation, mark: u64) -> Error {
     Error::new(ErrorKind::Compacted { compact_revision: revision(mark) }, operation, store)
 }
 
-/// Creates the error of a call that began after the store was closed and therefore had no effect.
+/// Creates the error for a call that began after the store was closed and therefore had no effect.
 pub(crate) fn closed(store: &'static str, operation: Operation) -> Error {
     Error::new(ErrorKind::Closed, operation, store)
 }
@@ -30,7 +30,8 @@ pub(crate) fn revision(number: u64) -> Revision {
     Revision::new(number.cast_signed())
 }
 
-/// Calls an engine. Engines panic over damaged files; this function converts the panic into a `Corrupt` error.
+/// Calls an engine. Engines panic when their files are damaged; this function converts the panic into a `Corrupt`
+/// error.
 ///
 /// # Errors
 /// Any error of `call`; `Corrupt` if `call` panicked.
@@ -38,11 +39,10 @@ pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl F
     caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
 
-/// The detail of an error after an engine's panic.
+/// The error detail that is reported after a panic of the engine.
 pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// Calls `call`; returns `None` if `call` panicked. The text of the panic is only logged, because the text does not
-/// help a user.
+/// Calls `call`; returns `None` if `call` panicked. The panic message is only logged, because it does not help a user.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked =
         |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the storage engine panicked");
@@ -57,7 +57,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// An error that several failed calls share.
+/// An error that is returned to several callers, for example to all callers whose transactions shared a failed commit.
 #[derive(Debug)]
 pub(crate) struct SharedError(Arc<Error>);
 
@@ -83,7 +83,7 @@ impl SharedError {
     }
 }
 
-/// The source of a shared error, which cannot be cloned.
+/// The source of each copy of a shared error: the original error, which cannot be cloned.
 #[derive(Debug)]
 struct SharedCause(Arc<Error>);
 
@@ -99,7 +99,7 @@ impl StdError for SharedCause {
     }
 }
 
-/// The error kind of an I/O error that occurred in `operation`.
+/// The error kind to report for an I/O error that occurred in `operation`.
 pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
@@ -109,7 +109,7 @@ pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
     }
 }
 
-/// The error kind of an I/O failure with an unknown cause.
+/// The error kind to report for an I/O failure with an unknown cause.
 pub fn unknown_io(operation: Operation) -> ErrorKind {
     match operation {
         Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,

@@ -5,20 +5,20 @@ use std::fmt::Debug;
 
 use crate::codec::{self, LeaseRow, LogRow, Pointer, Row, StateRow};
 
-/// Encodes a row of `key` with arbitrary content and a correct checksum.
+/// Encodes a row with the key `key`, arbitrary content and a correct checksum.
 pub fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     codec::seal(key, payload)
 }
 
-/// Returns the content of a row; `None` if the row is damaged.
+/// Checks the checksum of a row and returns its content; `None` if the row is damaged.
 pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
     codec::unseal(key, row).ok()
 }
 
-/// Decodes a row as each of the row kinds.
+/// Decodes the same row once as each row kind.
 ///
 /// # Panics
-/// If decoded content changes when the content is encoded and decoded again.
+/// If the decoded content changes when it is encoded and decoded again.
 pub fn check_row(key: &[u8], row: &[u8]) {
     round_trip::<Pointer>(key, row);
     round_trip::<LogRow>(key, row);

@@ -1,26 +1,27 @@
-//! Puts a journal in front of a table, so that each commit needs only one sync, regardless of the number of pages that
-//! the engine would write.
+//! Puts a journal in front of an engine's table. With the journal, each commit needs only one sync, regardless of the
+//! number of pages that the engine would write.
 //!
-//! A commit appends one record to a file of fixed size and syncs the file once. The rows of the commit stay in memory,
-//! in an overlay on the engine's rows. When the file is full, a checkpoint moves all rows of the overlay to the engine
-//! in one commit, and the next record starts at the front of the file again. Opening the table reads the records that
-//! the engine does not have yet, at most a few hundred KiB. Most processes that open, commit once and exit therefore
-//! never write to the engine.
+//! A commit appends one record to a journal file of fixed size, and syncs this file once. The rows of the commit stay
+//! in memory, in an overlay that hides the engine's older rows. When the journal file is full, a checkpoint moves all
+//! rows of the overlay to the engine in one commit. After the checkpoint, the next record starts at the front of the
+//! journal file. Opening the table reads the journal records that the engine does not have yet, at most a few hundred
+//! KiB. Processes that open the table, commit once and exit therefore rarely write to the engine.
 //!
-//! These rules make the journal safe:
+//! The journal is safe because of these rules:
 //!
-//! - Records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the last
-//!   record and the number of the checkpoint. This row keeps the journal and the engine consistent.
-//! - The front of the file is overwritten only after a durable checkpoint. Reading ends at a truncated record, which
-//!   fails its checksum, and at an old record, which does not have the next number.
-//! - A killed process may leave a record or a checkpoint that is readable but not durable. Once a record or a
-//!   checkpoint is durable, its number is noted ([`Medium::note`]); the note itself need not be durable. Opening makes
-//!   a record or a checkpoint without a note durable before any view shows its rows.
+//! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the
+//!   last journal record and the number of the checkpoint. After a restart, the numbers in this row show which journal
+//!   records the engine already has.
+//! - The front of the journal file is overwritten only after a durable checkpoint. Reading the journal ends at a
+//!   truncated record, whose checksum is wrong, or at an old record, whose number is not the next one.
+//! - A killed process may leave a journal record or a checkpoint that is readable but not durable. Once a record or a
+//!   checkpoint is durable, [`Medium::note`] notes its number; the note itself need not be durable. Opening the table
+//!   first makes every record and checkpoint without a note durable, and only then shows their rows to views.
 //!
-//! A record starts with a header: the length of the record's body (4 bytes), the number of the record (8 bytes), and a
-//! CRC-32 over length, number and body (4 bytes). The body contains, for each write, the lengths of the key and the
-//! value (4 bytes each), and the bytes of the key and the value. The value length `REMOVED_VALUE_LEN` marks a removed
-//! row. Numbers in a record are little endian.
+//! The header of a journal record contains the length of the record's body (4 bytes), the number of the record (8
+//! bytes), and a CRC-32 over length, number and body (4 bytes). For each write, the record's body contains the lengths
+//! of the key and the value (4 bytes each), and the bytes of the key and the value. The value length
+//! `REMOVED_VALUE_LEN` marks a removed row. Numbers in a journal record are little endian.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,45 +34,47 @@ use kv::{Error, ErrorKind, Operation, Result};
 use crate::error::io_kind;
 use crate::table::{Merge, Table, View, Visit, Write};
 
-/// The size of a journal in bytes.
+/// The size of a journal file in bytes.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
-/// The key of the engine's row with the numbers of the last checkpoint. This key sorts after the keys of all other
-/// rows.
+/// The key of the row in the engine's table with the numbers of the last checkpoint and its last record. The key of the
+/// journal's row sorts after the keys of all other rows.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
 /// The storage of a journal.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
-    /// Reads into `buffer` from `offset` and returns the number of bytes read. The number is less than the length of
-    /// `buffer` only at the end of the medium.
+    /// Reads journal bytes into `buffer` from `offset` on, and returns the number of bytes read. The returned number is
+    /// less than the length of `buffer` only at the end of the medium.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Any I/O error.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes `bytes` at `offset`, within [`JOURNAL_BYTES`]. The bytes are durable after [`Medium::sync`].
+    /// Writes `bytes` at `offset`, entirely within the first [`JOURNAL_BYTES`]. The written bytes need not be durable
+    /// before [`Medium::sync`] returns.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Any I/O error.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes all written bytes durable.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Any I/O error.
     fn sync(&self) -> io::Result<()>;
 
-    /// Returns the newest note or an older note; all zeros if there is no note.
+    /// Returns what [`Medium::note`] noted last or earlier; all zeros if nothing was noted.
     fn noted(&self) -> DurableParts;
 
-    /// Notes which records and checkpoints are durable. The note must survive the process, but not a power failure.
+    /// Notes the numbers of the newest durable record and checkpoint. The note must survive the end of the process, but
+    /// not a power failure.
     fn note(&self, noted: DurableParts);
 }
 
-/// The numbers of the newest record and checkpoint that are known to be durable.
+/// The numbers of the newest journal record and the newest checkpoint that are known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DurableParts {
-    /// The number of the newest durable record.
+    /// The number of the newest durable journal record.
     pub record: u64,
     /// The number of the newest durable checkpoint.
     pub checkpoint: u64,
@@ -87,7 +90,7 @@ pub struct JournaledTable {
     end: Mutex<JournalEnd>,
 }
 
-/// The end of the journal.
+/// The position and the number of the journal's last record.
 #[derive(Clone, Copy, Debug, Default)]
 struct JournalEnd {
     durable: DurableParts,
@@ -95,10 +98,10 @@ struct JournalEnd {
 }
 
 impl JournaledTable {
-    /// Opens a table with the journal on `medium`; the medium may be new. `store` is the name of the store in errors.
+    /// Opens a table with the journal on `medium`, which may be new. `store` is the name of the store for errors.
     ///
     /// # Errors
-    /// `Corrupt` if the table and the journal do not belong together; any error of the table or the medium.
+    /// `Corrupt` if the journal does not belong to the table; any error of the table or the medium.
     pub fn open(table: Box<dyn Table>, medium: Box<dyn Medium>, store: &str) -> Result<Self> {
         Self::with_bytes(table, medium, store, JOURNAL_BYTES)
     }
@@ -110,8 +113,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been used with a journal. If so, the journal file has had its full length, because the
-    /// file is made durable before the first use.
+    /// True if the table has been used with a journal before. If the table has been used with a journal, the journal
+    /// file once had its full length, because the file is made durable before its first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -128,7 +131,7 @@ impl JournaledTable {
     }
 
     fn end(&self) -> MutexGuard<'_, JournalEnd> {
-        // After a panic the table is recovered, which replaces the state of the journal's end.
+        // A poisoned lock can be used: after a panic the table is recovered, which replaces this state.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,7 +139,8 @@ impl JournaledTable {
         move |error| Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 
-    /// Reads the records that the engine does not have. Makes records and checkpoints without a note durable.
+    /// Reads the journal records that the engine does not have yet. Journal records and checkpoints without a note are
+    /// made durable.
     fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
         let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
@@ -144,14 +148,14 @@ impl JournaledTable {
         };
         let failed = self.failed(Operation::Open);
         let records = read_records(&*self.medium, self.bytes).map_err(&failed)?;
-        // The first commit is always a checkpoint, so a journal with records implies an earlier checkpoint.
+        // The first commit of a table is always a checkpoint, so a journal with records implies an earlier checkpoint.
         if records.first > has.record + 1 || (records.first > 0 && has.checkpoint == 0) {
             return Err(self.odd("its journal and the engine's files do not belong together"));
         }
         let noted = self.medium.noted();
         let last = records.last();
         if last > noted.record {
-            // Pages that a failed sync has marked clean in the page cache must be written again.
+            // A failed sync may have marked dirty pages as clean in the page cache, so the records are written again.
             self.medium.write(0, &records.bytes).map_err(&failed)?;
             self.medium.sync().map_err(&failed)?;
         }
@@ -160,7 +164,8 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // This commit also makes an earlier commit durable that the engine shows.
+            // The engine may show an earlier commit that is not durable yet; this commit makes that commit durable,
+            // too.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
         } else if last <= has.record {
@@ -178,8 +183,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Large commits bypass the journal. The first commit bypasses the journal, too: rows that the engine never got
-        // would look like rows that the engine has lost.
+        // Large commits bypass the journal. The first commit of a table bypasses the journal as well: rows that the
+        // engine never had would look like rows that the engine has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -198,9 +203,9 @@ impl JournaledTable {
         Ok(())
     }
 
-    /// Moves the rows of the journal and `writes` to the engine in one commit.
+    /// Moves the rows of the journal and the new `writes` to the engine in one commit.
     fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
-        // No view may show rows of `writes` under older rows of the journal.
+        // The lock keeps views from showing new rows of `writes` hidden by older rows of the journal.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
@@ -220,15 +225,15 @@ impl JournaledTable {
 
 impl fmt::Debug for JournaledTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Omits the overlay, which can be large.
+        // The debug output omits the overlay, which can be large.
         f.debug_struct("JournaledTable").field("table", &self.table).field("store", &self.store).finish_non_exhaustive()
     }
 }
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // The overlay and the table are read under the lock, because a checkpoint moves rows from the overlay to the
-        // table.
+        // The lock is held while the overlay and the table are read, because a checkpoint moves rows from the overlay
+        // to the table.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
@@ -240,7 +245,8 @@ impl Table for JournaledTable {
 
     fn recover(&self) -> Result<()> {
         let mut end = self.end();
-        // No view may combine the new overlay with the old table, or the old overlay with the new table.
+        // The lock keeps views from combining the new overlay with the old table, or the old overlay with the new
+        // table.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.table.recover()?;
         let (found, stands) = self.load()?;
@@ -249,7 +255,7 @@ impl Table for JournaledTable {
     }
 }
 
-/// The rows written since the last checkpoint; `None` for a removed row.
+/// The rows written since the last checkpoint, by key; `None` for a removed row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct RowOverlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
 
@@ -266,10 +272,11 @@ impl RowOverlay {
         }
     }
 
-    /// Merges the overlay's writes with the later `writes`, sorted by key.
+    /// Merges the overlay's writes with the later `writes`, and sorts the result by key.
     fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
-            // A large commit bypasses the journal. Sorting a list is several times faster than filling a map.
+            // The list `writes` is long, because only a large commit bypasses the journal. Sorting a list is several
+            // times faster than filling a map.
             let mut writes = writes.to_vec();
             writes.sort_unstable_by(|one, other| one.key().cmp(other.key()));
             return writes;
@@ -339,12 +346,13 @@ impl View for OverlayView<'_> {
 
 const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
-/// The value length of a removed row.
+/// The value length that marks a removed row in a journal record.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// Number of bytes in one read of the journal. Most journals contain fewer bytes, so one read is enough.
+/// Number of bytes that one read of the journal requests. Most journals are shorter than this number of bytes, so one
+/// read is enough.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// The length in bytes of a record of these writes.
+/// The length in bytes of a journal record with these writes.
 fn encoded_bytes(writes: &[Write]) -> u64 {
     let bytes = |write: &Write| 8 + write.key().len() + write.value().map_or(0, <[u8]>::len);
     (RECORD_HEADER_BYTES + writes.iter().map(bytes).sum::<usize>()) as u64
@@ -367,7 +375,8 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// The length of `bytes`. A length that does not fit gives a number that is longer than any row or commit.
+/// The length of `bytes` as a 32-bit number. A length of 32 bits or more becomes a number that is longer than any row
+/// or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }
@@ -382,21 +391,21 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
 /// The intact records of a journal.
 #[derive(Debug, Default)]
 struct Records {
-    /// The number of the first record; 0 if there are no records.
+    /// The number of the first intact record; 0 if there are no records.
     first: u64,
-    /// The offset of each record in `bytes`.
+    /// The offset in `bytes` at which each record starts.
     starts: Vec<usize>,
     /// The bytes of all records.
     bytes: Vec<u8>,
 }
 
 impl Records {
-    /// The number of the last record; 0 if there are no records.
+    /// The number of the last intact record; 0 if there are no records.
     fn last(&self) -> u64 {
         (self.first + self.starts.len() as u64).saturating_sub(1)
     }
 
-    /// The rows of the records after `number`; `None` if a record cannot be decoded.
+    /// The rows of the journal records after record `number`; `None` if a record cannot be decoded.
     fn after(&self, number: u64) -> Option<RowOverlay> {
         let mut overlay = RowOverlay::default();
         let skip = usize::try_from((number + 1).saturating_sub(self.first)).ok()?;
@@ -426,7 +435,7 @@ fn take_number(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*taken))
 }
 
-/// Reads records until a record is damaged or does not have the next number.
+/// Reads journal records until one is damaged or does not have the next number.
 fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let mut records = Records::default();
@@ -455,13 +464,13 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     Ok(records)
 }
 
-/// The part of the journal after a record.
+/// What follows at a position of the journal: a record, too few bytes, or nothing valid.
 enum RecordEnd {
-    /// The next record follows.
+    /// An intact journal record with the given number and length follows.
     Record { number: u64, length: usize },
-    /// The bytes are too few to decide what follows.
+    /// There are too few bytes to decide whether a record follows.
     Cut,
-    /// No valid record follows.
+    /// No valid journal record follows.
     Nothing,
 }
 
@@ -480,14 +489,14 @@ fn next_record(bytes: &[u8], records: &Records) -> RecordEnd {
     RecordEnd::Record { number, length: RECORD_HEADER_BYTES + body.len() }
 }
 
-/// Encodes the engine's journal row: two numbers and a CRC-32 over both numbers.
+/// Encodes the row that the engine keeps about the journal: two numbers and a CRC-32 over both numbers.
 fn encode_noted(noted: DurableParts) -> Vec<u8> {
     let mut row = [noted.record.to_le_bytes(), noted.checkpoint.to_le_bytes()].concat();
     row.extend(crc32fast::hash(&row).to_le_bytes());
     row
 }
 
-/// Decodes the engine's journal row; returns `None` if the row is damaged.
+/// Decodes the row that the engine keeps about the journal; returns `None` if the row is damaged.
 fn decode_noted(row: &[u8]) -> Option<DurableParts> {
     let (record, rest) = row.split_first_chunk()?;
     let (checkpoint, _) = rest.split_first_chunk()?;

@@ -1,11 +1,11 @@
 //! Implements leases, the compaction mark for clients of etcd's API, and the upgrade of a table to format 2, which
-//! introduced leases and this mark.
+//! introduced both.
 //!
-//! Each lease has a row, and each live key that is attached to a lease has a second row. Each grant, revocation or put
-//! changes the lease rows in its own commit. The remaining time of a lease is not stored. The program that measures
-//! the remaining times calls [`MvccStore::revoke`] when the time of a lease is over, and gives every lease its full
-//! time after a restart, as etcd does. Programs that only write keys follow the same rules: a put to a missing lease
-//! fails, and a put without a lease detaches the key.
+//! Each lease has a row, and each live key with a lease has an additional row that records the attachment. Each grant,
+//! revocation or put changes the affected lease rows in its own commit. The remaining time of a lease is not stored on
+//! disk. The program that measures remaining times calls [`MvccStore::revoke`] when a lease expires. After a restart it
+//! gives every lease its full time again, as etcd does. Programs that only write keys follow etcd's rules for leases: a
+//! put to a missing lease fails, and a put without a lease detaches the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,14 +29,14 @@ impl MvccStore {
     /// Grants a lease durably. A grant does not make a new revision.
     ///
     /// # Errors
-    /// `Unsupported` for a store of an older format; any error of a commit.
+    /// `Unsupported` if the store's format is too old for leases; any error of a commit.
     pub async fn grant(&self, lease: Lease) -> Result<GrantOutcome> {
         self.check_format_for("leases")?;
         let granting = move |inner: &StoreCore, table: &dyn Table| inner.grant(table, lease);
         self.inner().change(Operation::Txn, granting).await
     }
 
-    /// Ends a lease and deletes its keys in one transaction, in ascending order. Returns the revision after the
+    /// Ends a lease and deletes its keys in one transaction, in ascending order. Returns the store's revision after the
     /// deletion.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl MvccStore {
         Ok(found.into_iter().map(|(id, lease)| Lease { id, ttl: Duration::from_secs(lease.ttl) }).collect())
     }
 
-    /// Returns the keys that are attached to a lease in ascending order. The list is empty if there is no lease with
+    /// Returns, in ascending order, the keys that are attached to a lease. The list is empty if there is no lease with
     /// this id.
     ///
     /// # Errors
@@ -73,13 +73,13 @@ impl MvccStore {
         self.inner().blocking(Operation::Range, move |inner, table| Rows::of(table, inner.name)?.leased(id)).await
     }
 
-    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The history is
-    /// kept as the [retention](crate::Retention) says. In a store of an older format, the call compacts the history
-    /// instead.
+    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The history
+    /// itself is kept as the [retention](crate::Retention) says. In a store whose format has no clients' mark, this
+    /// method compacts the history instead.
     ///
     /// # Errors
-    /// The errors of a compaction: `Compacted` if `to` is at or below the mark, `FutureRevision` if `to` is above the
-    /// newest revision.
+    /// `Compacted` if `to` is at or below the clients' mark, `FutureRevision` if `to` is above the newest revision; any
+    /// error of a commit.
     pub async fn compact_for_clients(&self, to: Revision) -> Result<()> {
         if !self.has_leases() {
             return self.compact(to).await;
@@ -89,7 +89,7 @@ impl MvccStore {
         self.inner().change(Operation::Compact, move |inner, table| inner.raise_client_mark(table, mark)).await
     }
 
-    /// Fails with `Unsupported` if the format of the store does not support `what`.
+    /// Fails with `Unsupported` if the format of the store is too old for `what`.
     pub(crate) fn check_format_for(&self, what: &str) -> Result<()> {
         if self.has_leases() {
             return Ok(());
@@ -107,7 +107,7 @@ impl StateRow {
 }
 
 impl StoreCore {
-    /// Queues a change of the table that is not a transaction, and waits for the answer to the change.
+    /// Queues a change of the table that is not a transaction, and waits until the change has run.
     ///
     /// # Errors
     /// Any error of `work`; `Closed` if the store was closed.
@@ -120,7 +120,7 @@ impl StoreCore {
         self.submit(operation, |reply| {
             WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
-                // If the caller has stopped waiting, dropping the answer is fine.
+                // Sending fails only if the caller has stopped waiting; then the answer can be dropped.
                 drop(reply.send(answer));
             }))
         })
@@ -179,8 +179,8 @@ impl StoreCore {
 }
 
 impl MvccStore {
-    /// Writes the format number of the table. The caller must first rewrite rows that the new format encodes
-    /// differently. This method blocks the thread.
+    /// Writes a new format number to the table. The caller must first rewrite rows that the new format encodes
+    /// differently. This method blocks the calling thread.
     ///
     /// # Errors
     /// `Closed` if the store was closed; any error of the table.

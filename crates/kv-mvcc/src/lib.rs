@@ -2,21 +2,22 @@
 //!
 //! # How it works
 //!
-//! Turns an engine into a [`kv::Store`] with history, watches and transactions. An engine implements [`Table`]:
-//! ordered rows, views, and durable commits. [`MvccStore`] turns a table into a store. `codec.rs` documents the layout
-//! of a table: one row for each live key, a log of all changes in the history, each value once, and one row with the
-//! state of the store.
+//! Turns a key-value engine into a [`kv::Store`] with history, watches and transactions. An engine implements
+//! [`Table`]: ordered rows, views, and durable commits. [`MvccStore`] turns a [`Table`] into a store. `codec.rs`
+//! documents the layout of a table. A table contains one row for each live key, a log of all changes in the history,
+//! each value once, and one row with the state of the store.
 //!
-//! - **Reads** (`read.rs`) see one revision through a series of short views. A read undoes the changes that the log
-//!   has after the read's revision.
-//! - **Writes** (`writer.rs`, `stage.rs`) go through one queue. Writes that wait at the same time are committed
+//! - **Reads** (`read.rs`) read one revision through a series of short-lived views of the table. To read an older
+//!   revision, a read undoes the changes that the log has after that revision.
+//! - **Writes** (`writer.rs`, `stage.rs`) pass through one queue. Writes that are queued at the same time are committed
 //!   together.
 //! - **Watches** (`watch.rs`) are cursors on the log.
-//! - **History** is removed a few rows with each commit (`writer.rs`), because no task runs in the background.
+//! - **Expired history** is removed a few rows with each commit (`writer.rs`), because no task runs in the background.
 //! - **Leases** (`leases.rs`) are stored as rows in stores of format 2.
 //!
-//! The crate `kv-local` adds a folder on disk and the queue of processes that wait for that folder. A [`journal`]
-//! between the store and the engine makes each commit a single sync. [`memory`] is a store for tests.
+//! The crate `kv-local` adds a folder on disk, and a queue of the processes that wait for the lock on that folder. A
+//! [`journal`] between the store and the engine reduces the cost of each commit to a single sync. [`memory`] provides a
+//! store in memory for tests.
 
 mod codec;
 mod error;

@@ -12,8 +12,8 @@ use crate::table::{Table, View, Visit, Write};
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A table in memory. Clones share their rows, so opening a store on a clone is like reopening a store on disk. The
-/// rows are lost when the last clone is dropped.
+/// A table in memory. Clones share their rows, so opening a store on a clone is like reopening the same store on disk.
+/// The rows are lost when the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     rows: Arc<RwLock<Map>>,
@@ -51,7 +51,8 @@ impl Table for MemoryTable {
     }
 }
 
-/// A view of a table in memory. A view blocks commits while the view exists, as the contract of [`Table`] allows.
+/// A view of a [`MemoryTable`]. A view holds the table's lock and so blocks commits, as the contract of [`Table`]
+/// allows.
 struct MemoryView<'t>(RwLockReadGuard<'t, Map>);
 
 impl View for MemoryView<'_> {
@@ -78,7 +79,7 @@ pub fn memory() -> MvccStore {
     let options = Options { name: "memory", ..Options::default() };
     match MvccStore::open(Box::new(MemoryTable::new()), options) {
         Ok(store) => store,
-        // Opening a store can only fail on a damaged or full table, and an empty map is neither.
+        // Opening a store can fail only if its table is damaged or full, and an empty map is neither.
         Err(error) => unreachable!("an empty table in memory opens: {error}"),
     }
 }

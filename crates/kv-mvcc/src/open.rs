@@ -1,5 +1,5 @@
-//! Creates and opens stores, and checks that the rows of a store are intact and consistent: a few rows at open, all
-//! rows on request.
+//! Creates and opens stores. Checks that the rows of a store are intact and consistent: a few rows when the store is
+//! opened, all rows on request.
 
 use std::ops::ControlFlow;
 
@@ -12,8 +12,8 @@ use crate::options::{Inspection, Retention};
 use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
-/// Maximum number of live keys at which opening checks all live keys. Engines may lose rows silently after damage, and
-/// the check of this many keys takes at most a few milliseconds.
+/// Maximum number of live keys for which opening a store checks all live keys. A damaged engine may lose rows silently,
+/// and checking this many keys takes at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
 pub(crate) struct OpenFacts {
@@ -24,10 +24,11 @@ pub(crate) struct OpenFacts {
     pub(crate) retention: Option<Retention>,
 }
 
-/// Reads the metadata of a table and makes the quick checks. An empty table becomes a new store.
+/// Reads the metadata rows of a table and makes the quick checks of an opened store. If the table is empty, creates a
+/// new store in it.
 ///
 /// # Errors
-/// `UnknownFormat` if this version does not support the store's format; `Corrupt`; any error of the table. The
+/// `UnknownFormat` if this version does not support the store's format; `Corrupt`; any error of the table. This
 /// function writes only if the table is empty and `expected` is `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
@@ -90,7 +91,7 @@ fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<OpenFac
     Ok(OpenFacts { id, format, state, retention: None })
 }
 
-/// Checks that the log contains the newest revision. An engine that lost the end of its file loses the row of the
+/// Checks that the log contains the newest revision. An engine that lost the end of its file loses the log row of the
 /// newest revision first.
 fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Result<()> {
     if state.revision == StateRow::NEW.revision {
@@ -104,22 +105,22 @@ fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Resul
     }
 }
 
-/// The totals of a complete check of a store.
+/// The totals counted by a complete check of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verification {
-    /// The number of live keys.
+    /// The number of live keys in the store.
     pub live: u64,
-    /// The number of log rows.
+    /// The number of log rows in the store.
     pub log_rows: u64,
     /// The size in bytes of all live and superseded values.
     pub value_bytes: u64,
 }
 
-/// Compares the live keys with the totals in the state row.
+/// Compares the live keys with the totals recorded in the state row.
 ///
 /// # Errors
-/// `Corrupt` if the keys do not match; any error of the table.
+/// `Corrupt` if the live keys do not match the totals; any error of the table.
 fn check_entries(rows: &Rows<'_>, state: &StateRow, store: &'static str, operation: Operation) -> Result<()> {
     let (mut live, mut digest) = (0_u64, 0_u64);
     rows.pointers(&[], None, &mut |key, pointer| {
@@ -140,17 +141,17 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Maximum number of attempts of a complete check that lets commits run in between. The check restarts when a commit
-/// changes the store.
+/// Maximum number of attempts to check a whole store while commits may run in between. The check starts again when a
+/// commit changes the store.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
-/// Maximum number of rows that are checked in one view.
+/// Maximum number of rows that a check of the store reads in one view.
 const VERIFY_PAGE_ROWS: usize = 256;
 const VERIFY_PAGE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Checks that every row is intact, that every value is complete, and that no row is missing or superfluous.
+/// Checks that every row is intact, that every value is complete, and that there are no missing or surplus rows.
 ///
 /// # Errors
-/// `Corrupt` if a check fails; any error of the table.
+/// `Corrupt` if the store fails the check; any error of the table.
 pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verification> {
     for _ in 0..MAX_VERIFY_ATTEMPTS {
         let state = Rows::of(table, store)?.state()?;
@@ -160,7 +161,7 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
             Err(VerifyStop::Changed) => {}
         }
     }
-    // The store is too busy for short views, so one view blocks commits until the check ends.
+    // The store is too busy for several short views, so one long view blocks commits until the check ends.
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;
     (VerifyPass { table, store, state, held: Some(rows) }).run().map_err(|stop| match stop {
@@ -170,7 +171,7 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
 }
 
 enum VerifyStop {
-    /// A commit changed the store during the check.
+    /// A commit changed the store while it was being checked.
     Changed,
     Failed(Error),
 }
@@ -181,17 +182,17 @@ impl From<Error> for VerifyStop {
     }
 }
 
-/// One pass over all rows, page by page.
+/// One pass over all rows of a store, page by page.
 struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The state of the store, which must not change during the pass.
+    /// The state of the store at the start; if it changes, the pass is void.
     state: StateRow,
-    /// The view for all pages; if `None`, each page has its own view.
+    /// One view for all pages of the pass; if `None`, each page opens its own view.
     held: Option<Rows<'t>>,
 }
 
-/// The numbers of bytes and rows of the intact values.
+/// The numbers of bytes and rows of the values that are intact.
 #[derive(Default)]
 struct ValueTotals {
     bytes: u64,
@@ -236,7 +237,7 @@ impl VerifyPass<'_> {
         Ok(read(&rows)?)
     }
 
-    /// Checks the live keys and their values. Returns the number of keys that are attached to a lease.
+    /// Checks the rows of the live keys, and the keys' values. Returns the number of keys that are attached to a lease.
     fn entries(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
         while let Some(start) = from.take() {
@@ -262,7 +263,7 @@ impl VerifyPass<'_> {
         Ok(attached)
     }
 
-    /// Checks that each key that is attached to a lease has a row for this attachment, and that the lease exists.
+    /// Checks that each key with a lease has a row that records this attachment, and that the lease exists.
     fn leases(&self, attached: u64) -> Result<(), VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
         while let Some(start) = from.take() {
@@ -316,7 +317,7 @@ impl VerifyPass<'_> {
         Ok(log_rows)
     }
 
-    /// Counts the rows of all values.
+    /// Counts the rows of all values in the table.
     fn value_rows(&self) -> Result<u64, VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::VALUE]));
         while let Some(start) = from.take() {

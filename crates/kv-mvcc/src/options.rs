@@ -10,45 +10,47 @@ use uuid::Uuid;
 
 use crate::codec::FORMAT;
 
-/// Disk space that a store reserves for releases.
+/// Disk space that a store reserves for releasing addresses when the disk is full.
 pub trait SpaceReserve: fmt::Debug + Send + Sync {
-    /// Reserves again the space that was released.
+    /// Allocates again the parts of the reserve that were freed.
     ///
     /// # Errors
-    /// Advice for the user, if the disk does not have enough space.
+    /// Advice for the user if the disk does not have enough space.
     fn restore(&self) -> Result<(), String>;
 
-    /// Checks that the disk is writable and has space for a usual commit in addition to the reserve.
+    /// Checks that the disk is writable, and that it has space for a usual commit on top of the reserve.
     ///
     /// # Errors
-    /// The error kind that a commit would get, and advice for the user.
+    /// The error kind that a commit would get now, and advice for the user.
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
-    /// Frees a part of the reserved space. Returns false if no reserved space was left.
+    /// Frees a part of the reserved space. Returns false if no reserved space was left to free.
     fn release_part(&self) -> bool;
 }
 
-/// Options of [`MvccStore::open`](crate::MvccStore::open). The default options suit every caller, except for the name.
+/// Options of [`MvccStore::open`](crate::MvccStore::open). The default options suit every caller, except for the
+/// store's name.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The name of the store in errors, usually the engine's name.
     pub name: &'static str,
     /// The limits on the history that the store keeps.
     pub retention: Retention,
-    /// The clock that sets the times of revisions.
+    /// The clock from which commits take the times of their revisions.
     pub clock: Clock,
     /// The threads on which blocking work runs.
     pub blocking: Blocking,
-    /// The id that the store must have. If an id is set, a table without rows counts as a damaged store and not as a
-    /// new store.
+    /// The id that the opened store must have. If this id is set, opening a table without rows fails as damage instead
+    /// of creating a store.
     pub expected_id: Option<Uuid>,
-    /// The extent to which opening a store checks its rows.
+    /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// The purpose of the writes through this handle.
+    /// The purpose of the writes through this handle. The purpose decides whether these writes may use reserved disk
+    /// space.
     pub purpose: Purpose,
-    /// The disk space that is reserved for releases.
+    /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,
-    /// The format of a new store.
+    /// The format in which a new store is created.
     pub format: u32,
 }
 
@@ -71,19 +73,19 @@ impl Default for Options {
 /// The threads on which blocking work runs, for example reading and writing files, or waiting for the write queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// Blocking work runs on the blocking threads of the runtime, and the calling thread continues with other tasks.
+    /// Blocking work runs on the runtime's blocking threads, so the calling thread can continue with other tasks.
     #[default]
     OnThreads,
-    /// Blocking work runs on the calling thread. This mode is for a process that does one thing and exits, for example
-    /// a CNI plugin: a plugin has no other tasks, and starting threads would take a tenth of its run time.
+    /// Blocking work runs on the calling thread. `InPlace` is for a process that does one thing and exits, for example
+    /// a CNI plugin. A plugin has no other tasks, and starting threads would take a tenth of its run time.
     InPlace,
 }
 
 impl Blocking {
-    /// Runs blocking work on the selected threads.
+    /// Runs blocking work on the threads that this option selects.
     ///
     /// # Errors
-    /// If the runtime shuts down before the work is done.
+    /// If the runtime shuts down before the blocking work is done.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
         match self {
             Self::OnThreads => spawn_blocking(work).await,
@@ -92,35 +94,35 @@ impl Blocking {
     }
 }
 
-/// The extent to which a store is checked when it is opened.
+/// How thoroughly a store is checked when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inspection {
-    /// Checks that the newest revision exists, and, in a store of ordinary size, that all keys exist.
+    /// Checks that the newest revision exists; in a store of ordinary size, also checks that all keys exist.
     #[default]
     Entries,
-    /// Checks only that the newest revision exists. This check suffices for a table that has not changed since the
-    /// table was last checked and closed.
+    /// Checks only that the newest revision exists in the log. The quick check suffices if the table was checked, then
+    /// closed, and has not changed since.
     Newest,
 }
 
-/// Limits on the history that a store keeps. Revisions beyond any limit are removed, a few with each commit. The state
-/// at the newest revision is always kept.
+/// Limits on the history that a store keeps. Each commit removes a few of the revisions that exceed one of these
+/// limits. The state at the newest revision is always kept.
 ///
-/// A store of format 2 can have its own limits ([`MvccStore::set_retention`](crate::MvccStore::set_retention)). The
-/// store's own limits override the limits from [`Options`] in every program that opens the store.
+/// A store of format 2 can store limits of its own ([`MvccStore::set_retention`](crate::MvccStore::set_retention)). The
+/// stored limits override the limits from [`Options`] in every program that opens the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
-    /// Maximum age of a revision; `None` means unlimited. The limit applies only while the clock is within a day of
-    /// the newest revision, and only where the revisions around the limit are at most a day apart. Because of these
-    /// conditions, a clock that jumps does not remove history. After a pause of more than a day, older revisions are
-    /// removed once this age has passed since the pause.
+    /// Maximum age of a revision; `None` means unlimited. The age limit applies only while the clock is within a day of
+    /// the newest revision. The age limit also requires that the last expired revision and the first kept revision are
+    /// at most a day apart. A jump of the clock does not remove history, because the age limit then does not apply.
+    /// After a pause of more than a day, older revisions are removed only when this age has passed since the pause.
     pub age: Option<Duration>,
-    /// Maximum size of the log and the superseded values in bytes; `None` means unlimited.
+    /// Maximum total size in bytes of the log rows and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,
-    /// Minimum age at which the limit `revisions` removes a revision; `None` means no minimum. Without a minimum age,
-    /// a short burst of writes would remove the history of a whole day.
+    /// Minimum age before the limit `revisions` may remove a revision; `None` means no minimum. Without a minimum age,
+    /// a short burst of writes would push out the history of a whole day.
     pub min_age: Option<Duration>,
 }
 
@@ -149,7 +151,7 @@ impl Default for Retention {
     }
 }
 
-/// A source of time.
+/// A source of the current time, which tests can replace.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
@@ -159,12 +161,12 @@ impl Clock {
         Self::new(SystemTime::now)
     }
 
-    /// Creates a clock that calls `now`.
+    /// Creates a clock that calls `now` for the current time.
     pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
 
-    /// The current time in microseconds since 1970; 0 for earlier times.
+    /// The current time in microseconds since 1970; 0 before 1970.
     pub(crate) fn micros(&self) -> u64 {
         let since = (self.0)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -177,12 +179,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// Converts a duration to microseconds, as rows record durations.
+/// Converts a duration to microseconds, the unit of durations in rows.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Converts the microseconds since 1970 in a row to a time.
+/// Converts a row's time, in microseconds since 1970, to a [`SystemTime`].
 pub(crate) fn time(micros: u64) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
 }

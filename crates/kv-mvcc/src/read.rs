@@ -1,5 +1,5 @@
-//! Evaluates reads on a state of the store. Transactions and reads see a state through the trait [`Entries`].
-//! [`PinnedReader`] reads one revision in slices, so that commits can run in between.
+//! Evaluates read requests on a state of the store. Reads and transactions access a state of the store through the
+//! trait [`Entries`]. [`PinnedReader`] reads one revision in slices, so that commits can run between two slices.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -15,7 +15,7 @@ use crate::error::{compacted, revision};
 use crate::rows::{ROWS_PER_TIME_CHECK, Rows, VisitEntry, next_values};
 use crate::table::{Merge, Table};
 
-/// Entries that replace the table's entries for the same keys; `None` for an absent key.
+/// Entries by key that replace the table's entries for the same keys; `None` for an absent key.
 pub(crate) type KeyOverlay = BTreeMap<Key, Option<Pointer>>;
 
 /// Gives access to the entries of one state of the store.
@@ -28,13 +28,13 @@ pub(crate) trait Entries {
 
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
 
-    /// Reads the values of entries, in the order of `pointers`.
+    /// Reads the values of the entries in `pointers`, in this order.
     fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
         pointers.iter().map(|pointer| self.value(pointer)).collect()
     }
 }
 
-/// The entries of an overlay from `from` to `to`, for merging into a scan of the table.
+/// The entries of an overlay with keys from `from` to `to`, for merging into a scan of the table.
 pub(crate) fn overlaid<'o>(
     overlay: &'o KeyOverlay,
     from: &[u8],
@@ -49,7 +49,7 @@ pub(crate) fn overlaid<'o>(
     Merge::new(range.map(|(key, pointer)| (key.as_bytes(), *pointer)))
 }
 
-/// Visits the entries of a range. A single key is looked up without a scan.
+/// Visits the entries whose keys are in a range. If the range is a single key, looks up the key without a scan.
 fn each_in(
     entries: &mut dyn Entries,
     range: &Range,
@@ -57,7 +57,7 @@ fn each_in(
 ) -> Result<()> {
     if let Range::Key(key) = range {
         if let Some(pointer) = entries.entry(key.as_bytes())? {
-            // The range has only one key, so a break needs no handling.
+            // The range has only one key, so the visit ends here whether or not `visit` breaks.
             let _ = visit(key.as_bytes(), pointer);
         }
         return Ok(());
@@ -69,7 +69,7 @@ fn each_in(
     entries.each(from.as_bytes(), to.as_ref().map(Key::as_bytes), visit)
 }
 
-/// Finds the keys of a range with their pointers, in ascending order.
+/// Finds the live keys of a range with their pointers, in ascending order.
 pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(Key, Pointer)>> {
     let mut found = Vec::new();
     each_in(entries, range, &mut |key, pointer| {
@@ -79,7 +79,7 @@ pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(
     Ok(found)
 }
 
-/// Reads a range. The caller fills in the revision of the answer.
+/// Reads a range. The caller must fill in the revision of the returned response.
 pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<RangeResponse> {
     let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let wanted = if request.content == Content::CountOnly { 0 } else { limit };
@@ -136,7 +136,7 @@ fn holds(entries: &mut dyn Entries, compare: &Compare) -> Result<bool> {
     Ok(true)
 }
 
-/// Converts an entry to the type [`Kv`] of the store's interface.
+/// Converts an entry and its value to the type [`Kv`] of the store's interface.
 pub(crate) fn kv_of(key: Key, pointer: &Pointer, value: Value) -> Kv {
     Kv {
         key,
@@ -156,24 +156,25 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
     }
 }
 
-/// Maximum lifetime of a view during a read that has more rows to read.
+/// Maximum time for which a read with more rows to read holds the same view of the table.
 const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
-/// Maximum number of consecutive views that do not reach the end of the log. If writers are faster than the reader, no
-/// short view reaches the end. After this many views, the next view is held until it reaches the end, and the writers
-/// wait.
+/// Maximum number of consecutive short views in which a reader does not reach the end of the log. If writers append
+/// faster than the reader reads, no short view reaches the end of the log. After this many short views, the reader
+/// holds the next view until it reaches the end of the log, and the writers wait meanwhile.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
-/// Says how long a pinned read holds a view.
+/// Says how long a pinned read holds one view of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewHold {
-    /// The read opens a new view for each slice.
+    /// The read opens a new view of the table for each slice.
     Slices,
-    /// The read holds one view to its end. Reads that compaction overtook repeatedly use this mode.
+    /// The read holds a single view until the read ends. `ToTheEnd` is for reads that compaction overtook several
+    /// times.
     ToTheEnd,
 }
 
-/// The time for which a view may be held.
+/// When a view was opened, and how long it may be held.
 #[derive(Clone, Copy)]
 struct ViewSlice {
     opened: Instant,
@@ -192,33 +193,33 @@ impl ViewSlice {
 
 /// Reads the store at one revision.
 ///
-/// The table still has the rows of the read revision, except for keys that were changed later. For a key that was
-/// changed later, the first log row after the revision contains the entry before the change. The reader collects the
-/// entries before these changes, view by view, as the log grows.
+/// The table still has the rows of the pinned revision, except for keys that were changed later. For a key that was
+/// changed later, the first log row of the key after the pinned revision contains the entry before the change. While
+/// the log grows, the reader collects the earlier entries of changed keys, one view after another.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The current view; `then` contains all changes that this view shows after the pinned revision.
+    /// The current view of the table; `then` undoes all changes that this view shows after the pinned revision.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
     /// The store's revision when the read began.
     current: u64,
-    /// The revision to read.
+    /// The pinned revision, whose state is read.
     at: u64,
-    /// The first log position whose change was not collected yet.
+    /// The first log position whose change has not been collected into `then` yet.
     seen: LogPosition,
     then: KeyOverlay,
-    /// The keys that will be read.
+    /// The range of keys that will be read.
     about: Range,
 }
 
 impl<'t> PinnedReader<'t> {
-    /// Starts a read of keys in `about` at a revision; a revision below 1 means the latest. `floor` is a revision that
-    /// the store has certainly reached.
+    /// Starts a read of the keys in `about` at revision `at`; an `at` below 1 means the latest revision. `floor` is a
+    /// revision that the store is known to have reached.
     ///
     /// # Errors
-    /// `FutureRevision` or `Compacted` if the revision is not readable; `RevisionRegressed` if the store is below
-    /// `floor`.
+    /// `FutureRevision` or `Compacted` if revision `at` is not readable; `RevisionRegressed` if the store's revision is
+    /// below `floor`.
     pub(crate) fn open(
         table: &'t dyn Table,
         store: &'static str,
@@ -257,12 +258,13 @@ impl<'t> PinnedReader<'t> {
         self.current
     }
 
-    /// Returns a view with time left, and all changes between the pinned revision and the view.
+    /// Returns a view that may still be held, and all changes between the pinned revision and that view.
     fn ready(&mut self) -> Result<(&Rows<'t>, &KeyOverlay, ViewSlice)> {
         let rows = match self.rows.take() {
             Some(rows) if !self.slice.is_over() => rows,
             old => {
-                // Drop the old view first: a commit may be waiting for it, and a new view would wait for that commit.
+                // The old view must be dropped first to avoid a deadlock: a commit may wait for the old view, and the
+                // new view would wait for that commit.
                 drop(old);
                 self.fresh()?
             }
@@ -270,7 +272,7 @@ impl<'t> PinnedReader<'t> {
         Ok((self.rows.insert(rows), &self.then, self.slice))
     }
 
-    /// Opens a new view and collects all changes between the pinned revision and the view.
+    /// Opens a new view of the table and collects all changes between the pinned revision and that view.
     fn fresh(&mut self) -> Result<Rows<'t>> {
         let (hold, mut attempts) = (self.slice.hold, 0);
         loop {
@@ -288,7 +290,8 @@ impl<'t> PinnedReader<'t> {
         }
     }
 
-    /// Collects changes up to `revision` from the log. Returns false if the time ran out before the end of the log.
+    /// Collects the log's changes up to `revision` into `then`. Returns false if the time ran out before the end of the
+    /// log was reached.
     fn catch_up(&mut self, rows: &Rows<'t>, revision: u64) -> Result<bool> {
         if self.seen.revision > revision {
             return Ok(true);
@@ -340,7 +343,7 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // No rows follow, so a break of the visit needs no handling.
+                    // No rows follow, so the visit ends here whether or not `visit` breaks.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

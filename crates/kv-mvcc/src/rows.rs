@@ -1,5 +1,5 @@
 //! Decodes the rows of a view of the table, and reads many values efficiently. Values that were written one after
-//! another are read by one scan, which takes a fraction of the time of single lookups.
+//! another are read by one scan, which is several times faster than separate lookups.
 
 use std::cmp::Ordering;
 use std::mem::take;
@@ -17,25 +17,25 @@ pub(crate) const ROWS_PER_TIME_CHECK: u32 = 64;
 
 /// The callback of a scan of entries, called with each key and its pointer.
 pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlow<()>;
-/// The callback of a scan of the log, called with the position, the content and the cost in bytes of each row.
+/// The callback of a scan of the log, called with the position, the content and the size in bytes of each log row.
 pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(LogPosition, LogRow, u64) -> ControlFlow<()>;
 
-/// A page of keys that are attached to leases.
+/// A page of keys that have leases, each with its lease.
 #[derive(Default)]
 pub(crate) struct LeasedKeys {
     pub(crate) found: Vec<(LeaseId, Key)>,
-    /// The row key at which the next page starts; `None` after the last page.
+    /// The row key at which the next page starts; `None` on the last page.
     pub(crate) next: Option<Vec<u8>>,
 }
 
-/// A view of the table with decoded rows.
+/// A view of the table that decodes the rows it reads.
 pub(crate) struct Rows<'t> {
     view: Box<dyn View + 't>,
     store: &'static str,
 }
 
 impl<'t> Rows<'t> {
-    /// Opens a new view.
+    /// Opens a new view of the table.
     pub(crate) fn of(table: &'t dyn Table, store: &'static str) -> Result<Self> {
         Ok(Self { view: table.view()?, store })
     }
@@ -55,7 +55,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// The limits on history that are stored in the table.
+    /// The limits on the history that are stored in the table, if any.
     pub(crate) fn retention(&self) -> Result<Option<Retention>> {
         match self.view.get(codec::RETENTION_KEY)? {
             Some(row) => {
@@ -66,7 +66,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// The live entry of a key.
+    /// The live entry of a key; `None` if the key does not exist.
     pub(crate) fn pointer(&self, key: &[u8]) -> Result<Option<Pointer>> {
         let row_key = codec::current_key(key);
         match self.view.get(&row_key)? {
@@ -111,7 +111,7 @@ impl<'t> Rows<'t> {
     /// Reads the keys that are attached to a lease, in ascending order.
     pub(crate) fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
         let (from, mut found) = (codec::leased_key(id, &[]), Vec::new());
-        // The scan ends at the next lease id, or, after the largest id, at the next row kind.
+        // The scan ends before the first row of the next lease id, or, after the largest id, before the next row kind.
         let next =
             id.get().cast_unsigned().checked_add(1).map(|next| [&[codec::LEASED][..], &next.to_be_bytes()].concat());
         let end = next.unwrap_or_else(|| codec::end_of(codec::LEASED).to_vec());
@@ -123,7 +123,7 @@ impl<'t> Rows<'t> {
         Ok(found)
     }
 
-    /// Reads at most `most` attached keys with their leases, from the row key `from` on.
+    /// Reads at most `most` keys that have leases, each with its lease, from the row key `from` on.
     pub(crate) fn attached(&self, from: &[u8], most: usize) -> Result<LeasedKeys> {
         let LeasedKeys { mut found, mut next } = LeasedKeys::default();
         self.scan_rows(from, &codec::end_of(codec::LEASED), |row_key, row| {
@@ -156,8 +156,8 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// Visits the log from `from` to the end of the log, which is at revision `newest`. A missing revision or position
-    /// is damage.
+    /// Visits the log rows from `from` to the end of the log, which is at revision `newest`. A gap between revisions or
+    /// log positions is reported as damage.
     pub(crate) fn log(&self, from: LogPosition, newest: u64, visit: VisitLog<'_>) -> Result<()> {
         // Revision 1 is the empty store and has no log rows.
         let mut next = from.max(LogPosition::first_of(2));
@@ -178,7 +178,7 @@ impl<'t> Rows<'t> {
                 ControlFlow::Break(())
             }
         })?;
-        // If the next position is the first of its revision, the revision before it was the last one.
+        // If the next log position is the first of its revision, the log ended at the previous revision.
         let reached = if next.sub > 0 { next.revision } else { next.revision - 1 };
         if damage.is_none() && !broken && reached < newest {
             damage = Some(Damage(format!("the log ends at revision {reached}, before the newest, {newest}")));
@@ -186,8 +186,8 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// The time, in microseconds since 1970, of the first change at or after `place`. The log must contain a change at
-    /// or after `place`. `newest` is the revision at the end of the log.
+    /// The time of the first change at or after log position `place`, in microseconds since 1970. The log must contain
+    /// a change at or after `place`. `newest` is the revision at the end of the log.
     pub(crate) fn time_of(&self, place: LogPosition, newest: u64) -> Result<u64> {
         let mut time = 0;
         self.log(place, newest, &mut |_, row, _| {
@@ -201,7 +201,7 @@ impl<'t> Rows<'t> {
         let (place, len) = (pointer.place, pointer.len as usize);
         let mut value = Vec::with_capacity(len);
         if pointer.chunks() == 1 {
-            // Most values have one row, and a lookup is faster than a scan.
+            // Most values fit into one row, and a single lookup is faster than a scan.
             let row_key = codec::value_key(place, 0);
             if let Some(row) = self.view.get(&row_key)? {
                 value.extend_from_slice(codec::unseal(&row_key, &row).map_err(|damage| self.corrupt(damage))?);
@@ -228,12 +228,12 @@ impl<'t> Rows<'t> {
     }
 }
 
-/// Describes the damage of a value that is incomplete.
+/// Describes the damage of a store in which a part of a value is missing.
 fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
-/// Decodes a log row, which must be at the position `next` or at the first position of the following revision.
+/// Decodes a log row, which must be at the position `next` or at the first position of the next revision.
 fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosition, LogRow), Damage> {
     let place = codec::log_place(row_key)?;
     if place == next || (next.sub > 0 && place == LogPosition::first_of(next.revision + 1)) {
@@ -242,11 +242,11 @@ fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosit
     Err(Damage(format!("a change at revision {} is missing from the log", next.revision)))
 }
 
-/// Maximum number of unwanted rows that a scan reads to reach the next value.
+/// Maximum number of unwanted rows that a scan reads past to reach the next wanted value.
 const MAX_SKIPPED_ROWS: u32 = 16;
 
-/// Appends values of `pointers` to `found`, in order: the first value, and the following values that the same scan
-/// reaches soon, until `is_over`.
+/// Appends the first value of `pointers` to `found`, and in order all following values that the same scan reaches soon,
+/// until `is_over`.
 ///
 /// # Errors
 /// `Corrupt`; any error of the table.
@@ -287,7 +287,7 @@ pub(crate) fn next_values(
     }
 }
 
-/// True if a scan that reads the first value probably reaches the second one soon.
+/// True if a scan that reads the value at the first position probably reaches the value at the second position soon.
 fn is_near(one: LogPosition, other: LogPosition) -> bool {
     let from = if one.revision == other.revision { one.sub } else { 0 };
     one < other && other.revision - one.revision <= 1 && other.sub - from <= MAX_SKIPPED_ROWS
@@ -295,23 +295,24 @@ fn is_near(one: LogPosition, other: LogPosition) -> bool {
 
 /// The state of a scan for values.
 struct ValueScan<'v> {
-    /// The pointers whose values the scan has not read yet.
+    /// The pointers to the values that the scan has not read yet.
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
-    /// The bytes of the current value that were read so far, and the number of rows with these bytes.
+    /// The bytes of the current value that the scan has read so far, and the number of rows that held them.
     value: Vec<u8>,
     chunks: u32,
-    /// The number of unwanted rows since the last wanted row.
+    /// The number of unwanted rows that the scan has read since the last wanted row.
     between: u32,
 }
 
 impl ValueScan<'_> {
-    /// True if the scan can stop at this row without losing a partial value.
+    /// True if the scan can stop at this row without losing a value that is only partly read.
     fn is_between(&self) -> bool {
         self.chunks == 0
     }
 
-    /// Takes the next row of the scan. Breaks if a lookup of the next value is faster than continuing the scan.
+    /// Processes the next row of the scan. Breaks the scan if a lookup of the next value is faster than continuing the
+    /// scan.
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {
@@ -329,7 +330,7 @@ impl ValueScan<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Takes the values that are complete. An empty value is complete without a row.
+    /// Moves completely read values to the results. An empty value is complete without any row.
     fn take_whole(&mut self) {
         while let Some((pointer, rest)) = self.pointers.split_first() {
             if self.chunks != pointer.chunks() || self.value.len() != pointer.len as usize {
@@ -349,8 +350,8 @@ mod tests {
     use crate::store::MvccStore;
     use crate::{MemoryTable, Options, Table, Write};
 
-    /// Creates a store whose values have zero, one or several rows. Some values are overwritten, in order or
-    /// scattered.
+    /// Creates a store whose values have zero, one or several rows. Overwrites some of the values, in sequence or at
+    /// random positions.
     async fn filled(table: &MemoryTable) -> MvccStore {
         let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
         let value = |number: usize| number.to_le_bytes()[..1].repeat([0, 10, 300, 6139, 6140, 20_000][number % 6]);
@@ -376,7 +377,7 @@ mod tests {
         pointers
     }
 
-    /// Reads all values, and counts the calls of `next_values`.
+    /// Reads all values of `pointers`, and counts the calls of `next_values`.
     fn read(rows: &Rows<'_>, pointers: &[Pointer], is_over: bool) -> Result<(Vec<Value>, usize)> {
         let (mut found, mut steps) = (Vec::new(), 0);
         while found.len() < pointers.len() {

@@ -1,4 +1,4 @@
-//! Computes the effect of a group of transactions in memory, before the group is written.
+//! Computes the effect of a group of transactions in memory, before the group is committed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -13,16 +13,16 @@ use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
-/// Maximum number of bytes of rows that one transaction may touch. A commit also contains other transactions of the
-/// same group and the removal of expired history; this limit keeps a commit below 64 MiB.
+/// Maximum number of bytes of rows that one transaction may change. A commit also contains other transactions of the
+/// same group, and the removal of expired history. The limit per transaction keeps the whole commit below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
-/// The number of bytes, rounded up, that the rows of a change have in addition to the key (three times) and the value.
+/// The number of bytes, rounded up, that a change writes in addition to three times its key and once its value.
 const CHANGE_OVERHEAD_BYTES: usize = 160;
 
-/// A state on top of the table, and the changes that lead from the table to that state.
+/// A state of the store that is not committed yet, as changes on top of the table.
 ///
-/// The view of the table is held while a group is staged. The view delays no commit, because only the writer commits,
-/// and the writer is staging.
+/// The view of the table is held while a group of transactions is staged. The held view delays no commit, because only
+/// the writer commits, and the writer is busy with staging.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -30,11 +30,11 @@ pub(crate) struct StagedState<'r, 't> {
     fresh: HashMap<LogPosition, Value>,
     log: Vec<(LogPosition, LogRow)>,
     tally: ChangeTotals,
-    /// The staged entries before the current transaction, to restore them if it fails halfway.
+    /// The staged entries before the current transaction, to restore them if the transaction fails halfway.
     undo: Vec<(Key, Option<Option<Pointer>>)>,
 }
 
-/// The new state row and the total size of the changes.
+/// The new state row, and the size in bytes of all staged changes.
 #[derive(Clone, Copy)]
 struct ChangeTotals {
     state: StateRow,
@@ -42,21 +42,22 @@ struct ChangeTotals {
 }
 
 impl<'r, 't> StagedState<'r, 't> {
-    /// Creates a stage without changes on top of the table in this state.
+    /// Creates a staged state without changes, on top of a table with the state row `state`.
     pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: StateRow) -> Self {
         let tally = ChangeTotals { state, bytes: 0 };
         Self { rows, store, staged: KeyOverlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
     }
 
-    /// The approximate number of bytes that the stage will write.
+    /// The approximate number of bytes of the rows that the staged changes will write.
     pub(crate) fn bytes(&self) -> usize {
         self.tally.bytes
     }
 
-    /// Runs a transaction on top of the transactions staged before. `now` is in microseconds since 1970.
+    /// Runs a transaction on top of the transactions that were staged before. `now` is the current time in microseconds
+    /// since 1970.
     ///
     /// # Errors
-    /// `TooLarge`; any error of reading. A failed transaction leaves the stage unchanged.
+    /// `TooLarge`; any error of reading the table. A transaction that fails leaves the staged state unchanged.
     pub(crate) fn apply(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let (before, log) = (self.tally, self.log.len());
         let result = self.run(txn, now);
@@ -76,10 +77,11 @@ impl<'r, 't> StagedState<'r, 't> {
         result.map_err(|error| error.with_outcome(Outcome::NotApplied))
     }
 
-    /// Ends a lease and deletes its keys, in ascending order and at one revision. The stage must be new.
+    /// Ends a lease and deletes its keys, in ascending order and at one revision. No other change may have been staged
+    /// before.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `TooLarge`; any error of reading.
+    /// `LeaseNotFound`; `TooLarge`; any error of reading the table.
     pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
         self.check_lease(Some(id))?;
         let mut place = LogPosition::first_of(self.tally.state.revision + 1);
@@ -101,7 +103,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// Advances the new state to the revision of the changes before `place`, if changes were made.
+    /// If changes were made before log position `place`, raises the staged state to their revision.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;
@@ -166,7 +168,7 @@ impl<'r, 't> StagedState<'r, 't> {
         place: LogPosition,
         time: u64,
     ) -> Result<()> {
-        // Requests were checked, so the length of a value always fits into 32 bits.
+        // The request was checked before, so the length of a value always fits into 32 bits.
         let len = u32::try_from(value.len())
             .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
         let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
@@ -192,7 +194,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(OpResult::Delete { count, prevs })
     }
 
-    /// Records the change of a key from `old` to `new`.
+    /// Stages the change of a key from `old` to `new`.
     fn change(&mut self, key: &Key, old: Option<Pointer>, new: Option<Pointer>, place: LogPosition, time: u64) {
         let state = &mut self.tally.state;
         if let Some(old) = old {
@@ -210,8 +212,8 @@ impl<'r, 't> StagedState<'r, 't> {
         self.undo.push((key.clone(), before));
     }
 
-    /// Returns the rows to write, except for the state row, and the new state. There are no rows if the transactions
-    /// changed nothing.
+    /// Returns the staged rows to write, without the state row, and the new state. The list of rows is empty if the
+    /// transactions changed nothing.
     ///
     /// # Errors
     /// `Corrupt` if a row cannot be encoded.
@@ -219,7 +221,7 @@ impl<'r, 't> StagedState<'r, 't> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
-        // Maps the row key of a key that is attached to a lease to whether the key is still attached after all
+        // For each key with a lease, by the row key of the attachment: whether the key is still attached after all
         // changes.
         let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
@@ -272,7 +274,7 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // No rows follow, so a break of the visit needs no handling.
+            // No rows follow, so the visit ends here whether or not `visit` breaks.
             let _ = merge.before(None, visit);
         }
         Ok(())

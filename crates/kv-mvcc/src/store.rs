@@ -1,8 +1,8 @@
-//! Implements the store: the handle, the state that all handles share, paged reads of a whole revision, and
-//! information about the history.
+//! Implements the handle of a store, the state that all handles share, paged reads of a whole revision, and information
+//! about the history.
 //!
-//! A range read counts the keys beyond its limit and therefore visits all keys of the range each time.
-//! [`SnapshotPage`] serves callers that read a whole store in pages of limited memory.
+//! A range read counts the keys beyond its limit, so every page of a paged range read would visit all remaining keys.
+//! [`SnapshotPage`] is for callers that read a whole store in pages of limited size.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,15 +29,15 @@ use crate::table::{Table, Write};
 use crate::watch::{WatchIndex, watch as watch_log};
 use crate::writer::{JobQueue, WriteJob};
 
-/// Maximum number of attempts of a read at the latest revision when compaction overtakes the read. The last attempt
-/// holds one view to the end, so that commits wait.
+/// Maximum number of attempts to read at the latest revision when compaction overtakes the read. The last attempt holds
+/// a single view to the end, so commits wait for the read.
 const MAX_READ_ATTEMPTS: usize = 4;
 
-/// A store with history and watches on an ordered table. Clones are handles to the same store. A watch also keeps the
-/// table open until the watch is dropped or the store is closed.
+/// A store with history and watches on an ordered table. Clones of a store are handles to the same store. An open watch
+/// also keeps the table open, until the watch is dropped or the store is closed.
 ///
-/// A store needs a tokio runtime of either kind. [`Options::blocking`] decides on which threads work on the table
-/// runs.
+/// A store needs a tokio runtime, either multi-threaded or single-threaded. [`Options::blocking`] decides which threads
+/// do the work on the table.
 #[derive(Clone)]
 pub struct MvccStore {
     inner: Arc<StoreCore>,
@@ -52,32 +52,34 @@ pub(crate) struct StoreCore {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
     pub(crate) format: u32,
-    /// The limits on history: the limits stored in the table, or else the limits from the options.
+    /// The limits on the history: the limits stored in the table if there are any, or else the limits from the options.
     retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
-    /// The table of the store. Calls that work on the table hold a read lock. Closing the store takes the table out.
+    /// The table of the store. Calls that access the table hold the read lock of this field. Closing the store removes
+    /// the table from this field.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while the outcome of a commit is unknown. Only the writer reads this flag.
+    /// True while the outcome of a commit is unknown. Only the writer reads and sets this flag.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
-    /// Called with the duration of each commit of the table.
+    /// The callback that is called with the duration of each commit of the table.
     pub(crate) observer: OnceLock<SyncObserver>,
-    /// True while a part of the reserved space may be missing. While the flag is set, only releases may write.
+    /// True while a part of the reserved disk space may be missing. While this flag is set, only handles for releases
+    /// may write.
     pub(crate) spent: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DurableState {
     pub(crate) state: StateRow,
-    /// True as soon as [`MvccStore::close`] is called.
+    /// Set as soon as [`MvccStore::close`] is called.
     pub(crate) closed: bool,
 }
 
-/// The revision, history and size of a store.
+/// The current revision, history and size of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStatus {
@@ -89,21 +91,22 @@ pub struct StoreStatus {
     pub oldest_for_clients: Revision,
     /// The time of the newest commit; `None` before the first write.
     pub time: Option<SystemTime>,
-    /// The size of the log and of the superseded values in bytes.
+    /// The total size in bytes of the log and of the superseded values.
     pub log_bytes: u64,
-    /// The number of live keys.
+    /// The number of live keys in the store.
     pub live: u64,
-    /// The number of the format of the rows.
+    /// The number of the store's row format.
     pub format: u32,
 }
 
 impl MvccStore {
-    /// Opens a store on a table, or creates a store if the table has no rows. This function blocks the thread.
+    /// Opens the store in a table, or creates a store if the table has no rows. This function blocks the calling
+    /// thread.
     ///
     /// # Errors
-    /// `UnknownFormat` if a newer program wrote the store. `Corrupt` if rows are missing or damaged, or if the store's
-    /// id is not [`Options::expected_id`]. An error of these two kinds leaves the table unchanged. Other failures
-    /// return any error of the table.
+    /// `UnknownFormat` if a newer version of the program wrote the store. `Corrupt` if rows are missing or damaged, or
+    /// if the store's id is not [`Options::expected_id`]. If opening fails with `UnknownFormat` or `Corrupt`, the table
+    /// is unchanged. If opening fails otherwise, any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -130,7 +133,7 @@ impl MvccStore {
         Ok(Self { inner, purpose })
     }
 
-    /// Creates a handle to the same store whose writes have this purpose.
+    /// Creates a handle to the same store whose writes have the purpose `purpose`.
     #[must_use]
     pub fn with_purpose(&self, purpose: Purpose) -> Self {
         Self { inner: Arc::clone(&self.inner), purpose }
@@ -146,7 +149,7 @@ impl MvccStore {
         &self.inner
     }
 
-    /// The id of the store, assigned when it was created.
+    /// The id of the store, which was assigned when the store was created.
     pub fn id(&self) -> Uuid {
         self.inner.id
     }
@@ -165,7 +168,8 @@ impl MvccStore {
         }
     }
 
-    /// Reads every row, a few at a time, and checks that the rows are intact and consistent with each other.
+    /// Reads every row of the store, a few at a time, and checks that the rows are intact and consistent with each
+    /// other.
     ///
     /// # Errors
     /// `Corrupt` with a description of the damage; any error of the table.
@@ -173,8 +177,8 @@ impl MvccStore {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
-    /// Checks that the disk is writable and has space for a usual commit. On a full disk a commit may succeed anyway,
-    /// in free space within the engine's files.
+    /// Checks that the disk is writable and has space for a usual commit. This check may fail although a commit would
+    /// succeed, because a commit can use free space within the engine's files.
     ///
     /// # Errors
     /// `NoSpace`; `Io` for a read-only file system.
@@ -183,12 +187,12 @@ impl MvccStore {
     }
 
     /// Closes the store for all its handles: waits for running calls, then drops the table. As soon as this method is
-    /// called, every new call and every watch fails with `Closed`. Closing a closed store does nothing.
+    /// called, every later call and every watch fails with `Closed`. Closing a closed store does nothing.
     ///
-    /// If a store is not closed, its table is closed on the thread that drops the last handle.
+    /// If a store is never closed, its table is closed on the thread that drops the last handle.
     ///
     /// # Errors
-    /// `Corrupt` if the engine panicked while the store was closed.
+    /// `Corrupt` if the engine panicked while its table was closed.
     pub async fn close(&self) -> Result<()> {
         let name = self.inner.name;
         self.inner.published().closed = true;
@@ -200,7 +204,7 @@ impl MvccStore {
                 Ok(())
             })
         });
-        // A runtime that shuts down drops the table together with the closing task.
+        // If the runtime shuts down, it drops the table together with the closing task.
         closing.await.unwrap_or(Ok(()))
     }
 }
@@ -246,11 +250,12 @@ impl StoreCore {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });
-        // The task cannot panic, so an error means that the task did not run because the runtime is shutting down.
+        // The task cannot panic, so an error means that the runtime shut down before the task ran.
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 
-    /// Reads at one revision. A read of the latest revision restarts if compaction overtakes the read.
+    /// Runs `work` on a reader that is pinned to one revision. If compaction overtakes a read of the latest revision,
+    /// the read starts again.
     ///
     /// # Errors
     /// Any error of [`PinnedReader::open`] or `work`.
@@ -329,21 +334,21 @@ impl Store for MvccStore {
 
 const MAX_PAGE_KEYS: usize = 4096;
 
-/// A page of the keys of a store at one revision.
+/// A page of the keys and values of a store at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotPage {
-    /// The revision of the page.
+    /// The revision at which the page was read.
     pub at: Revision,
-    /// The keys of the page, in ascending order.
+    /// The keys and values of the page, in ascending order of the keys.
     pub kvs: Vec<Kv>,
-    /// The first key of the next page; `None` after the last page.
+    /// The first key of the next page; `None` on the last page.
     pub next: Option<Key>,
 }
 
 impl MvccStore {
-    /// Reads keys from `from` on, at the revision `at` (the latest if `at` is below 1), until the page has `bytes` of
-    /// keys and values. A page contains at least one key if the store has a key from `from` on.
+    /// Reads keys from `from` on, until the page has `bytes` of keys and values. The page shows revision `at`, or the
+    /// latest revision if `at` is below 1. The page contains at least one key if the store has a key from `from` on.
     ///
     /// # Errors
     /// `Compacted` or `FutureRevision` if the revision `at` is not readable; any error of the table.
@@ -369,29 +374,29 @@ impl MvccStore {
     }
 }
 
-/// Maximum number of groups of keys in [`MvccStore::history_shares`].
+/// Maximum number of key groups that [`MvccStore::history_shares`] tells apart.
 const MAX_HISTORY_SHARES: usize = 1024;
 
-/// The oldest readable revision and its time.
+/// The oldest readable revision and the time of its commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OldestRevision {
-    /// The oldest readable revision.
+    /// The number of the oldest readable revision.
     pub revision: Revision,
-    /// The time of the revision's commit; `None` for revision 1, the empty store.
+    /// The time of that revision's commit; `None` for revision 1, the empty store.
     pub time: Option<SystemTime>,
 }
 
-/// The part of the history that changes of a group of keys have caused.
+/// The part of the history that changes to one group of keys have caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
     /// The number of changes to the keys of the group.
     pub changes: u64,
-    /// The size in bytes of the changes and of the values that the changes superseded.
+    /// The size in bytes of these changes and of the values that they superseded.
     pub bytes: u64,
 }
 
 impl MvccStore {
-    /// Returns the oldest readable revision and its time.
+    /// Returns the oldest readable revision and the time of its commit.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -411,8 +416,8 @@ impl MvccStore {
             .await
     }
 
-    /// Computes the part of the history that each group of keys has caused. `group` maps a key to its group. After
-    /// 1,024 groups, keys of further groups count for the group with the empty name.
+    /// Computes which part of the history was caused by changes to each group of keys. `group` returns the name of a
+    /// key's group. After 1,024 groups, further keys count for the group with the empty name.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -440,16 +445,16 @@ impl MvccStore {
             .await
     }
 
-    /// The limits on the history of this store.
+    /// The limits on the history that are in force for this store.
     pub fn retention(&self) -> Retention {
         self.inner().retention()
     }
 
-    /// Stores limits on the history. Stored limits override [`Options::retention`](crate::Options::retention) in every
-    /// program that opens the store.
+    /// Stores limits on the history in the store itself. Stored limits override
+    /// [`Options::retention`](crate::Options::retention) in every program that opens the store.
     ///
     /// # Errors
-    /// `Unsupported` for a store of an older format; any error of a commit.
+    /// `Unsupported` if the store's format is too old for stored limits; any error of a commit.
     pub async fn set_retention(&self, retention: Retention) -> Result<()> {
         self.check_format_for("bounds of its own")?;
         self.inner().change(Operation::Txn, move |inner, table| inner.set_retention(table, retention)).await
@@ -513,7 +518,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // Pages that are read after these changes do not show them.
+            // Pages of the older revision, read after these changes, do not show the changes.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

@@ -1,4 +1,5 @@
-//! Defines [`Table`], the interface of an engine. [`Merge`] adds the rows of an overlay to a scan.
+//! Defines [`Table`], the interface that an engine implements. [`Merge`] adds the rows of an overlay to a scan of the
+//! table.
 
 use std::fmt::Debug;
 use std::iter::Peekable;
@@ -6,10 +7,10 @@ use std::ops::ControlFlow;
 
 use kv::Result;
 
-/// Maximum size of the value of a row in bytes. The store splits larger values into several rows.
+/// Maximum size of the value of a row in bytes. The store splits larger values over several rows.
 ///
-/// The engine sled writes 17 rows as one page. A page of more than 128 KiB goes into a file of its own, which sled
-/// never syncs, and makes a commit 18 times slower.
+/// The engine sled writes 17 rows together as one page. sled writes a page of more than 128 KiB to a separate file that
+/// it never syncs, and such a page makes a commit 18 times slower.
 pub const MAX_ROW_BYTES: usize = 6 * 1024;
 
 /// A write of one row.
@@ -22,7 +23,7 @@ pub enum Write {
 }
 
 impl Write {
-    /// The key of the row.
+    /// The key of the written or removed row.
     pub fn key(&self) -> &[u8] {
         match self {
             Self::Put(key, _) | Self::Delete(key) => key,
@@ -38,59 +39,61 @@ impl Write {
     }
 }
 
-/// The callback of a scan, called with the key and value of each row. The scan stops on `Break`.
+/// The callback of a scan, called with the key and the value of each row. The scan stops if the callback returns
+/// `Break`.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
-/// An ordered table of rows, implemented by an engine. All methods may block.
+/// An ordered table of rows, implemented by an engine. All methods of this trait may block the calling thread.
 ///
-/// `examples/sqlite` in the source tree is a complete implementation. An engine must ensure that
+/// `examples/sqlite` in the source tree implements the whole trait. An engine must ensure these properties:
 ///
-/// 1. a commit is atomic, and durable (even against power loss) when [`Table::commit`] returns `Ok`;
-/// 2. a view is a consistent snapshot: it shows a commit completely or not at all, and no later commits;
+/// 1. a commit is atomic when [`Table::commit`] returns `Ok`, and durable even against power loss;
+/// 2. a view is a consistent snapshot: a view shows each commit completely or not at all, and no later commits;
 /// 3. no view shows a commit that is not durable yet;
 /// 4. rows are ordered by unsigned byte comparison of their keys.
 ///
-/// After a failed commit, the caller makes no further commit until [`Table::recover`] has succeeded.
+/// After a failed commit, the caller commits nothing more until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// Opens a snapshot of the table. Callers drop a view soon, because a view may block commits and other views. No
-    /// thread holds two views at a time.
+    /// Opens a snapshot view of the table. Callers drop a view soon, because an open view may block commits and other
+    /// views. No thread holds two views at a time.
     ///
     /// # Errors
     /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn view(&self) -> Result<Box<dyn View + '_>>;
 
-    /// Applies all writes or none. No two writes have the same key, and callers run only one commit at a time.
+    /// Applies all of the writes or none of them. No two of the writes have the same key, and callers run only one
+    /// commit at a time.
     ///
     /// # Errors
-    /// `NoSpace` or `CommitIo` if the engine failed; the failed commit may have happened.
+    /// `NoSpace` or `CommitIo` if the engine failed; the rows may nevertheless have been committed.
     fn commit(&self, writes: &[Write]) -> Result<()>;
 
-    /// Makes the table usable after a failed commit by reopening the engine. After a recovery, views show the failed
-    /// commit completely or not at all.
+    /// Makes the table usable after a failed commit by reopening the engine. After a recovery, each view shows the
+    /// failed commit completely or not at all.
     ///
     /// # Errors
-    /// `Io` or `Corrupt` if the engine cannot be reopened; the caller can try again.
+    /// `Io` or `Corrupt` if the engine cannot be reopened; the caller can call this method again.
     fn recover(&self) -> Result<()>;
 }
 
-/// A snapshot of a [`Table`].
+/// A read-only snapshot of a [`Table`].
 pub trait View {
-    /// Reads the value of a row.
+    /// Reads the value of a row; `None` if the row does not exist.
     ///
     /// # Errors
     /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>>;
 
     /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive), in ascending order, until `visit`
-    /// breaks.
+    /// returns `Break`.
     ///
     /// # Errors
     /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 }
 
-/// The rows of an overlay that a scan has not reached yet, in ascending order. `None` instead of a value marks a
-/// removed row.
+/// The rows of an overlay that have not been merged into a scan of the table yet, in ascending order. `None` instead of
+/// a value marks a removed row.
 pub(crate) struct Merge<I: Iterator>(Peekable<I>);
 
 impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
@@ -98,7 +101,7 @@ impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
         Self(overlay.peekable())
     }
 
-    /// Visits the rows of the overlay before `key`, or all remaining rows if `key` is `None`.
+    /// Visits the rows of the overlay with keys before `key`, or all remaining rows if `key` is `None`.
     pub(crate) fn before(
         &mut self,
         key: Option<&[u8]>,
@@ -112,7 +115,7 @@ impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
         ControlFlow::Continue(())
     }
 
-    /// The overlay's version of the row that the scan has reached; `None` if the overlay does not have the row.
+    /// The overlay's version of the row with the key `key`; `None` if the overlay does not have this row.
     pub(crate) fn instead_of(&mut self, key: &[u8]) -> Option<Option<V>> {
         self.0.next_if(|(row, _)| *row == key).map(|(_, value)| value)
     }

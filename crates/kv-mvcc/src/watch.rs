@@ -1,10 +1,10 @@
-//! Implements watches: each watch has a cursor on the log, and a registration for changes after the end of the log.
+//! Implements watches: each watch has a cursor on the log, and is registered for changes after the end of the log.
 //!
-//! Catching up, following live, resuming, lagging behind and being overtaken by compaction work the same way: the watch
-//! reads on from its cursor, unless the cursor is below the compaction mark.
+//! A watch that catches up, follows live, resumes or lags behind does the same: it reads on from its cursor. The watch
+//! fails only if its cursor is below the compaction mark.
 //!
-//! The [`WatchIndex`] contains the watches that have read the whole log. A commit wakes only the watches whose range
-//! the commit changes, so thousands of quiet watches cost a commit a few microseconds.
+//! The [`WatchIndex`] contains the watches that have read the log to its end. A commit wakes only the watches whose
+//! range it changes, so thousands of quiet watches cost a commit only a few microseconds.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -28,15 +28,15 @@ use crate::rows::{ROWS_PER_TIME_CHECK, Rows};
 use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
 
-/// Time limit of one scan of the log.
+/// Time limit of one scan of the log by a watch.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// The pause between a commit and the progress report of a quiet watch. The pause limits the cost of a thousand quiet
-/// watches.
+/// The pause between a commit and the progress report that a quiet watch then sends. Without the pause, the progress
+/// reports of a thousand quiet watches would be expensive.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum size in bytes of the events of one scan of the log; a scan always takes at least one event.
+/// Maximum size in bytes of the events that one scan of the log returns; a scan always returns at least one event.
 const MAX_SCAN_BYTES: usize = 1024 * 1024;
 
-/// Opens a watch. The caller must have checked the request.
+/// Opens a watch. The caller must have checked that the request is valid.
 pub(crate) fn watch(inner: Arc<StoreCore>, request: WatchRequest) -> WatchStream {
     let WatchRequest { range, start, prev, progress, .. } = request;
     let registration = inner.watch_index.registration(&range);
@@ -78,7 +78,7 @@ enum WatchEnd {
 #[derive(Clone, Default)]
 struct WatchCursor {
     next: LogPosition,
-    /// The events of a revision that was only read in part.
+    /// The events of a revision of which only a part has been read.
     partial: Option<Batch>,
 }
 
@@ -104,7 +104,7 @@ impl LogWatcher {
         }
     }
 
-    /// Reads a part of the log after the cursor, waits for changes, or reports the progress.
+    /// Reads a part of the log after the cursor, waits for changes, or reports progress to the caller.
     async fn advance(&mut self) -> Result<()> {
         self.inner.check_open(Operation::Watch)?;
         let next = self.cursor.next.revision;
@@ -116,7 +116,7 @@ impl LogWatcher {
                 self.is_behind = true;
                 self.skip_to(from);
             }
-            // A watch that starts in the future, or that has read further, is ahead of the index.
+            // A watch can be ahead of the index if it starts at a future revision or has read further.
             WatchNews::Passed(passed) if passed < next => self.wait().await,
             WatchNews::Passed(passed) => {
                 self.is_behind = false;
@@ -129,14 +129,14 @@ impl LogWatcher {
         Ok(())
     }
 
-    /// Moves the cursor to `next`, because no earlier revision changed the range.
+    /// Moves the watch's cursor to `next`, because no earlier revision changed the watched range.
     fn skip_to(&mut self, next: u64) {
         if self.cursor.partial.is_none() && self.cursor.next.revision < next {
             self.cursor.next = LogPosition::first_of(next);
         }
     }
 
-    /// Waits until the watch may have something to deliver.
+    /// Waits until the watch may have an event or a progress report to deliver.
     async fn wait(&self) {
         if self.progress == Progress::Omit {
             return self.registration.woken().await;
@@ -145,13 +145,13 @@ impl LogWatcher {
         if self.inner.published().state.revision < self.cursor.next.revision {
             self.registration.woken().await;
         }
-        // A change in the range is delivered without a pause.
+        // If the watched range has changed, the event is delivered without the pause.
         if !self.registration.has_changed() {
             let _ = timeout(PROGRESS_INTERVAL, self.registration.woken()).await;
         }
     }
 
-    /// Reads a part of the log after the cursor.
+    /// Reads a part of the log after the watch's cursor.
     async fn read(&mut self) -> Result<()> {
         let (range, prev, cursor) = (Arc::clone(&self.range), self.prev, std::mem::take(&mut self.cursor));
         let found = self
@@ -169,26 +169,27 @@ impl LogWatcher {
     }
 }
 
-/// A part of the changes in a watched range.
+/// A part of the changes in a range, as returned by one call of `changes`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
-    /// One batch for each complete revision, in ascending order; empty if the range did not change.
+    /// One batch of events for each completely read revision, in ascending order; empty if the range did not change.
     pub batches: Vec<Batch>,
     /// The revision at which the next part of the changes starts.
     pub next: Revision,
-    /// The newest revision of the store. All changes were read once `next` is above `newest`.
+    /// The newest revision of the store at the time of the read. All changes have been read once `next` is above
+    /// `newest`.
     pub newest: Revision,
 }
 
 impl MvccStore {
-    /// Reads the events that a watch would deliver up to now, one part at a time. This method is for callers that
-    /// release the store between the parts, or only read the past. A call takes about 5 ms, or longer if reading a
-    /// single revision takes longer.
+    /// Reads the events that a watch would deliver up to now, one part per call. This method is for callers that
+    /// release the store between two parts, or that read only the past. One call takes about 5 ms, or longer if a
+    /// single revision takes longer to read.
     ///
     /// # Errors
-    /// `Compacted` if the start of the request is below the compaction mark; any error of the table; the errors of an
-    /// invalid request.
+    /// `Compacted` if the request starts below the compaction mark; an error for an invalid request; any error of the
+    /// table.
     pub async fn changes(&self, request: WatchRequest) -> Result<Changes> {
         request.check(self.inner().name)?;
         let WatchRequest { range, start, prev, .. } = request;
@@ -197,7 +198,7 @@ impl MvccStore {
             loop {
                 let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
-                // A revision that was only read in part is read again in the next part.
+                // A revision of which only a part was read is read again by the next call.
                 let next = cursor.partial.as_ref().map_or(revision(cursor.next.revision), |batch| batch.revision);
                 if next > start || found.newest < start.get().unsigned_abs() {
                     return Ok(Changes { batches: found.ready.into(), next, newest: revision(found.newest) });
@@ -208,7 +209,7 @@ impl MvccStore {
     }
 }
 
-/// Scans a part of the log in one short view.
+/// Scans a part of the log in one short view of the table.
 fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: WatchCursor) -> Result<LogScan> {
     let WatchCursor { mut next, mut partial } = cursor;
     let rows = Rows::of(table, store)?;
@@ -251,7 +252,7 @@ fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     Ok(LogScan { ready, cursor: WatchCursor { next, partial }, newest: state.revision })
 }
 
-/// The number of bytes of a log row that count against [`MAX_SCAN_BYTES`].
+/// The number of bytes that the event of a log row adds towards the limit [`MAX_SCAN_BYTES`].
 fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     let new = match &row.change {
         Change::Put(pointer) => pointer.len as usize,
@@ -261,7 +262,7 @@ fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     row.key.len() + new + old
 }
 
-/// Converts a log row to an event.
+/// Converts a log row to a watch event.
 fn event(rows: &Rows<'_>, place: LogPosition, row: LogRow, prev: Prev) -> Result<Event> {
     let key = Key::from(row.key);
     let prev = match row.prev.filter(|_| prev == Prev::Return) {
@@ -295,16 +296,16 @@ pub(crate) struct WatchIndex {
 
 #[derive(Default)]
 struct WatchSlots {
-    /// The newest revision whose commit was compared with the ranges.
+    /// The newest revision whose commit was compared with the watched ranges.
     passed: u64,
     slots: Vec<Slot>,
     free: Vec<usize>,
     ranges: RangeIndex,
-    /// The slots whose watch the next commit must wake, regardless of its changes.
+    /// The slots of the watches that the next commit must wake, whatever the commit changes.
     curious: Vec<usize>,
 }
 
-/// A slot for a watch. The slot is reused once the watch was dropped.
+/// A slot of the index, which holds one registered watch. The slot is reused after its watch was dropped.
 #[derive(Default)]
 struct Slot {
     watch: Option<SlotWatch>,
@@ -324,7 +325,7 @@ impl WatchSlots {
     }
 }
 
-/// The range of a watch, in the form that the index needs.
+/// The range of a watch, in the form in which the index looks it up.
 #[derive(Clone)]
 enum IndexedRange {
     Key(Vec<u8>),
@@ -337,20 +338,20 @@ impl IndexedRange {
         match range {
             Range::Key(key) => Self::Key(key.as_bytes().to_vec()),
             Range::Prefix(prefix) => Self::Prefix(prefix.as_bytes().to_vec()),
-            // Clients of etcd send a prefix as a range up to the prefix's end.
+            // Clients of etcd express a prefix as the range from the prefix to the end of the prefix.
             Range::FromTo(from, to) if from.prefix_end().as_ref() == Some(to) => Self::Prefix(from.as_bytes().to_vec()),
             other => Self::Other(other.clone()),
         }
     }
 }
 
-/// Finds the slots whose range contains a key. Most watches have a single key or a prefix as their range; the index
-/// finds such watches without visiting the others.
+/// Finds the slots of the watches whose range contains a key. Most watches have a single key or a prefix as their
+/// range. The index finds these watches by lookup, without visiting all others.
 #[derive(Default)]
 struct RangeIndex {
     keys: SlotList,
     prefixes: SlotList,
-    /// The number of prefixes of each length.
+    /// The number of watched prefixes of each length.
     lengths: Vec<usize>,
     others: Vec<(Range, usize)>,
 }
@@ -385,7 +386,7 @@ impl RangeIndex {
         self.lengths.get_mut(prefix.len())
     }
 
-    /// Adds the slots whose range contains the key.
+    /// Adds to `found` the slots of the watches whose range contains the key.
     fn find(&self, key: &[u8], found: &mut Vec<usize>) {
         self.keys.find(key, found);
         let lengths = self.lengths.iter().enumerate().filter(|(_, count)| **count > 0);
@@ -396,8 +397,8 @@ impl RangeIndex {
     }
 }
 
-/// A map from keys or prefixes to slots. A sorted list needs less memory and less code than a map. The size of the
-/// code matters because the CNI plugin contains it.
+/// A map from watched keys or prefixes to slots. The map is a sorted list, because a list needs less memory and less
+/// code than a tree or hash map. The size of this code matters because the CNI plugin contains it.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 
@@ -431,7 +432,7 @@ enum WatchNews {
     Passed(u64),
 }
 
-/// The registration of a watch; dropping the value removes the registration.
+/// The registration of a watch in the index, which is removed when this value is dropped.
 struct WatchRegistration {
     watch_index: Arc<WatchIndex>,
     slot: usize,
@@ -448,7 +449,7 @@ impl WatchIndex {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a watch of a range. The registration does not report changes made before.
+    /// Registers a watch of the range `range`. The registration does not report changes made before this call.
     fn registration(self: &Arc<Self>, range: &Range) -> WatchRegistration {
         let (kind, wake) = (IndexedRange::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
@@ -463,8 +464,8 @@ impl WatchIndex {
         WatchRegistration { watch_index: Arc::clone(self), slot, wake }
     }
 
-    /// Wakes the watches whose range `writes` change. The commit led from revision `old` to `new`, and the caller must
-    /// have published the new state.
+    /// Wakes the watches whose range the commit of `writes` changes. The commit led from revision `old` to `new`, and
+    /// the caller must already have published the new state.
     pub(crate) fn committed(&self, old: u64, new: u64, writes: &[Write]) {
         let mut watches = self.watches();
         watches.passed = new;
@@ -491,8 +492,8 @@ impl WatchIndex {
         }
     }
 
-    /// Wakes all watches after a recovery that reached revision `new` by unknown writes. The caller must have
-    /// published the new state.
+    /// Wakes all watches after a recovery reached revision `new`, because the recovered writes are unknown. The caller
+    /// must already have published the new state.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;
@@ -510,14 +511,14 @@ impl WatchIndex {
 }
 
 impl WatchRegistration {
-    /// Returns what the watch has to know since the last call.
+    /// Returns what has happened to this watch's range since the last call.
     fn news(&self) -> WatchNews {
         let mut watches = self.watch_index.watches();
         let changed = watches.watch(self.slot).and_then(|watch| watch.changed.take());
         changed.map_or(WatchNews::Passed(watches.passed), WatchNews::Changed)
     }
 
-    /// True if the range of the watch may have changed.
+    /// True if the watched range may have changed since the last call.
     fn has_changed(&self) -> bool {
         self.watch_index.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
@@ -531,7 +532,7 @@ impl WatchRegistration {
         }
     }
 
-    /// Waits until the watch may have something to deliver.
+    /// Waits until the watch may have an event or a progress report to deliver.
     async fn woken(&self) {
         self.wake.notified().await;
     }
@@ -569,7 +570,7 @@ mod tests {
         watch_index.committed(2, 5, &[put("ba"), Write::Delete(codec::current_key(b"a"))]);
         watch_index.committed(5, 6, &[put("d")]);
         assert_eq!(news(), [passed(6), changed(3), changed(6), changed(3)]);
-        // Only rows of live keys change a range, so a log row wakes no watch.
+        // Only the rows of live keys can change a watched range, so a log row wakes no watch.
         watch_index.committed(6, 7, &[Write::Put(vec![codec::LOG, b'b'], Vec::new())]);
         assert_eq!(news(), [passed(7); 4]);
         watch_index.found(9);
@@ -581,7 +582,7 @@ mod tests {
         assert_eq!(watches.slots.len(), watches.free.len());
     }
 
-    /// The index finds the same watches as a check of each range.
+    /// The index must find the same watches as a check of each watch's range.
     #[test]
     fn watch_index_agrees_with_ranges() {
         let mut random = fastrand::Rng::with_seed(7);

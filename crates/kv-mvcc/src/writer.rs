@@ -1,17 +1,18 @@
-//! Implements the writer: a queue of jobs, and the task that drains the queue. All writes of a store happen in this
-//! module.
+//! Implements the writer: a queue of write jobs, and the task that drains this queue. All writes of a store are
+//! committed by the code in this module.
 //!
-//! A caller puts a job into the queue and waits for the job's answer. The first job starts a task that drains the
-//! queue and ends when the queue is empty. Transactions that wait at the same time are committed together, each at its
-//! own revision. If a caller stops waiting, its job is dropped if the job has not started, and completed otherwise.
+//! A caller puts a write job into the queue and waits for the job's answer. The first queued job starts a task that
+//! drains the queue and ends when the queue is empty. Transactions that are queued at the same time are committed
+//! together, each at its own revision. If a caller stops waiting, its job is dropped if the job has not started yet; a
+//! started job is completed.
 //!
 //! Each commit also removes a few rows of expired history.
 //!
-//! On a full disk all writes fail, including the release of an address, although a host with a full disk needs its
-//! releases most. A handle for [`Purpose::Release`] therefore makes room for its write. First the handle drops
-//! history, which frees space within the engine's files. Then the handle frees parts of the store's [`SpaceReserve`],
-//! one at a time, until the write succeeds or the reserve is empty. Handles with other purposes never use the reserve,
-//! and do not write while a part of the reserve is missing.
+//! On a full disk all writes would fail, including the release of an address, which a host with a full disk needs most.
+//! A handle for [`Purpose::Release`] therefore frees disk space for its write. First the release handle drops history,
+//! which frees space within the engine's files. If that does not suffice, the release handle frees parts of the store's
+//! [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other purposes never
+//! use the reserve, and do not write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -32,30 +33,30 @@ use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 const MAX_GROUP_TXNS: usize = 256;
-/// A commit takes no further transactions once the commit has this many bytes.
+/// Once the transactions of a commit have this many bytes, no further transactions are added to the commit.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change of the table that is not a transaction. The task sends the answer to its caller; if the task gets no
-/// table, the answer is that the store was closed.
+/// A change of the table that is not a transaction, for example a grant of a lease. The task itself sends the answer to
+/// its caller. If the task gets no table, it answers that the store was closed.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
-/// A job of the write queue.
+/// A job of the writer's queue.
 pub(crate) enum WriteJob {
-    /// Runs a transaction and answers its caller.
+    /// Runs a transaction and sends its response to the caller.
     Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
-    /// Raises the compaction mark.
+    /// Raises the compaction mark to `revision`.
     Compact { revision: u64, reply: Reply<()> },
-    /// Removes the rows below the compaction mark, and answers when all these rows are removed.
+    /// Removes all rows below the compaction mark, and then answers the caller.
     Sweep { reply: Reply<()> },
-    /// Makes room for a release that failed with the error `full`.
+    /// Frees disk space for a release of an address that failed with the error `full`.
     MakeRoom { full: Error, reply: Reply<()> },
-    /// Makes another change of the table.
+    /// Makes a change of the table that is not a transaction.
     Change(TableTask),
 }
 
-/// The queued jobs that have not started.
+/// The queued write jobs that have not started yet.
 #[derive(Default)]
 pub(crate) struct JobQueue {
     jobs: VecDeque<WriteJob>,
@@ -67,7 +68,7 @@ impl StoreCore {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a job and waits for the job's answer.
+    /// Queues a write job and waits for the job's answer.
     ///
     /// # Errors
     /// Any error of the job; `Closed` if the store was closed.
@@ -79,7 +80,7 @@ impl StoreCore {
         self.check_open(operation)?;
         let (reply, answer) = oneshot::channel();
         self.enqueue(job(reply));
-        // The job gives no answer if the runtime shuts down before or while the job runs.
+        // If the runtime shuts down before or while the job runs, the job's answer is dropped.
         let unknown = || closed(self.name, operation).with_outcome(Outcome::Unknown);
         answer.await.unwrap_or_else(|_| Err(unknown()))
     }
@@ -99,7 +100,8 @@ impl StoreCore {
                     drainer.run(table.blocking_read().as_deref());
                 });
             }
-            // Only closing the store takes the write lock of the table.
+            // Taking the read lock fails only while the store is being closed, because only closing takes the write
+            // lock.
             Blocking::InPlace => match self.table.try_read() {
                 Ok(table) => drainer.run(table.as_deref()),
                 Err(_) => drainer.run(None),
@@ -108,8 +110,8 @@ impl StoreCore {
     }
 }
 
-/// Drains the queue of jobs. A drainer that is dropped before the queue is empty drops the remaining jobs, and their
-/// callers get an error.
+/// Drains the queue of write jobs. If a drainer is dropped before the queue is empty, the remaining jobs are dropped
+/// and their callers get an error.
 struct QueueDrainer {
     inner: Arc<StoreCore>,
     finished: bool,
@@ -133,14 +135,14 @@ impl QueueDrainer {
                 refuse(job, &inner);
                 continue;
             };
-            // Panics of engines are caught at the call of the engine. Catching panics here keeps a bug in this crate
-            // from stopping all later writes. After a panic, the job's answer is dropped, which tells the caller that
-            // the outcome is unknown.
+            // The panics of engines are caught where the engine is called. The panics caught here are bugs in this
+            // crate; an uncaught one would stop all later writes. After a panic that is caught here, the job's answer
+            // is dropped, which tells the caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
 
-    /// Takes the next job. When the queue is empty, the drainer is finished.
+    /// Takes the next write job from the queue. If the queue is empty, marks the drainer as finished.
     fn next(&mut self) -> Option<WriteJob> {
         let mut queue = self.inner.queue();
         let job = queue.jobs.pop_front();
@@ -153,34 +155,34 @@ impl QueueDrainer {
     }
 }
 
-/// Answers a job that was queued after the store was closed.
+/// Answers a write job that was queued after the store was closed.
 fn refuse(job: WriteJob, inner: &StoreCore) {
     let store = inner.name;
-    // If the caller has stopped waiting, dropping the answer is fine.
+    // Sending fails only if the caller has stopped waiting; then the answer can be dropped.
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
-        // The compaction mark is durable, and a compaction promises nothing more.
+        // The compaction mark is already durable, and a compaction does not promise to have removed rows.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
     }
 }
 
-/// The results of a group of transactions before the commit.
+/// The results of a staged group of transactions before the group's commit.
 struct TxnGroup {
     replies: Vec<(Reply<TxnResponse>, Result<TxnResponse>)>,
-    /// The state of the store before the group.
+    /// The state of the store before the group's transactions.
     old: Option<StateRow>,
-    /// The state of the store after the group, and the rows to write; `None` if the group changes nothing.
+    /// The state of the store after the group's transactions, and the rows to write; `None` if the group changes
+    /// nothing.
     new: Option<(StateRow, Vec<Write>)>,
 }
 
 impl StoreCore {
     fn work(self: &Arc<Self>, table: &dyn Table, job: WriteJob) {
         match job {
-            // The caller has stopped waiting, so dropping the transaction has the same effect as a request that never
-            // arrived.
+            // The caller has stopped waiting, so the transaction can be dropped like a request that never arrived.
             WriteJob::Txn { reply, .. } if reply.is_closed() => {}
             WriteJob::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
             WriteJob::Compact { revision, reply } => match self.compact(table, revision) {
@@ -193,7 +195,8 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The compaction mark is durable. Later commits remove the rows below the mark.
+                    // The compaction itself succeeded, because the compaction mark is durable. Later commits remove the
+                    // rows below the compaction mark.
                     tracing::warn!(%error, "cannot delete rows below the compaction revision; later commits delete them");
                     drop(reply.send(Ok(())));
                 }
@@ -201,7 +204,7 @@ impl StoreCore {
         }
     }
 
-    /// Runs a transaction together with the transactions of the same purpose that follow it in the queue.
+    /// Runs a transaction, together with the transactions of the same purpose that follow it in the queue.
     fn work_group(&self, table: &dyn Table, purpose: Purpose, txn: Txn, reply: Reply<TxnResponse>) {
         let mut waiting = VecDeque::from([(txn, reply)]);
         let mut group = TxnGroup { replies: Vec::new(), old: None, new: None };
@@ -218,7 +221,7 @@ impl StoreCore {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
         };
-        // If the caller has stopped waiting, dropping the answer is fine.
+        // Sending fails only if the caller has stopped waiting; then the answer can be dropped.
         for (reply, found) in group.replies {
             let _ = reply.send(answer(found));
         }
@@ -227,7 +230,7 @@ impl StoreCore {
         }
     }
 
-    /// Computes the effect of a group of transactions, and refills `waiting` from the queue.
+    /// Computes the effect of the transactions in `waiting` as one group, and refills `waiting` from the queue.
     fn stage(
         &self,
         table: &dyn Table,
@@ -257,7 +260,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Adds the removal of some expired history to a commit.
+    /// Adds the removal of some expired history to the rows of a commit.
     ///
     /// # Errors
     /// Any error of reading the log.
@@ -273,7 +276,7 @@ impl StoreCore {
         sweep(rows, old.revision, &bounds, budget, new, writes)
     }
 
-    /// Takes the next job if it is a transaction of this purpose whose caller still waits.
+    /// Takes the next write job from the queue if it is a transaction of this purpose whose caller is still waiting.
     fn next_txn(&self, purpose: Purpose) -> Option<(Txn, Reply<TxnResponse>)> {
         let mut queue = self.queue();
         loop {
@@ -301,13 +304,13 @@ impl StoreCore {
         self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { compacted: mark, ..old })
     }
 
-    /// Drops all history before the newest revision, and removes some of the history's rows. Returns false if there
-    /// were no rows to remove.
+    /// Drops all history before the newest revision, and removes some of the rows of that history. Returns false if no
+    /// row could be removed.
     fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
         Ok(self.sweep_some(table, purpose, |state| state.revision)? != SweepProgress::Nothing)
     }
 
-    /// Raises the compaction mark to `mark`, and removes some of the rows below it.
+    /// Raises the compaction mark to `mark`, and removes some of the rows below the mark.
     fn sweep_some(
         &self,
         table: &dyn Table,
@@ -331,11 +334,12 @@ impl StoreCore {
         Ok(progress)
     }
 
-    /// Commits, and publishes the new state once the commit is durable. If the engine fails, the table is reopened to
-    /// find out whether the commit happened.
+    /// Commits rows, and publishes the new state once the commit is durable. If the engine reports a failure, this
+    /// method reopens the table to find out whether the commit happened.
     ///
     /// # Errors
-    /// The engine's error with the outcome that was found. The outcome is `Unknown` if it could not be found out.
+    /// The engine's error, with the outcome of the commit as found after reopening the table. The outcome is `Unknown`
+    /// if it could not be determined.
     pub(crate) fn commit(
         &self,
         table: &dyn Table,
@@ -369,7 +373,7 @@ impl StoreCore {
         }
     }
 
-    /// Reopens the table and returns its actual state.
+    /// Reopens the table after a failed commit and returns the state that the table really has.
     fn recover(&self, table: &dyn Table, purpose: Purpose) -> Result<StateRow> {
         let reopen = || {
             table.recover()?;
@@ -389,15 +393,15 @@ impl StoreCore {
         Ok(state)
     }
 
-    /// Fails unless the store can be written. If the outcome of an earlier commit is unknown, this method tries again
-    /// to find out the outcome.
+    /// Fails unless the store accepts writes of this purpose now. If the outcome of an earlier commit is unknown, this
+    /// method tries again to determine the outcome.
     pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.recover(table, purpose).map_err(|error| {
-            // A full disk is reported as `NoSpace`, because the user can free disk space.
+            // A full disk is reported as `NoSpace` and not as `Poisoned`, because the user can free disk space.
             let kind = if *error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Poisoned };
             Error::new(kind, operation, self.name).with_source(error).with_outcome(Outcome::NotApplied)
         })?;
@@ -405,54 +409,54 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Makes a durable state visible to readers.
+    /// Makes a durable state of the store visible to readers.
     fn publish(&self, state: StateRow) {
         self.published().state = state;
     }
 }
 
-/// Says whether expired rows remain to be removed.
+/// Says whether expired rows remain after a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SweepProgress {
     More,
     Done,
-    /// There were no expired rows to remove.
+    /// The table had no expired rows to remove.
     Nothing,
 }
 
-/// Minimum number of expired rows that a commit removes, if the table has that many.
+/// Minimum number of expired rows that each commit removes, if the table has that many.
 const MIN_SWEPT_ROWS: usize = 32;
-/// Number of expired rows that a commit removes for each row that it writes.
+/// Number of expired rows that a commit removes for each row that the commit writes.
 const SWEPT_ROWS_PER_WRITE: usize = 4;
-/// Maximum number of expired rows that a commit removes.
+/// Maximum number of expired rows that one commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
-/// Maximum difference between the clock and the newest revision's time, and between the times of neighbouring
-/// revisions, at which the ages of revisions are trusted.
+/// Maximum distance between the clock and the newest revision's time, and between the times of neighbouring revisions,
+/// at which the ages of revisions are trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The number of expired rows that a commit of `writes` rows removes.
+/// The number of expired rows that a commit removes if it writes `writes` rows.
 fn sweep_budget(writes: usize) -> usize {
     writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
 }
 
-/// The limits that decide which history has expired. These limits only move the compaction mark. The mark and the rows
-/// decide which revisions are readable.
+/// The limits that decide which history of a store has expired. These limits only raise the compaction mark. Which
+/// revisions are readable depends only on the compaction mark and the rows.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
-    /// Log rows from before this time have expired; microseconds since 1970.
+    /// Log rows from before this time have expired, in microseconds since 1970.
     expired_before: Option<u64>,
-    /// The limit on the number of revisions applies only to log rows from before this time; microseconds since 1970.
+    /// The limit on the number of revisions applies only to log rows from before this time, in microseconds since 1970.
     counted_before: Option<u64>,
 }
 
 impl ExpiredHistory {
-    /// A value without limits: only history below the compaction mark has expired.
+    /// A value without limits, by which only the history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// Computes the limits of `retention` at the time `now`, when the newest revision is from the time `newest`; both
-    /// times are in microseconds since 1970.
+    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; both times
+    /// are in microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -466,17 +470,18 @@ impl ExpiredHistory {
             || (revision < self.first_counted(state) && self.counted_before.is_some_and(|time| row.time < time))
     }
 
-    /// The oldest revision that the limit on the number of revisions keeps. The newest revision is always kept.
+    /// The oldest revision that the limit on the number of revisions would keep. The newest revision is kept under
+    /// every limit.
     fn first_counted(&self, state: &StateRow) -> u64 {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
 
-    /// Drops the limit on age if the age of the history that this limit would remove is not certain.
+    /// Drops the age limit if the age of the history that this limit would remove is not certain.
     ///
-    /// Two neighbouring revisions can be far apart because there were no writes, or because the clock has jumped.
-    /// After a jump of the clock, all earlier revisions look old and must be kept until enough time has passed after
-    /// the gap. The limit on age therefore applies only if there is no gap between the newest expired revision and the
-    /// oldest revision that is kept.
+    /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
+    /// jumped. After a jump of the clock, all earlier revisions look old. Revisions that only look old must be kept
+    /// until the age limit has passed since the jump. The age limit therefore applies only if there is no gap in time
+    /// between the newest expired revision and the oldest kept revision.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -494,12 +499,12 @@ impl ExpiredHistory {
                 (end, kept) = (middle, Some(found));
             }
         }
-        // If only the newest revision is kept, the time of that revision is within a day of the clock.
+        // If only the newest revision is kept, its time is known to be within a day of the clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
 
-    /// True if the log may contain expired rows.
+    /// True if these limits or the compaction mark may have expired any log row.
     fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
@@ -508,8 +513,9 @@ impl ExpiredHistory {
     }
 }
 
-/// Moves the compaction mark past expired revisions and removes about `budget` rows below the mark. `state` is the
-/// state that this commit makes. `rows` show the table at revision `newest`, before this commit.
+/// Raises the compaction mark past expired revisions, and removes about `budget` rows below the mark. `state` is the
+/// state that the store will have after the commit. `rows` is a view of the table at revision `newest`, before this
+/// commit.
 ///
 /// # Errors
 /// Any error of reading the log.
@@ -534,7 +540,7 @@ pub(crate) fn sweep(
             return ControlFlow::Break(());
         }
         if place.revision >= state.compacted {
-            // The newest revision is kept, so that the log always contains the current revision of the store.
+            // The newest revision never expires, so the log always contains the current revision of the store.
             if place.revision >= state.revision || !bounds.has_expired(state, place.revision, &row) {
                 state.swept = place;
                 return ControlFlow::Break(());
@@ -552,10 +558,11 @@ pub(crate) fn sweep(
 }
 
 impl StoreCore {
-    /// Queues a transaction and waits for its answer. A release that fails on a full disk makes room and tries again.
+    /// Queues a transaction and waits for its response. If a release fails on a full disk, this method frees disk space
+    /// and tries the release again.
     ///
     /// # Errors
-    /// Any error of the transaction; `NoSpace` if the disk is full and no space can be freed.
+    /// Any error of the transaction; `NoSpace` if the disk is full and no disk space can be freed.
     pub(crate) async fn write(self: &Arc<Self>, txn: Txn, purpose: Purpose) -> Result<TxnResponse> {
         if purpose == Purpose::Any {
             return self.submit(Operation::Txn, |reply| WriteJob::Txn { txn, purpose, reply }).await;
@@ -571,11 +578,12 @@ impl StoreCore {
         }
     }
 
-    /// Makes room for a release on a full disk. The method drops history, if the drop can be written. Otherwise the
-    /// method frees a part of the reserve, and then drops history in the freed space.
+    /// Frees space for a release of an address on a full disk. The method first drops history, if the disk has enough
+    /// space to write this change. If the disk has too little space, the method frees a part of the reserve, and then
+    /// drops history using the freed space.
     ///
     /// # Errors
-    /// `full` if no space can be freed.
+    /// The error `full` if no disk space can be freed.
     fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
         if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
             tracing::warn!("the disk is full: deleted history of the store to make room for a release");
@@ -584,14 +592,14 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // Dropping history saves the reserve for later releases. If dropping history fails for lack of space, the
-        // release alone may still fit.
+        // Dropping history now saves the reserved disk space for later releases. Dropping history may fail for lack of
+        // disk space; the release alone may still fit into the freed part.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
 
-    /// Frees a part of the reserve if the error `full` reports a full disk, the write is a release, and some of the
-    /// reserve is left.
+    /// Frees a part of the reserved disk space if the error `full` reports a full disk, the write is a release, and a
+    /// part is left.
     fn release_reserved_space(&self, full: &Error, purpose: Purpose) -> bool {
         let given_up =
             purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.release_part());
@@ -601,10 +609,10 @@ impl StoreCore {
         given_up
     }
 
-    /// Fails for writes other than releases while a part of the reserve is missing.
+    /// Returns an error for a write that is not a release, if a part of the reserved disk space is missing.
     ///
     /// # Errors
-    /// `NoSpace` if a part of the reserve is missing.
+    /// `NoSpace` if a part of the reserved disk space is missing.
     fn check_reserve(&self, operation: Operation, purpose: Purpose) -> Result<()> {
         if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
@@ -619,7 +627,7 @@ impl StoreCore {
     /// Checks that the disk has space for a commit of any purpose.
     ///
     /// # Errors
-    /// `NoSpace`; `Io` for a disk that is not writable.
+    /// `NoSpace` if the disk is full; `Io` if the disk is not writable.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_reserve(Operation::Txn, Purpose::Any)?;
         self.check_reserved_space(Operation::Txn, |reserve| reserve.check_room())

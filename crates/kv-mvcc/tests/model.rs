@@ -1,4 +1,4 @@
-//! Tests random histories against a model that keeps a complete map for every revision.
+//! Tests random sequences of operations against a model that keeps a complete map for every revision.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
@@ -15,9 +15,9 @@ use proptest::prelude::*;
 
 type Map = BTreeMap<Key, Kv>;
 
-/// A simple model of a store.
+/// A simple model of a store, to compare the real store with.
 struct Model {
-    /// The state of the store at each revision, starting with revision 1.
+    /// The keys and values of the modelled store at each revision, starting with revision 1.
     states: Vec<Map>,
     events: Vec<Vec<Event>>,
     mark: i64,
@@ -152,7 +152,8 @@ impl Model {
 #[derive(Clone, Debug)]
 enum Step {
     Txns(Vec<Txn>),
-    /// Compacts to this many revisions before the newest revision; a negative number is after the newest revision.
+    /// Compacts at this many revisions before the newest revision; a negative number means a revision after the newest
+    /// one.
     Compact(i64),
     Reopen,
 }
@@ -177,7 +178,7 @@ fn range() -> impl Strategy<Value = Range> {
 fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         8 => "[a-c]{0,2}".prop_map(Value::from),
-        // The value is about as long as one row, or several rows long.
+        // The value is about as long as one row, or as long as several rows.
         1 => (MAX_ROW_BYTES - 6..MAX_ROW_BYTES + 2).prop_map(|len| Value::from(vec![7; len])),
         1 => Just(Value::from(vec![9; 2 * MAX_ROW_BYTES + 1])),
     ]
@@ -231,7 +232,7 @@ fn open(table: &MemoryTable) -> MvccStore {
     MvccStore::open(Box::new(table.clone()), options).unwrap()
 }
 
-/// Runs a history on the store and the model, then compares all reads and watches at every revision.
+/// Runs a random sequence of steps on the store and the model, then compares all reads and watches at every revision.
 async fn run(steps: Vec<Step>, requests: Vec<TxnRange>) {
     let table = MemoryTable::new();
     let mut store = open(&table);
@@ -260,8 +261,8 @@ async fn run(steps: Vec<Step>, requests: Vec<TxnRange>) {
     check_watches(&store, &model, &requests).await;
 }
 
-/// Runs transactions concurrently, so that they may share a commit. The store must run the transactions in the order
-/// in which they arrived.
+/// Runs transactions concurrently, so that they may share a commit. The store must run these transactions in the order
+/// in which they were queued.
 async fn apply(store: &MvccStore, model: &mut Model, txns: Vec<Txn>) {
     let answers = futures::future::join_all(txns.iter().map(|txn| store.txn(txn.clone()))).await;
     let mut read_only = Vec::new();
@@ -270,8 +271,8 @@ async fn apply(store: &MvccStore, model: &mut Model, txns: Vec<Txn>) {
         if txn.check("model").is_err() {
             assert!(matches!(answer.unwrap_err().kind(), ErrorKind::InvalidArgument(_)));
         } else if txn.is_read_only() {
-            // A read-only transaction does not wait in the queue, so its answer shows a state between the first and
-            // the last write.
+            // A read-only transaction does not wait in the writer's queue, so its response may show any state between
+            // the first and the last write.
             read_only.push((txn, answer.unwrap()));
         } else {
             assert_eq!(answer.unwrap(), model.txn(txn), "{txn:?}");

@@ -1,5 +1,5 @@
-//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. The same client library
-//! calls both servers over TCP.
+//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. Both servers of etcd's
+//! API are called over TCP with the same client library.
 
 use std::any::Any;
 use std::fs;
@@ -20,12 +20,13 @@ use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of keys in each store.
+/// The number of keys in each measured store.
 const KEYS: u32 = 100_000;
 const VALUE_BYTES: usize = 1024;
-/// The number of keys that one transaction puts while a store is filled.
+/// The number of keys that one transaction puts while a store is filled before the measurement.
 const FILL: u32 = 128;
-/// The numbers of concurrent clients. The second number is the lower bound of redb's rate divided by etcd's rate.
+/// The numbers of concurrent clients in the measurements. The second number of each pair is the lower bound of redb's
+/// rate divided by etcd's rate.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
 /// The number of measuring rounds.
 const ROUNDS: usize = 6;
@@ -35,13 +36,13 @@ const WATCHES: usize = 1000;
 /// The number of clients that put keys while the idle watches exist.
 const BESIDE: usize = 16;
 
-/// A running server of etcd's API.
+/// A running server of etcd's API: Margay's daemon or etcd.
 struct Server {
     name: &'static str,
     url: String,
-    /// The id of the server's process, with which its memory usage is read.
+    /// The id of the server's process, from which its memory usage is read.
     process: u32,
-    /// Ends the server's process when dropped.
+    /// Ends the server's process when this value is dropped.
     _running: Box<dyn Any>,
 }
 
@@ -68,14 +69,15 @@ impl Server {
         loop {
             let mut client = Client::connect([&self.url], None).await?;
             match client.status().await {
-                // The daemon opens its private socket shortly before the daemon offers etcd's API.
+                // The daemon opens its private socket shortly before it offers etcd's API, so the first connections may
+                // fail.
                 Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
                 answered => return answered.map(|_| client).map_err(Into::into),
             }
         }
     }
 
-    /// Returns a field of the process's `/proc` status, in MiB.
+    /// Returns a field of the server process's file `/proc/PID/status`, in MiB.
     fn mib(&self, field: &str) -> Outcome<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("no such field")?;
@@ -121,7 +123,7 @@ impl Server {
     }
 }
 
-/// Runs a program to its end. Fails unless the program succeeds.
+/// Runs a program until it ends. Fails if the program's exit status is not success.
 fn run_to_its_end(command: &mut Command) -> Outcome<()> {
     let done = command.output()?;
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }
@@ -147,7 +149,7 @@ impl Random {
     }
 }
 
-/// Measures the puts, watches, memory and a large list of each server.
+/// Measures puts, watches, memory and the listing of all keys, on each server.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("api");
     fs::create_dir(&folder)?;
@@ -201,7 +203,8 @@ async fn puts(servers: &[Server], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the server's memory after a start, with watches and with a list of all keys, and the cost of idle watches.
+/// Measures the memory of a server after its start, with watches and with a list of all keys, and the cost of idle
+/// watches.
 async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -1,4 +1,4 @@
-//! Runs the compared programs repeatedly, each on its own store.
+//! Runs the compared programs repeatedly, each program on a store of its own.
 
 use std::fs;
 use std::io::Write;
@@ -9,27 +9,28 @@ use std::time::{Duration, Instant};
 use crate::report::Times;
 use crate::{Outcome, Programs};
 
-/// One of the compared programs, with the store that the program uses.
+/// One of the compared programs, and the store that it uses.
 #[derive(Clone, Debug)]
 pub(crate) enum Contender {
     /// A process that does nothing.
     Empty { program: PathBuf },
-    /// A process that opens a sled store, commits to the store and closes the store.
+    /// A process that opens a sled store, commits once and closes the store.
     Sled { program: PathBuf, store: PathBuf },
     /// A process that connects to etcd and commits one transaction.
     Etcd { name: &'static str, program: PathBuf, url: String },
-    /// A process of an IPAM plugin. [`PER_CONTAINER`] in the configuration becomes the container's id.
+    /// A process of an IPAM plugin. The text [`PER_CONTAINER`] in the configuration is replaced with the container's
+    /// id.
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
 
 /// The placeholder for the container's id in a network configuration.
 pub(crate) const PER_CONTAINER: &str = "@CONTAINER@";
 
-/// The pool from which every plugin allocates.
+/// The pool from which every compared plugin assigns addresses.
 pub(crate) const POOL: &str = "10.0.0.0/12";
 
 impl Contender {
-    /// Returns Debian's host-local, which keeps its files under `folder`.
+    /// Returns Debian's host-local as a contender, which keeps its files under `folder`.
     pub(crate) fn host_local(programs: &Programs, folder: &Path) -> Self {
         let data = folder.join("host-local");
         let netconf = format!(
@@ -39,7 +40,7 @@ impl Contender {
         Self::Plugin { name: "host-local", program: programs.host_local.clone(), netconf }
     }
 
-    /// Returns Margay's plugin on an embedded store under `folder`.
+    /// Returns Margay's plugin as a contender, with an embedded store under `folder`.
     pub(crate) fn margay(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Self {
         let store = folder.join(format!("ipam.{engine}"));
         let netconf = format!(
@@ -57,7 +58,7 @@ impl Contender {
         }
     }
 
-    /// True if each container has its own node, so that every ADD is the first ADD of a node.
+    /// True if each container has a node of its own, so that every ADD is the first ADD of a node.
     pub(crate) fn is_per_container(&self) -> bool {
         self.as_plugin().is_some_and(|(_, netconf)| netconf.contains(PER_CONTAINER))
     }
@@ -71,7 +72,8 @@ impl Contender {
         }
     }
 
-    /// Measures one run of the contender. A plugin runs an ADD of container `id`.
+    /// Measures the duration of one run of the contender. If the contender is a plugin, the run is an ADD of the
+    /// container `id`.
     pub(crate) fn add(&self, id: &str) -> Outcome<Duration> {
         match self {
             Self::Empty { program } => run(Command::new(program), ""),
@@ -91,7 +93,7 @@ impl Contender {
         }
     }
 
-    /// Measures the DEL of container `id`. Returns `None` for contenders that are not plugins.
+    /// Measures the duration of a DEL of the container `id`. Returns `None` if the contender is not a plugin.
     pub(crate) fn del(&self, id: &str) -> Outcome<Option<Duration>> {
         match self {
             Self::Plugin { program, netconf, .. } => {
@@ -101,7 +103,7 @@ impl Contender {
         }
     }
 
-    /// Returns the program and the configuration of a plugin, or `None` for other contenders.
+    /// Returns the program and the configuration of a contender that is a plugin, or `None` for other contenders.
     pub(crate) fn as_plugin(&self) -> Option<(&Path, &str)> {
         match self {
             Self::Plugin { program, netconf, .. } => Some((program, netconf)),
@@ -116,8 +118,8 @@ pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Ti
     let mut dels = adds.clone();
     for round in 0..rounds as usize {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order, so that no contender always follows the same one
-            // and pays for the other's syncs.
+            // Every second round runs the contenders in reverse order, so that no contender always follows the same
+            // other contender and pays for that one's syncs.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let id = format!("c{round}");
@@ -130,7 +132,7 @@ pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Ti
     Ok((adds, dels))
 }
 
-/// Creates a command that runs a plugin with the environment variables of a container runtime.
+/// Creates a command that runs a plugin with the environment variables that a container runtime sets.
 pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear().envs([
@@ -143,13 +145,13 @@ pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
     command
 }
 
-/// Runs a program to its end and returns the duration. Fails unless the program succeeds.
+/// Runs a program until it ends and returns how long it ran. Fails if the program's exit status is not success.
 pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its standard input may have ended already.
+        // Writing may fail because a program that does not read its standard input may have ended already.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;

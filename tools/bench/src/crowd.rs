@@ -1,4 +1,5 @@
-//! Measures many concurrent callers: the ADDs per second, how evenly callers are served, and the longest wait.
+//! Measures many concurrent callers of the plugins: the ADDs per second, how evenly the callers are served, and the
+//! longest wait.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,11 +21,11 @@ struct Tally {
     rates: Vec<f64>,
     spreads: Vec<f64>,
     failed: usize,
-    /// The duration of the longest call of each round, as a multiple of the mean duration.
+    /// For each round, the duration of the longest call divided by the mean duration of a call.
     worst: Vec<f64>,
 }
 
-/// Measures the rate of each contender and how evenly the callers are served.
+/// Measures for each contender the rate of ADDs and how evenly the callers are served.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("crowd");
     std::fs::create_dir(&folder)?;

@@ -1,5 +1,5 @@
-//! Measures a durable commit beside the minimum cost of durability: appending as many bytes to an open file and syncing
-//! the file.
+//! Compares a durable commit with the minimum cost of durability: appending as many bytes to an open file and syncing
+//! that file.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,11 +15,11 @@ use crate::{Outcome, Programs};
 
 const ROUNDS: usize = 40;
 const COMMITS: usize = 25;
-/// Size in bytes of the block that an ADD writes beside 40 other containers.
+/// Size in bytes of the block that an ADD writes when the node already has 40 containers.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 
-/// Measures the commits per second of one thread. The contenders take turns.
+/// Measures the commits per second of one thread. The measurements of the contenders alternate.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("durable");
     std::fs::create_dir(&folder)?;

@@ -1,4 +1,4 @@
-//! Measures the etcd store beside bare calls of etcd's client library, on one etcd server and in turns.
+//! Compares the etcd store with bare calls of etcd's client library, alternating on one etcd server.
 
 use std::future::Future;
 use std::time::Instant;
@@ -11,18 +11,18 @@ use crate::Outcome;
 use crate::report::{Times, print};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of measurements of each call.
+/// The number of measurements of each kind of call.
 const ROUNDS: u32 = 3000;
 /// The number of calls that are made before measuring begins.
 const WARM_UP: u32 = 200;
-/// The number of calls that are made while one etcd member is dead.
+/// The number of calls that are made while one of the etcd members is dead.
 const CALLS: u32 = 1000;
 /// A value that is about as large as a block.
 const VALUE: [u8; 2048] = [b'v'; 2048];
 /// The upper bound of the store's duration divided by the bare client's duration.
 const LIMIT: &str = "1.10";
 
-/// Runs both measurements on a new etcd.
+/// Runs both measurements on a newly started etcd.
 pub(crate) fn run() -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let etcd = Etcd::start()?;
@@ -32,7 +32,8 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// The two compared clients. Each client has its own key and the revision at which that key was last written.
+/// The two compared clients: the etcd store and the bare client. Each client has its own key, and remembers the
+/// revision at which this key was last written.
 struct Pair {
     client: Client,
     store: EtcdStore,
@@ -119,7 +120,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures puts while one of three etcd members is dead and the client asks the dead member first.
+/// Measures puts while one of three etcd members is dead and the client tries the dead member first.
 async fn dead_member(etcd: &Etcd) -> Outcome<()> {
     let dead = format!("http://{}", dead_address()?);
     let by_name = etcd.url().replace("127.0.0.1", "localhost");

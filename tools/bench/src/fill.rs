@@ -1,4 +1,4 @@
-//! Fills stores with addresses in use and with a log of maximum size.
+//! Fills stores with addresses in use and with a log that has reached its maximum size.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -20,14 +20,14 @@ use time::OffsetDateTime;
 use crate::Outcome;
 use crate::contender::POOL;
 
-/// The name of the node for which the plugin works.
+/// The name of the node on which the measured plugin runs.
 pub(crate) const NODE: &str = "node1";
 pub(crate) const NETWORK: &str = "bench";
 
-/// The boot id that is recorded with all addresses.
+/// The boot id that is recorded with all assigned addresses.
 const BOOT: &str = "0123abcd";
 
-/// The number of blocks of a node, and of addresses in use in these blocks.
+/// The number of blocks that a node has, and the number of addresses in use in each block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) blocks: u32,
@@ -53,7 +53,7 @@ async fn open_as(engine: &str, path: &Path, create: Create) -> Outcome<MvccStore
     })
 }
 
-/// Claims blocks of the pool for a node, starting at block number `skip`, with one commit per block.
+/// Claims blocks of the pool for a node with one commit per block, starting at block number `skip`.
 pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share) -> Outcome<()> {
     for number in 0..share.blocks {
         let cidr = block_number(skip + number)?;
@@ -65,15 +65,15 @@ pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share)
     Ok(())
 }
 
-/// Returns the block of 64 addresses with this number, counted from the end of the plugin's pool `10.0.0.0/12`. The
-/// numbers skip the last block of the pool, because the plugin does not assign the broadcast address in it.
+/// Returns the block of 64 addresses with the number `number`, counted from the end of the plugin's pool `10.0.0.0/12`.
+/// The last block of the pool has no number, because the plugin does not assign the broadcast address in it.
 pub(crate) fn block_number(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
     Ok(IpNet::new(Ipv4Addr::from(first).into(), 26)?)
 }
 
-/// Returns the documents of a node's block in which each of the given containers has an address: the affinity, the
-/// handles and the block.
+/// Returns the documents of a node's block (the affinity, the handles and the block) in which each of the given
+/// containers has an address.
 pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>) -> Outcome<Vec<(Key, Value)>> {
     let owner = Owner::Host(node.to_owned());
     let mut block = Block::new(cidr, Some(&owner), OffsetDateTime::now_utc(), None)?;
@@ -91,26 +91,27 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Assigns and releases addresses until the log is full. From then on, each commit removes as many log rows as it adds.
+/// Assigns and releases addresses until the store's log is full. Once the log is full, each commit removes as many log
+/// rows as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // Continue after the first revision is removed, until the log has shrunk to its maximum size. The log exceeds the
-    // maximum size while it is first filled.
+    // The loop continues after the first revision is removed, until the log has shrunk to its maximum size. While the
+    // log is filled for the first time, it exceeds its maximum size.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }
     Ok(())
 }
 
-/// Assigns and releases addresses of one node.
+/// Repeatedly assigns and releases addresses of one node.
 pub(crate) struct Churn {
     ipam: Ipam,
     pairs: u64,
 }
 
 impl Churn {
-    /// Creates the network's pool if the pool is missing.
+    /// Creates a `Churn` for a store, and also the network's pool if it is missing.
     pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
         if ipam.inventory(soon()).await?.pools.is_empty() {
@@ -119,7 +120,7 @@ impl Churn {
         Ok(Self { ipam, pairs: 0 })
     }
 
-    /// Assigns an address without releasing the address.
+    /// Assigns an address to the container with this number, and does not release it.
     pub(crate) async fn add(&mut self, number: u64) -> Outcome<Attachment> {
         let mut request = one_address(NODE, 1 << 40 | number);
         request.v4_pools = vec![NETWORK.to_owned()];
@@ -128,7 +129,7 @@ impl Churn {
         Ok(attachment)
     }
 
-    /// Assigns an address and releases the address.
+    /// Assigns an address to a new container and releases it.
     pub(crate) async fn pair(&mut self) -> Outcome<()> {
         self.pairs += 1;
         let attachment = self.add(1 << 41 | self.pairs).await?;
@@ -137,7 +138,7 @@ impl Churn {
     }
 }
 
-/// Returns a request for an IPv4 address for the container with this number.
+/// Returns a request for one IPv4 address for the container with this number.
 pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
     let attachment = Attachment {
         network: NETWORK.to_owned(),

@@ -1,5 +1,5 @@
-//! The findings of a benchmark run: tables, plots and bounds. Findings are printed as soon as they are measured, and
-//! saved to a file from which `bench report` updates the pages of the book.
+//! The findings of a benchmark run: tables of measurements, plots, and measured values with their bounds. Findings are
+//! printed as soon as they are measured, and saved to a file, from which `bench report` updates the pages of the book.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,14 +13,14 @@ use crate::report::print;
 /// The findings of a benchmark run or of one part of a run.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
-    /// The tables, by the name that a page of the book uses for the table.
+    /// The tables, by the names under which the pages of the book show them.
     pub(crate) tables: BTreeMap<String, Table>,
-    /// The plots, by the name of the plot's file.
+    /// The plots, by the names of their files.
     pub(crate) plots: BTreeMap<String, Plot>,
     pub(crate) goals: Vec<Goal>,
 }
 
-/// A table of measurements. The first column contains text, the other columns contain numbers.
+/// A table of measurements. The first column of the table contains text, the other columns contain numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
@@ -28,7 +28,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// A measured value and the value's bound.
+/// A measured value and the bound that it must keep.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -43,7 +43,7 @@ pub(crate) enum Bound {
     AtLeast(f64),
 }
 
-/// A plot with several lines.
+/// A plot of several lines over the same x axis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plot {
     pub(crate) title: String,
@@ -54,7 +54,7 @@ pub(crate) struct Plot {
     pub(crate) lines: Vec<Line>,
 }
 
-/// A line of a plot, with one value for each point on the x axis.
+/// One line of a plot, with one value for each point on the x axis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
@@ -62,7 +62,7 @@ pub(crate) struct Line {
 }
 
 impl Findings {
-    /// Prints a table and adds the table to the findings.
+    /// Prints a table of measurements and adds it to the findings.
     pub(crate) fn table(&mut self, name: &str, title: String, header: &[&str], rows: Vec<Vec<String>>) {
         print(&title, header, rows.clone());
         let header = header.iter().map(|text| (*text).to_owned()).collect();
@@ -77,14 +77,14 @@ impl Findings {
         self.plots.insert(name.to_owned(), plot);
     }
 
-    /// Adds the findings of another part of the run.
+    /// Adds the findings of another part of the benchmark run.
     pub(crate) fn take(&mut self, other: Self) {
         self.tables.extend(other.tables);
         self.plots.extend(other.plots);
         self.goals.extend(other.goals);
     }
 
-    /// Prints the measured values with their bounds, and adds them to the findings as a table of this name.
+    /// Prints the measured values with their bounds, and adds them to the findings as the table `name`.
     pub(crate) fn conclude(&mut self, name: &str) {
         let goals = std::mem::take(&mut self.goals);
         if goals.is_empty() {

@@ -1,5 +1,5 @@
-//! Measures the cost of a full store for an ADD: runs whole cold processes on a store with a full log and many
-//! addresses, and on an empty store.
+//! Measures how much a full store slows an ADD. Whole cold processes run on a store with a full log and many addresses,
+//! and on an empty store.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::{Outcome, Programs};
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 200;
 
-/// The contents of a filled store, and the store's name in the report.
+/// What a filled store contains, and the store's name in the report.
 struct Load {
     name: &'static str,
-    /// The number of nodes in the store besides the plugin's own node.
+    /// The number of nodes in the store in addition to the plugin's own node.
     others: u32,
     own: Share,
 }
@@ -32,7 +32,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     sled(programs, &folder)
 }
 
-/// Creates a contender whose new store has one network and one address in use.
+/// Creates a contender whose new store has one network and one assigned address.
 fn begun(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Outcome<Contender> {
     std::fs::create_dir(folder)?;
     let contender = Contender::margay(programs, folder, name, engine);

@@ -1,11 +1,12 @@
-//! Measures Margay beside other plugins and minimal programs, in one run and in turns, and prints medians and ratios.
+//! Compares Margay with other plugins and with minimal programs, alternating within one run, and prints medians and
+//! ratios.
 //!
 //! Each measured time is the duration of a call, or of a whole process from before the spawn to after the wait, as a
 //! container runtime experiences it.
 //!
-//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The baseline is another build of the plugin. The parts
-//! `single` and `cold` measure the baseline in turns with this build. `bench report FILE` updates the pages of the book
-//! with the findings saved in FILE.
+//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The baseline PLUGIN is another build of the plugin. The
+//! parts `single` and `cold` measure the baseline and the current build alternately. The command `bench report FILE`
+//! updates the pages of the book with the findings saved in FILE.
 
 mod api;
 mod cluster;
@@ -32,17 +33,17 @@ use std::time::Duration;
 use crate::findings::Findings;
 
 /// The program does not use the C library's allocator, because hundreds of simulated hosts and bare clients allocate
-/// from all threads at the same time.
+/// memory from all threads at the same time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The result of all fallible functions in this program.
+/// The result type of all fallible functions in this program.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// A function for one part of the measurements. The function prints its table.
+/// A function that runs one part of the measurements. The function prints the table of its measurements.
 type Part = fn(&Programs, &Path) -> Outcome<()>;
 
-/// The paths of the programs under test.
+/// The paths of the programs that are measured.
 #[derive(Debug, Default)]
 struct Programs {
     plugin: PathBuf,
@@ -50,23 +51,23 @@ struct Programs {
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
-    /// A minimal program that commits to etcd, built and linked like the plugin.
+    /// A minimal program that commits to etcd, compiled and linked like the plugin.
     floor_etcd: PathBuf,
-    /// A minimal program that creates a veth pair and a route, built and linked like the plugin.
+    /// A minimal program that creates a veth pair and a route, compiled and linked like the plugin.
     floor_wire: PathBuf,
-    /// Another build of the plugin, measured in turns with this build.
+    /// Another build of the plugin, which is measured alternately with the current build.
     baseline: Option<PathBuf>,
 }
 
 impl Programs {
-    /// Returns the folder with the programs in the form in which they are installed.
+    /// Returns the folder that contains the programs as they are installed.
     fn installed() -> Outcome<PathBuf> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
         Ok(folder.join(format!("../programs/{}", std::env::consts::ARCH)))
     }
 
-    /// Finds the floor programs beside this program, the installed programs beside this program's folder, and
+    /// Finds the minimal programs in the folder of this program, the installed programs in a folder beside it, and
     /// host-local where distributions install it.
     fn find(baseline: Option<PathBuf>) -> Outcome<Self> {
         if let Some(missing) = baseline.as_deref().filter(|path| !path.is_file()) {
@@ -105,9 +106,9 @@ impl Programs {
 #[derive(Debug, Default)]
 struct Wish {
     parts: Vec<String>,
-    /// The file in which the findings are saved.
+    /// The file in which the findings of the run are saved.
     file: Option<PathBuf>,
-    /// Another build of the plugin, measured in turns with this build.
+    /// Another build of the plugin, which is measured alternately with the current build.
     baseline: Option<PathBuf>,
 }
 
@@ -139,7 +140,7 @@ impl Wish {
     }
 }
 
-/// Parts that only print their measurements: processes on stores of this machine, and calls to etcd.
+/// Parts whose measurements are only printed: processes on stores of this machine, and calls to etcd.
 const PRINTED: [(&str, Part); 7] = [
     ("single", single::run),
     ("crowd", crowd::run),
@@ -150,7 +151,7 @@ const PRINTED: [(&str, Part); 7] = [
     ("etcd", |_, _| etcd::run()),
 ];
 
-/// Returns the parts that print their measurements and return them as findings.
+/// Returns the parts whose measurements are printed and also returned as findings.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
     [("operator", operator::run as cluster::Part), ("serve", serve::run), ("api", api::run)]
         .into_iter()
@@ -193,7 +194,7 @@ fn main() -> Outcome<()> {
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 
-/// Syncs all disks before a part starts, so that earlier writes do not slow the part.
+/// Syncs all disks before a part of the measurements starts, so that earlier writes do not slow the part down.
 fn settle() {
     nix::unistd::sync();
     std::thread::sleep(Duration::from_secs(2));

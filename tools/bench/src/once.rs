@@ -1,4 +1,5 @@
-//! Runs every kind of plugin call once, for a plugin that records which code it executes. See `scripts/find-hot`.
+//! Runs every kind of plugin call once. The plugin is built to record which of its code it executes. See
+//! `scripts/find-hot`.
 
 use std::path::PathBuf;
 
@@ -7,11 +8,11 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// The number of containers that are added to an embedded store. Redb moves its journal into its file after twenty to
-/// thirty commits.
+/// The number of containers that are added to and deleted from an embedded store. After twenty to thirty commits,
+/// redb's journal is moved into redb's file; these calls include such a commit.
 const CONTAINERS: u32 = 20;
 
-/// Runs ADD and DEL on a store with the given plugin.
+/// Runs ADD and DEL on a store of the given kind with the given plugin.
 pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     let programs = Programs { plugin, margay: Programs::installed()?.join("margay"), ..Programs::default() };
     let folder = tempfile::Builder::new().prefix("margay-once").tempdir()?;
@@ -29,7 +30,7 @@ pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     }
 }
 
-/// Adds containers and then deletes these containers.
+/// Adds containers and then deletes the same containers.
 pub(crate) fn add_and_del(contender: &Contender, containers: u32) -> Outcome<()> {
     for container in 0..containers {
         contender.add(&format!("c{container}"))?;

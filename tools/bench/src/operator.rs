@@ -1,4 +1,4 @@
-//! Measures the operator's commands on full stores, and how much a running command delays an ADD.
+//! Measures the operator's commands on full stores, and how much an ADD is delayed by a running command.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,22 +21,22 @@ use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 use testkit::server::Etcd;
 
-/// The number of nodes in the store.
+/// The number of nodes in the measured store.
 const NODES: u32 = 100;
 const BLOCKS: u32 = 100;
 const USED: u64 = 50;
 const ADDRESSES: u64 = NODES as u64 * BLOCKS as u64 * USED;
-/// The number of concurrent commits while the store is filled.
+/// The number of concurrent commits while the store is filled before the measurement.
 const FILLERS: usize = 64;
 /// The number of measurements of each command.
 const ROUNDS: usize = 3;
-/// The number of ADDs that are made while each command runs.
+/// The number of ADDs that are made while each operator's command runs.
 const ADDS: u32 = 200;
-/// The maximum duration of a command in seconds.
+/// The upper bound of the duration of each command in seconds.
 const SECONDS: f64 = 5.0;
 const MEMORY: f64 = 300.0;
 const HELD_UP: f64 = 50.0;
-/// The minimum rate of a migration, in addresses per second.
+/// The lower bound of the rate of a migration, in addresses per second.
 const MOVED: f64 = 50_000.0;
 
 /// The duration and the peak memory of an operator's command.
@@ -46,7 +46,7 @@ struct Cost {
     mib: f64,
 }
 
-/// Measures all commands on all stores, and on redb the ADDs that are made while a command runs.
+/// Measures all commands on all kinds of stores, and on redb also the ADDs that are made while a command runs.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("operator");
     std::fs::create_dir(&folder)?;
@@ -68,11 +68,11 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Fills a store that the plugin has created.
+/// Adds nodes, blocks and addresses to a store that the plugin has created.
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // Add one block more than needed, because the plugin already owns one of these blocks.
+    // One more block than needed is claimed, because the plugin already owns one of these blocks.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;
@@ -96,7 +96,7 @@ async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Runs a command to its end. Returns the command's duration and peak memory.
+/// Runs an operator's command until it ends. Returns the duration and the peak memory of the command.
 fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();
@@ -175,7 +175,7 @@ fn commands(file: &str) -> [(&'static str, Vec<&str>); 3] {
     ]
 }
 
-/// Measures ADDs while a command runs repeatedly beside them.
+/// Measures ADDs while an operator's command runs again and again.
 fn beside(
     programs: &Programs,
     contender: &Contender,
@@ -230,7 +230,7 @@ fn row(name: &str, times: &Times, alone: &Times, runs: usize) -> Vec<String> {
     ]
 }
 
-/// Measures ADDs. Each ADD is followed by a DEL and a pause.
+/// Measures ADDs. Each ADD is followed by a DEL and then a pause.
 fn pairs(contender: &Contender, name: &str) -> Outcome<Times> {
     let mut times = Times::default();
     for number in 0..ADDS {

@@ -1,7 +1,8 @@
 //! Updates pages of the book with the findings of a benchmark run.
 //!
-//! A page marks the place of a table with `<!-- measured: NAME -->` and `<!-- end -->`. A new finding replaces the text
-//! between these marks. Plots are files. Sections without a finding stay unchanged.
+//! In a page, the position of a table is marked with `<!-- measured: NAME -->` and `<!-- end -->`. A new finding
+//! replaces the text between these two marks. Plots are files. Marked sections for which there is no finding stay
+//! unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +14,7 @@ use crate::plot;
 const BEGIN: &str = "<!-- measured: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end -->";
-/// The pages with marked sections, and the folder of plots, relative to the top of the repository.
+/// The pages with marked sections, as paths relative to the top of the repository.
 const PAGES: [&str; 1] = ["docs/performance.md"];
 const PLOTS: &str = "docs/performance";
 
@@ -37,7 +38,7 @@ pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Replaces each marked table that has a finding, and returns the new page and the number of replaced tables.
+/// Replaces each marked table for which there is a finding, and returns the new page and the number of replaced tables.
 fn fill(page: &str, findings: &Findings) -> Result<(String, usize), String> {
     let (mut done, mut rest, mut filled) = (String::new(), page, 0);
     while let Some((before, after)) = rest.split_once(BEGIN) {

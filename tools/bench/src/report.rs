@@ -5,7 +5,7 @@ use std::time::Duration;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 
-/// The measured durations of one contender.
+/// The measured durations of one contender's runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Times(Vec<Duration>);
 
@@ -23,7 +23,7 @@ impl Times {
         self.0.extend(other.0);
     }
 
-    /// Returns the duration that `share` (0 to 1) of the runs did not exceed, in milliseconds.
+    /// Returns the duration in milliseconds that the share `share` (0 to 1) of the runs did not exceed.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -56,7 +56,7 @@ pub(crate) fn median(numbers: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a table with a title. The first column contains text, the other columns contain numbers.
+/// Prints a table with a title. The first column of the table contains text, the other columns contain numbers.
 #[expect(clippy::print_stdout, reason = "the program prints its report")]
 pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
     let mut table = Table::new();

@@ -1,5 +1,5 @@
-//! Measures plugins that use the daemon `margay serve` beside plugins that open the store themselves. Also measures the
-//! daemon's memory and processor time.
+//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. The memory and the
+//! processor time of the daemon are measured as well.
 
 use std::fs;
 use std::path::Path;
@@ -18,38 +18,38 @@ use crate::findings::{Bound, Findings};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The number of containers that exist before measuring begins.
+/// The number of containers that exist before the measurement begins.
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
 /// The number of rounds with many concurrent callers.
 const CROWDS: usize = 10;
-/// The number of blocks in the store of the measured daemon.
+/// The number of blocks in the store of the daemon whose memory is measured.
 const BLOCKS: u32 = 10_000;
-/// The number of times that the daemon is started.
+/// The number of times that the daemon is started to measure its start.
 const STARTS: usize = 10;
-/// How long the memory and processor time of the idle daemon are measured.
+/// How long the idle daemon's memory and processor time are measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A running daemon. Dropping this value ends the process with SIGTERM.
+/// A running daemon. Dropping this value ends the daemon's process with SIGTERM.
 pub(crate) struct Daemon {
     child: Child,
 }
 
 impl Daemon {
-    /// Starts the daemon on a store, and waits until the daemon's socket exists.
+    /// Starts the daemon on a store, and waits until the socket of the daemon exists.
     pub(crate) fn start(programs: &Programs, url: &str) -> Outcome<Self> {
         Self::start_with(programs, url, &[])
     }
 
-    /// Starts the daemon like [`Daemon::start`], with further options of `margay serve`.
+    /// Starts the daemon like [`Daemon::start`], with additional options of `margay serve`.
     pub(crate) fn start_with(programs: &Programs, url: &str, options: &[&str]) -> Outcome<Self> {
         let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
         let name = String::from_utf8(name.stdout)?;
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // The daemon's systemd unit sets these variables, too.
+        // The systemd unit of the daemon also sets these variables.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -67,7 +67,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Reads a file of the daemon's process under `/proc`.
+    /// Reads a file from the folder of the daemon's process under `/proc`.
     fn process(&self, file: &str) -> Outcome<String> {
         Ok(fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?)
     }
@@ -100,7 +100,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Measures calls with and without the daemon, and the daemon's memory and processor time.
+/// Measures calls with and without the daemon, and the memory and processor time of the daemon.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut findings = Findings::default();
     let folder = folder.join("serve");
@@ -159,9 +159,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Measures many concurrent callers. The ratio of the slowest calls is the median over all rounds. Otherwise, pauses of
-/// the machine would decide the 99th percentile of all calls: a pause takes tens of milliseconds and hits one or two
-/// rounds of every contender, even of empty processes.
+/// Measures many concurrent callers of each contender. The reported ratio of the slowest calls is the median over all
+/// rounds. If the 99th percentile of all calls were reported, pauses of the machine would decide it. A pause takes tens
+/// of milliseconds and hits one or two rounds of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
@@ -172,7 +172,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
-            // Release the addresses of the round, without measuring.
+            // The addresses of the round are released without measuring.
             at_once(contender, Verb::Del, round)?;
         }
     }
@@ -206,7 +206,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
 }
 
 /// Measures the memory and processor time of an idle daemon, and the time from the daemon's start to its first answer.
-/// The memory after a list of all blocks has no bound, because that memory depends on the size of the store.
+/// The memory after listing all blocks has no bound, because it depends on the size of the store.
 fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

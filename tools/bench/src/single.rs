@@ -1,4 +1,5 @@
-//! Measures the calls of one caller as whole cold processes, one after another, with the contenders in turns.
+//! Measures the calls of a single caller as whole cold processes, one after another, alternating between the
+//! contenders.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +11,14 @@ use crate::contender::{Contender, copy_folder, in_turns, plugin, run as run_proc
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// The number of containers that exist before measuring begins.
+/// The number of containers that exist before the measurement begins.
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Measures ADD and DEL, the plugin's memory, and its size.
+/// Measures ADD and DEL of each contender, and the memory and the size of the plugin.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let redb = Contender::margay(programs, folder, "margay-ipam on redb", "redb");
     let sled = Contender::margay(programs, folder, "margay-ipam on sled", "sled");
@@ -60,7 +61,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     memory_and_size(programs, &redb)
 }
 
-/// Returns the peak memory of a plugin's ADD, in KiB.
+/// Returns the peak memory of one ADD by a plugin, in KiB.
 pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     let (program, netconf) = contender.as_plugin().ok_or("not a plugin")?;
     let kib = peak_of(program, netconf, &[])?;
@@ -68,8 +69,8 @@ pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     Ok(kib)
 }
 
-/// Returns the peak memory of an ADD of the container `peak`, in KiB. The plugin gets the environment variables in
-/// `variables`.
+/// Returns the peak memory, in KiB, of one ADD of the container `peak`. The environment variables in `variables` are
+/// passed to the plugin.
 pub(crate) fn peak_of(program: &Path, netconf: &str, variables: &[(&str, &str)]) -> Outcome<f64> {
     let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
     peak.envs(variables.iter().copied()).args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
@@ -91,7 +92,7 @@ fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a program with the environment variables of this process, and prints the program's peak memory in KiB.
+/// Runs a program with the environment variables of this process, and prints the peak memory of that program in KiB.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_peak_of(arguments: &[String]) -> Outcome<()> {
     let [program, input, arguments @ ..] = arguments else {

@@ -1,4 +1,4 @@
-//! Measures how large a store gets while addresses are assigned and released continuously.
+//! Measures how large a store grows while addresses are assigned and released continuously.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use crate::fill::{self, Churn};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// The number of pairs of one ADD and one DEL. The environment variable `PAIRS` overrides this number.
+/// The number of times that a container is added and deleted. The environment variable `PAIRS` overrides this default.
 const PAIRS: u64 = 1_000_000;
-/// The number of pairs of ADD and DEL between two measurements of the store's size.
+/// The number of ADDs and DELs of a container between two measurements of the store's size.
 const LOOK_EVERY: u64 = 2_000;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Measures the size of stores on a file system in memory, where a sync costs nothing. The disk's speed does not affect
-/// the size, and a million pairs of ADD and DEL on a disk would take hours.
+/// Measures the size of stores on a file system in memory, where a sync costs nothing. The size of a store does not
+/// depend on the speed of the disk, and a million pairs of ADD and DEL on a disk would take hours.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let pairs = std::env::var("PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(PAIRS);
     let in_memory = Path::new("/dev/shm");
@@ -44,7 +44,7 @@ pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds and deletes containers, and returns the largest size of the store in bytes.
+/// Adds and deletes containers, and returns the largest size in bytes that the store had.
 async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     let store = fill::create(engine, path).await?;
     let mut churn = Churn::begin(&store).await?;
@@ -71,7 +71,7 @@ fn size(path: &Path) -> Outcome<u64> {
     }
     let mut sum = 0;
     for entry in fs::read_dir(path)? {
-        // Sled may have removed a file since the folder was listed.
+        // Sled may have removed a file after the folder was listed.
         sum += size(&entry?.path()).unwrap_or_default();
     }
     Ok(sum)

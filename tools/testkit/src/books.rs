@@ -1,4 +1,4 @@
-//! Reads the contents of a store without the plugin, and checks that the documents agree.
+//! Reads a store's addresses, reservations and pools without the plugin, and checks that the store's documents agree.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,18 +21,18 @@ const WAIT: Duration = Duration::from_secs(60);
 /// The addresses, reservations and pools that a store records.
 #[derive(Clone, Debug, Default)]
 pub struct Books {
-    /// The handle of each address in use.
+    /// The handle that holds each address in use.
     pub held: BTreeMap<IpAddr, String>,
-    /// The addresses of each reservation, by the reservation's name.
+    /// The addresses of each reservation, by the name of the reservation.
     pub reservations: BTreeMap<String, Vec<String>>,
-    /// The workload for which each waiting address is kept.
+    /// The workload for which each released sticky address is kept.
     pub waiting: BTreeMap<IpAddr, String>,
-    /// The number of addresses in use in each pool, by the pool's name.
+    /// The number of addresses in use in each pool, by the name of the pool.
     pub in_use: BTreeMap<String, String>,
 }
 
 impl Lab {
-    /// Opens the store, runs `work` with an allocator on the store, and closes the store.
+    /// Opens the store, runs `work` with an allocator on the open store, and closes the store.
     pub fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -43,8 +43,8 @@ impl Lab {
         })
     }
 
-    /// Creates a pool, and the store if the store is missing. A pool that is smaller than a normal block gets one block
-    /// of the pool's size.
+    /// Creates a pool, and also the store if it is missing. A pool that is smaller than a normal block gets a single
+    /// block of the pool's size.
     pub fn pool(&self, name: &str, cidr: &str) {
         let cidr: IpNet = cidr.parse().unwrap();
         let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));
@@ -58,7 +58,7 @@ impl Lab {
         self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
     }
 
-    /// Returns an attribute that is recorded with an address in use.
+    /// Returns the attribute `name` that is recorded with an address in use.
     pub fn attribute(&self, ip: IpAddr, name: &str) -> String {
         self.with_ipam(Create::Never, async |ipam, deadline| match ipam.holding(ip, deadline).await.unwrap() {
             Holding::Held(entry) => entry.get(name).unwrap().to_owned(),
@@ -66,12 +66,13 @@ impl Lab {
         })
     }
 
-    /// Runs `work` while this process has the store open, as any other process in the store's queue would.
+    /// Runs `work` while this process has the store open. Other processes queue for the store meanwhile.
     pub fn while_open(&self, work: impl FnOnce()) {
         self.with_ipam(Create::Never, async |_, _| work());
     }
 
-    /// Reads the recorded state of the store. Fails unless blocks, handles and affinities agree.
+    /// Reads the addresses, reservations and pools that the store records. Fails if the store's blocks, handles and
+    /// affinities do not agree.
     pub fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
             let (held, waiting) = consistent(ipam).await;
@@ -85,7 +86,7 @@ impl Lab {
         })
     }
 
-    /// Checks that no address is in use.
+    /// Checks that no address of the store is in use.
     #[track_caller]
     pub fn nothing_is_left(&self) {
         let books = self.books();
@@ -95,15 +96,15 @@ impl Lab {
 }
 
 impl Books {
-    /// Returns the number of addresses of a handle.
+    /// Returns the number of addresses that a handle holds.
     pub fn count_of(&self, handle: &str) -> usize {
         self.held.values().filter(|holder| *holder == handle).count()
     }
 }
 
-/// Returns the handle of each address in use, and the workload for which each waiting address is kept. Fails unless
-/// handles count exactly the addresses in blocks, affinities match the owners of blocks, and each waiting address has
-/// no handle and is in its workload's record.
+/// Returns the handle of each address in use, and the workload for which each released sticky address is kept. Fails
+/// unless handles count exactly the addresses in blocks, affinities match the owners of blocks, and each released
+/// sticky address has no handle and is in its workload's record.
 async fn consistent(ipam: &Ipam) -> (BTreeMap<IpAddr, String>, BTreeMap<IpAddr, String>) {
     let all = ipam.store().list(Range::All).await.unwrap();
     let (mut held, mut waiting) = (BTreeMap::new(), BTreeMap::new());

@@ -1,4 +1,4 @@
-//! Issues certificates for an etcd server and its clients.
+//! Issues certificates for an etcd server and for its clients.
 
 use std::io::{Error, Result};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::server::Etcd;
 
-/// A certificate authority, and its certificates for the server and for the client, in files.
+/// A certificate authority, and the server's and the client's certificates, in files.
 #[derive(Debug)]
 pub struct Certificates {
     folder: TempDir,
@@ -27,14 +27,14 @@ impl Certificates {
         Self::expired(&[])
     }
 
-    /// Issues certificates. The certificates named in `expired` ("server" or "client") expired in 2001.
+    /// Issues certificates. The certificates that `expired` names ("server" or "client") expired in 2001.
     pub fn expired(expired: &[&str]) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
         certificates.write(expired)?;
         Ok(certificates)
     }
 
-    /// Replaces all certificates in the files. The new certificates have a new authority.
+    /// Replaces the authority and all certificates in the files. The new certificates are issued by a new authority.
     pub fn issue(&self) -> Result<()> {
         self.write(&[])
     }
@@ -63,7 +63,7 @@ impl Certificates {
         self.folder.path().join(name)
     }
 
-    /// Starts an etcd with these certificates. `more` contains further arguments of etcd.
+    /// Starts an etcd server with these certificates. `more` contains additional command-line arguments of etcd.
     pub fn etcd(&self, more: &[String]) -> Result<Etcd> {
         let with = |flag: &str, name: &str| format!("{flag}={}", self.path(name).display());
         let mut arguments = vec![with("--cert-file", "server.pem"), with("--key-file", "server.key")];
@@ -71,7 +71,7 @@ impl Certificates {
         Etcd::start_with("https", &arguments)
     }
 
-    /// Starts an etcd that accepts only clients with a certificate of this authority.
+    /// Starts an etcd server that accepts only clients with a certificate of this authority.
     pub fn etcd_for_known(&self) -> Result<Etcd> {
         let trusted = format!("--trusted-ca-file={}", self.path("authority.pem").display());
         self.etcd(&[trusted, "--client-cert-auth".to_owned()])

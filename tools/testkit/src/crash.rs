@@ -1,10 +1,11 @@
 //! Kills plugin calls with SIGKILL at random moments, in rounds.
 //!
-//! A round kills one or several calls. The calls are an ADD or a DEL on a store whose log is full, so that each commit
-//! also trims the log; or the ADD that creates the store; or callers that wait in the queue behind a stopped holder.
-//! After each round the store must open. The store must contain every acknowledged address, and no address twice. Each
-//! killed call must have happened completely or not at all. Blocks, handles and affinities must agree. Then a DEL or a
-//! repeated ADD ends each killed call, as a runtime would do.
+//! Each round of the test kills one or several plugin calls. One kind of round kills an ADD or a DEL on a store whose
+//! log is full, so that each commit also trims the log. Other rounds kill the ADD that creates the store, or callers
+//! that wait in the queue behind a stopped lock holder. After each round it must be possible to open the store. The
+//! store must then contain every address that an ADD has returned, and no address twice. Each killed plugin call must
+//! have happened completely or not at all. The store's blocks, handles and affinities must agree. After the checks, a
+//! DEL or a repeated ADD finishes each killed call, as a container runtime would do.
 //!
 //! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
 //! `make torture MODE=kill` sets both variables.
@@ -24,30 +25,31 @@ use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
 
 pub const SEED: u64 = 20_261_121;
-/// The length of a cycle of rounds. In each cycle, one round creates a store and one round tests a queue.
+/// The number of rounds in a cycle of the test. In each cycle, one round creates a store and one round tests the queue
+/// for the store lock.
 const KINDS: u64 = 5;
-/// The number of revisions that a store keeps.
+/// The number of revisions that the store keeps when its log is full.
 const FULL_LOG: usize = 10_000;
-/// Maximum number of containers that hold addresses.
+/// Maximum number of containers that have addresses at the same time.
 const MOST_HELD: usize = 100;
-/// The number of calls that are timed to learn how long a call takes.
+/// The number of plugin calls that are timed to learn how long a call takes.
 const MEASURED: usize = 24;
-/// The number of times that a test tries to stop a call while the call has the store open.
+/// The number of attempts to stop a call while the call has the store open.
 const ATTEMPTS: usize = 200;
 
-/// Returns a network configuration that gives each container one address of each family.
+/// Returns a network configuration with which each container gets one IPv4 and one IPv6 address.
 fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// The number of times that each event happened, by the event's name.
+/// The number of times that each kind of event happened, by the event's name.
 type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// The durations of calls of one kind, shortest first.
+/// The measured durations of calls of one kind, shortest first.
 pub struct Life(Vec<Duration>);
 
 impl Life {
@@ -56,8 +58,9 @@ impl Life {
         Self(calls)
     }
 
-    /// Draws a moment in the life of a call. Half of the moments are spread up to the longest duration of a call. The
-    /// other half is spread up to the median duration, because a few calls take very long on a busy machine.
+    /// Draws a random moment after the start of a call. Half of the drawn moments are spread up to the longest measured
+    /// duration of a call. The other half of the moments are spread up to the median duration, because a few calls take
+    /// very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -65,13 +68,13 @@ impl Life {
     }
 }
 
-/// Runs a call to its end. Returns the call's outcome and duration.
+/// Runs a plugin call until it ends. Returns the outcome and the duration of the call.
 pub fn measured(call: &Call) -> (Outcome, Duration) {
     let begun = Instant::now();
     (call.ok(), begun.elapsed())
 }
 
-/// A store, and the addresses acknowledged to each container.
+/// A store, and for each container the addresses that its ADD has returned.
 pub struct World {
     pub lab: Lab,
     conf: Value,
@@ -80,14 +83,14 @@ pub struct World {
 }
 
 impl World {
-    /// Creates a world whose store does not exist yet.
+    /// Creates a `World` whose store does not exist yet.
     pub fn new(engine: Engine) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a world whose store has a full log. Also returns the durations of ADDs and DELs on this store.
+    /// Creates a `World` whose store has a full log. The durations of ADDs and DELs on this store are returned as well.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -112,7 +115,7 @@ impl World {
         (world, Life::of(lives))
     }
 
-    /// Returns the oldest revision that can be read.
+    /// Returns the oldest readable revision of the store.
     fn trimmed_to(&self) -> i64 {
         self.lab.with_ipam(Create::Never, async |ipam, _| {
             let read = RangeRequest::new(Range::All).with_at(Revision::new(1));
@@ -137,14 +140,14 @@ impl World {
         Victim::start(self.call(verb, container), &self.lab.store)
     }
 
-    /// Runs an ADD without killing the call.
+    /// Runs an ADD that is not killed.
     pub fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();
         self.reported(container, &outcome).unwrap();
     }
 
-    /// Records the answer to an ADD. Fails if another container holds one of the answered addresses.
+    /// Records the result of an ADD. Fails if another container has one of the addresses in the result.
     fn reported(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
@@ -159,9 +162,9 @@ impl World {
         }
     }
 
-    /// Opens the store and compares the store with the acknowledged addresses. Each container in `unsure` may have all
-    /// of its listed addresses (`None`: any two addresses) or no address. Returns the addresses of the containers in
-    /// `unsure`.
+    /// Opens the store, and compares its addresses with the addresses that ADDs have returned. Each container in
+    /// `unsure` may have all of its listed addresses (for `None`: any two addresses), or no address. Returns the
+    /// addresses that the containers in `unsure` have in the store.
     pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -190,7 +193,7 @@ impl World {
         self.check(&BTreeMap::new()).map(drop)
     }
 
-    /// Ends an unanswered ADD as a runtime does: with a DEL, or by repeating the ADD.
+    /// Finishes a killed ADD as a container runtime does: with a DEL, or by repeating the ADD.
     fn settle(&mut self, container: String, has: &BTreeSet<IpAddr>, random: &mut Random) -> Result<(), String> {
         if random.once_in(2) {
             self.call("DEL", &container).ok();
@@ -204,13 +207,13 @@ impl World {
         self.reported(container, &again)
     }
 
-    /// Runs a round that kills one ADD or DEL.
+    /// Runs a round in which one ADD or DEL is killed.
     fn alone(&mut self, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let is_add = self.held.is_empty() || (self.held.len() < MOST_HELD && random.once_in(2));
         let verb = if is_add { "ADD" } else { "DEL" };
         let container =
             if is_add { self.name() } else { random.pick(&self.held.keys().cloned().collect::<Vec<_>>()).clone() };
-        // A container may lose its addresses as soon as its DEL begins.
+        // A container whose DEL has begun may lose its addresses at any time.
         let before = self.held.remove(&container);
         let mut victim = self.start(verb, &container);
         thread::sleep(life.moment(random));
@@ -237,8 +240,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one is stopped while it has the store open, and returns that ADD. The other ADDs run to their
-    /// end.
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All the other ADDs
+    /// run until they end.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
@@ -257,7 +260,7 @@ impl World {
         Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
     }
 
-    /// Checks that no waiting call has opened the store, ended, or changed the store.
+    /// Checks that no call waiting in the queue has opened the store, ended, or changed the store.
     pub fn check_waiters_outside(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {
@@ -267,8 +270,8 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("a waiting call has committed".into()) }
     }
 
-    /// Runs a round with a queue: the holder of the store is stopped and some waiting calls are killed. Then the holder
-    /// continues, or in every second of these rounds is killed.
+    /// Runs a round with a queue: the process that has the store open is stopped, and some waiting calls are killed.
+    /// Afterwards the stopped process continues, or in every second of these rounds is killed.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -308,7 +311,7 @@ impl World {
             let outcome = waiter.end();
             self.reported(container, &outcome)?;
         }
-        // A killed call that never opened the store must have left no trace in the store.
+        // A killed call that never opened the store must have changed nothing in the store.
         let found = self.check(&unsure)?;
         if let Some(has) = found.get(&first) {
             self.settle(first, has, random)?;
@@ -320,7 +323,7 @@ impl World {
         self.thin_out()
     }
 
-    /// Deletes containers until at most [`MOST_HELD`] remain.
+    /// Deletes containers until at most [`MOST_HELD`] containers remain.
     fn thin_out(&mut self) -> Result<(), String> {
         while self.held.len() > MOST_HELD {
             let Some((container, _)) = self.held.pop_first() else { break };
@@ -330,7 +333,8 @@ impl World {
     }
 }
 
-/// Runs a round without a store: calls that would create the store are killed, and a last call runs undisturbed.
+/// Runs a round in which no store exists at first: calls that would create the store are killed, and a last call is not
+/// killed.
 fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     let mut world = World::new(engine);
     let mut unsure = BTreeMap::new();
@@ -368,8 +372,8 @@ fn life_of_making(engine: Engine) -> Life {
     Life::of((0..MEASURED).map(life).collect())
 }
 
-/// Runs the number of rounds in `MARGAY_CRASH_ROUNDS`, or else `usual` rounds. In `usual` or more rounds, every kind of
-/// event must happen.
+/// Runs `MARGAY_CRASH_ROUNDS` rounds of the test, or `usual` rounds if this variable is not set. If at least `usual`
+/// rounds are run, every kind of event must happen at least once.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", usual));
     println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");
@@ -393,7 +397,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     }
     assert!(trimmed > 0, "no commit has trimmed the log");
     let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
-    // A run with fewer rounds need not meet every event.
+    // If fewer rounds are run, some kinds of events may not happen.
     if rounds >= usual {
         assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
         for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {

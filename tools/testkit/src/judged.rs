@@ -13,7 +13,8 @@ use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 use tempfile::TempDir;
 
-/// Runs all cases of the conformance suite. `known` lists the cases that the engine fails.
+/// Runs all cases of the conformance suite on an engine's store. `known` lists the conformance cases that the engine is
+/// known to fail.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
     let mut ignored = [conformance::WITHOUT_SERVERS, &["D10_power_cuts"]].concat();
     if !may_mount() {
@@ -22,7 +23,7 @@ pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[Kno
     conformance::main_knowing(OnDisk(engine), &ignored, known)
 }
 
-/// True if a process with the rights of this process may mount a file system in its own namespaces.
+/// True if a process with this process's privileges may mount a file system in new namespaces.
 fn may_mount() -> bool {
     static MAY: LazyLock<bool> = LazyLock::new(|| {
         let mount = ["--mount", "--map-root-user", "mount", "-t", "tmpfs", "test", "/tmp"];
@@ -32,8 +33,8 @@ fn may_mount() -> bool {
     *MAY
 }
 
-/// The abilities of a store in a folder. `Mount` must be the last ability: where mounting is not permitted, the suite
-/// runs without the last ability.
+/// The abilities of a store in a folder, which decide which conformance cases apply. `Mount` must be last: where
+/// mounting is not permitted, the suite runs without the last ability in this list.
 const ABILITIES: [Ability; 12] = {
     use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
     [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]
@@ -55,7 +56,7 @@ async fn open(engine: impl Engine + 'static, path: &Path, wait: Duration) -> kv:
     Ok(Arc::new(kv_local::open(engine, path, &options).await?))
 }
 
-/// How long to wait for a store that another process still has open.
+/// Maximum time to wait for a store that another process has not closed yet.
 const WAIT: Duration = Duration::from_secs(10);
 
 #[async_trait]
@@ -116,7 +117,7 @@ fn text(path: &Path) -> Result<String, BoxError> {
     Ok(path.to_str().ok_or("a path that is no text")?.to_owned())
 }
 
-/// Returns the total size in bytes of all files in `path` and its subfolders.
+/// Returns the total size in bytes of all files in the folder `path` and its subfolders.
 fn size(path: &Path) -> std::io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {

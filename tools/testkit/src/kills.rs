@@ -1,4 +1,5 @@
-//! Adds and deletes containers repeatedly while their plugins are killed. The test works on every store.
+//! Adds and deletes containers repeatedly while the plugin processes are killed. The test of kills works with every
+//! kind of store.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,14 +14,15 @@ use crate::random::Random;
 
 const CALLERS: u64 = 6;
 const ROUNDS: u64 = 25;
-/// Maximum time in milliseconds until a call is killed. A call takes a few milliseconds alone, and tens of milliseconds
-/// beside other calls.
+/// Maximum time in milliseconds from the start of a call until the call is killed. A call takes a few milliseconds if
+/// it runs alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 30;
-/// Maximum life of a container, in milliseconds.
+/// Maximum time in milliseconds from the ADD to the DEL of a container.
 const LIFE: u64 = 20;
 
-/// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL. An ADD may find no free
-/// address. Two containers that live at the same time must not share the value that `has` reads from their results.
+/// Adds and deletes containers, and kills a third of the ADDs. Each container gets a DEL at the end of its life. An ADD
+/// may fail because no address is free. `has` reads a value from the result of an ADD. Two containers that exist at the
+/// same time must not have the same value.
 pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Creates a store for a test, in a temporary folder or on an etcd, with network configurations and plugin calls for
-//! the store.
+//! Creates a store for a test, in a temporary folder or on an etcd, and network configurations and plugin calls for
+//! this store.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
@@ -14,11 +14,11 @@ use crate::process::Call;
 use crate::programs::drivers;
 use crate::server::Etcd;
 
-/// A kind of store: an embedded engine or etcd.
+/// A kind of store: on an embedded engine or on etcd.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Engine {
     name: &'static str,
-    /// The file that contains the engine's rows, relative to the store's folder.
+    /// The file that contains the engine's rows, as a path relative to the store's folder.
     pub file: &'static str,
 }
 
@@ -28,19 +28,19 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// The engine of stores on etcd. Tests read no files of an etcd.
+    /// The kind of stores on etcd. The engine `etcd` has no file, because tests read no files of an etcd.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
         Self { name, file }
     }
 
-    /// Returns the engine's name in network configurations.
+    /// Returns the engine's name as it is written in network configurations.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// Returns the other embedded engine.
+    /// Returns the other one of the two embedded engines.
     pub fn other(self) -> Self {
         ENGINES.into_iter().find(|engine| *engine != self).unwrap()
     }
@@ -57,22 +57,22 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The key and the document of the node in all configurations of a lab, as Calico registers the node.
+/// The key and the document of the node that all of a lab's configurations name, as Calico registers it.
 const NODE: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/nodes/node-1",
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-/// A temporary folder and a store, which is in the folder or on etcd servers. Dropping the lab removes the folder and
-/// the servers.
+/// A temporary folder and a store, which is either in this folder or on etcd servers. Dropping the lab removes the
+/// temporary folder and ends the etcd servers.
 #[derive(Debug)]
 pub struct Lab {
     pub engine: Engine,
     pub root: TempDir,
-    /// The folder of an embedded store. The folder need not exist.
+    /// The path of an embedded store's folder. The store's folder need not exist yet.
     pub store: PathBuf,
     pub etcds: Vec<Etcd>,
-    /// More fields for the configurations of an embedded store, such as `log_level`.
+    /// Additional fields for the configurations of an embedded store, for example `log_level`.
     pub members: Value,
 }
 
@@ -84,40 +84,40 @@ impl Lab {
         Self { engine, root, store, etcds: Vec::new(), members: gateway() }
     }
 
-    /// Creates a lab with an embedded store that has one pool, `lab`.
+    /// Creates a lab with an embedded store that has one pool with the name `lab`.
     pub fn with_pool(engine: Engine, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.pool("lab", cidr);
         lab
     }
 
-    /// Creates a lab on the given servers without writing to them.
+    /// Creates a lab on the given etcd servers without writing to these servers.
     pub fn on_empty(etcds: Vec<Etcd>) -> Self {
         Self { etcds, ..Self::new(Engine::ETCD) }
     }
 
-    /// Creates a lab on the given servers, with a registered node and the pool `lab`.
+    /// Creates a lab on the given etcd servers, with a registered node and a pool with the name `lab`.
     pub fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self::on_empty(etcds);
-        // An earlier lab may have used the same ports. Outdated hints of an earlier lab would cost a call one more
-        // request.
+        // An earlier lab may have used the same ports for its etcd servers. Outdated hints of an earlier lab would cost
+        // a plugin call one additional request.
         hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
         lab
     }
 
-    /// Creates a lab on one new etcd, with a registered node and the pool `lab`.
+    /// Creates a lab on a newly started etcd, with a registered node and a pool with the name `lab`.
     pub fn start() -> Self {
         Self::on(vec![Etcd::start().unwrap()])
     }
 
-    /// Returns the first etcd server.
+    /// Returns the first etcd server of the lab.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcds[0]
     }
 
-    /// Writes a key directly to etcd.
+    /// Writes a key to etcd without Margay's code.
     pub fn put(&self, key: &str, value: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -125,7 +125,7 @@ impl Lab {
         });
     }
 
-    /// Deletes all keys of etcd with the given prefix.
+    /// Deletes all keys in etcd that have the given prefix.
     pub fn erase(&self, prefix: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -142,13 +142,13 @@ impl Lab {
         stores::at(&format!("etcd://{}", hosts.join(","))).unwrap()
     }
 
-    /// Returns the file that this host locks for a store on etcd.
+    /// Returns the path of the file that processes on this host lock for a store on etcd.
     pub fn lock_file(&self) -> PathBuf {
         self.root.path().join("ipam.lock")
     }
 
-    /// Returns the configuration of a network on the store: a bridge network for an embedded store, a Calico network
-    /// for etcd.
+    /// Returns the configuration of a network that uses the lab's store: a bridge network for an embedded store, a
+    /// Calico network for etcd.
     pub fn conf(&self) -> Value {
         if self.engine != Engine::ETCD {
             return self.conf_of("bridge");
@@ -157,7 +157,7 @@ impl Lab {
         self.conf_at(&urls)
     }
 
-    /// Returns the configuration of a Calico network on the given endpoints, with debug logging.
+    /// Returns the configuration of a Calico network that uses the etcd endpoints `urls`, with debug logging.
     pub fn conf_at(&self, urls: &[String]) -> Value {
         json!({
             "cniVersion": "1.0.0",
@@ -172,28 +172,28 @@ impl Lab {
         })
     }
 
-    /// Returns the configuration, in CNI 1.0.0, of a network of the given plugin type on an embedded store.
+    /// Returns the configuration, in CNI 1.0.0, of a network with the plugin type `plugin` on an embedded store.
     pub fn conf_of(&self, plugin: &str) -> Value {
         self.conf_with(plugin, json!({}))
     }
 
-    /// Returns the configuration of [`conf_of`](Self::conf_of) with more fields in its `ipam`.
+    /// Returns the same configuration as [`conf_of`](Self::conf_of) with additional fields in its `ipam` section.
     pub fn conf_with(&self, plugin: &str, ipam: Value) -> Value {
         conf_having(&self.members, self.engine, &self.store, plugin, ipam)
     }
 
-    /// Returns an ADD on the network of [`conf`](Self::conf).
+    /// Returns an ADD call for a container in the network of [`conf`](Self::conf).
     pub fn add(&self, container: &str) -> Call {
         Call::new("ADD", container, &self.conf())
     }
 
-    /// Returns a DEL on the network of [`conf`](Self::conf).
+    /// Returns a DEL call for a container in the network of [`conf`](Self::conf).
     pub fn del(&self, container: &str) -> Call {
         Call::new("DEL", container, &self.conf())
     }
 
-    /// Checks that the etcd store is clean and works: a repeated ADD returns the same address, and two DELs remove all
-    /// of the container's documents.
+    /// Checks that the etcd store is consistent and usable: a repeated ADD of the container returns the same address,
+    /// and two DELs remove all documents of the container.
     pub fn all_is_well(&self, container: &str) {
         let first = self.add(container).ok().address();
         assert_eq!(self.add(container).ok().address(), first);
@@ -205,7 +205,7 @@ impl Lab {
         self.no_notes_are_left();
     }
 
-    /// Checks that this machine has no recorded pending commit for this store.
+    /// Checks that this machine has no record of a pending commit for the lab's store.
     pub fn no_notes_are_left(&self) {
         let left = notes_about(&self.location().to_string());
         assert!(left.is_empty(), "{left:?} are left");
@@ -229,18 +229,18 @@ fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut 
     conf
 }
 
-/// Returns the default fields of a lab's configurations: the bridge is the containers' gateway.
+/// Returns fields that all of a lab's configurations contain: the bridge is the containers' gateway.
 fn gateway() -> Value {
     json!({ "isGateway": true })
 }
 
-/// Returns the configuration of a network of the given plugin type on an embedded store without a lab, with more fields
-/// in its `ipam`.
+/// Returns the configuration of a network on an embedded store without a lab. The network has the plugin type `plugin`
+/// and additional fields in its `ipam` section.
 pub fn embedded_conf(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
     conf_having(&gateway(), engine, store, plugin, ipam)
 }
 
-/// Returns the configuration for CHECK, with the addresses of an earlier result as `prevResult`.
+/// Returns a configuration for CHECK, with the addresses `cidrs` as its `prevResult`.
 pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = cidrs.iter().map(|cidr| json!({"address": cidr})).collect();
@@ -248,21 +248,21 @@ pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     conf
 }
 
-/// Returns the files with hints about a store on this machine.
+/// Returns the paths of this machine's hint files for a store.
 pub fn hints_about(store: &Location) -> Vec<PathBuf> {
     files_with(&format!("\"{}\"", store.in_order()), "/run/margay/hints")
 }
 
-/// Returns the files of pending commits for a store on this machine.
+/// Returns the paths of this machine's records of pending commits for a store.
 pub fn notes_about(store: &str) -> Vec<PathBuf> {
     files_with(store, agent::PENDING_COMMITS_FOLDER)
 }
 
-/// Returns the files in a folder that contain the given text.
+/// Returns the files in a folder whose content includes the given text.
 fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
     let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
     let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-    // Other tests create and delete files in this folder, so reading a file may fail.
+    // Reading a file may fail, because other tests create and delete files in this folder.
     folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
 }
 

@@ -1,5 +1,5 @@
-//! Contains helpers for the tests of several crates. Each part has a feature, so that the tests of a crate do not
-//! compile stores that these tests do not use.
+//! Contains helpers that the tests of several crates use. Each group of helpers has a cargo feature, so that a crate's
+//! tests do not compile kinds of stores that they do not use.
 //!
 //! | feature | contents |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
-//! The modules [`random`] (numbers) and [`copy`] need no feature. A helper that panics fails the test that called the
-//! helper.
+//! The modules [`random`] (random numbers) and [`copy`] (copies of programs) need no cargo feature. If a helper panics,
+//! the test that called it fails.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 #![allow(missing_docs, reason = "not published; most names need no comment")]

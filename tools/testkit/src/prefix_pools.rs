@@ -1,4 +1,5 @@
-//! Creates pools of prefixes, and reads the prefixes in results. The helpers work on every store.
+//! Creates pools of prefixes, and reads the assigned prefixes from results. These helpers work with every kind of
+//! store.
 
 use datastore::Create;
 use ipam_core::model::NewPool;
@@ -7,7 +8,7 @@ use ipnet::IpNet;
 use crate::lab::Lab;
 use crate::process::Outcome;
 
-/// Creates a pool of prefixes, and the store if the store is missing.
+/// Creates a pool of prefixes, and also the store if it is missing.
 pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     let pool = NewPool::new(name, cidr.parse().unwrap()).with_prefix_length(length);
     lab.with_ipam(Create::IfMissing, async |ipam, deadline| {
@@ -15,7 +16,8 @@ pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     });
 }
 
-/// Returns the first prefix of a result. Fails unless an address of the result has exactly this prefix as its network.
+/// Returns the first assigned prefix in a plugin's result. Fails unless an address in the result has exactly this
+/// prefix as its network.
 pub fn prefix(outcome: &Outcome) -> IpNet {
     let prefixes = &outcome.json()["margay.io/prefixes"];
     let prefix: IpNet = prefixes[0].as_str().unwrap_or_else(|| panic!("{outcome:?}")).parse().unwrap();

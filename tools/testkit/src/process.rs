@@ -1,4 +1,4 @@
-//! Runs calls of the plugin. Every wait for a call has a time limit.
+//! Runs calls of the plugin as processes. Every wait for a plugin process has a time limit.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -17,13 +17,14 @@ use serde_json::Value;
 
 use crate::programs::plugin;
 
-/// Maximum duration of a call on a quiet machine, even beside other calls. A call needs only a small part of this time.
+/// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally needs only a
+/// small part of this time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Texts that a panic leaves in the output and that no user should see.
+/// Strings that a panic leaves in the output and that no user should see.
 const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
 
-/// One call of the plugin, with its environment and its configuration.
+/// One call of the plugin, with its environment variables and its network configuration.
 #[derive(Clone, Debug)]
 pub struct Call {
     program: PathBuf,
@@ -33,7 +34,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Creates a call for the interface `eth0`, with only the environment variables that a runtime sets.
+    /// Creates a call for the interface `eth0`, with only those environment variables that a container runtime sets.
     pub fn new(verb: &str, container: &str, conf: &Value) -> Self {
         let variables = [
             ("CNI_COMMAND", verb),
@@ -46,50 +47,50 @@ impl Call {
         Self { program: plugin(), environment, conf: conf.to_string(), uid: None }
     }
 
-    /// Sets an environment variable of the call.
+    /// Sets an environment variable of the plugin call.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Removes an environment variable of the call.
+    /// Removes an environment variable of the plugin call.
     pub fn without(mut self, name: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self
     }
 
-    /// Sets the container interface of the call.
+    /// Sets the container interface of the plugin call.
     pub fn on(self, interface: &str) -> Self {
         self.with("CNI_IFNAME", interface)
     }
 
-    /// Runs the call with another program, such as another plugin.
+    /// Sets the program that is run for this call, for example another plugin.
     pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// Runs the call's program as the given user, in the group of the same number.
+    /// Runs the call's program as the user `uid`, in the group with the same number.
     pub fn as_user(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
         self
     }
 
-    /// Returns the configuration that the plugin reads.
+    /// Returns the network configuration that the plugin reads.
     pub fn conf(&self) -> &str {
         &self.conf
     }
 
-    /// Returns the call's command, ready to be run.
+    /// Returns the command that runs this call.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         self.prepare(&mut command);
         command
     }
 
-    /// Returns the call's command as the last arguments of another command, such as a shell that first changes its
-    /// limits.
+    /// Returns a command that runs `wrapper` with this call's command as its last arguments. For example, the wrapper
+    /// is a shell that first changes its limits.
     pub fn command_through(&self, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
@@ -106,29 +107,29 @@ impl Call {
         }
     }
 
-    /// Starts a command of this call and writes the configuration to the command's standard input.
+    /// Starts a command of this call, and writes the network configuration to the command's standard input.
     pub fn start(&self, mut command: Command) -> Child {
         start(&mut command, self.conf.as_bytes())
     }
 
-    /// Runs the plugin call to its end.
+    /// Runs the plugin call until it ends.
     pub fn run(&self) -> Outcome {
         self.run_as(self.command())
     }
 
-    /// Runs a command of this call to its end.
+    /// Runs a command of this call until it ends.
     pub fn run_as(&self, command: Command) -> Outcome {
         self.wait(self.start(command))
     }
 
-    /// Waits for the end of a process of this call.
+    /// Waits until a process of this call has ended.
     pub fn wait(&self, child: Child) -> Outcome {
         let limit = patient(PATIENCE);
         let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));
         Outcome::new(output, self)
     }
 
-    /// Runs the call to its end. Panics if the call fails.
+    /// Runs the plugin call until it ends. Panics if the plugin call fails.
     pub fn ok(&self) -> Outcome {
         let outcome = self.run();
         assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
@@ -136,32 +137,33 @@ impl Call {
     }
 }
 
-/// Starts a program and writes its input, if the program's standard input is a pipe.
+/// Starts a program, and writes `input` to its standard input if that is a pipe.
 pub fn start(command: &mut Command, input: &[u8]) -> Child {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {:?}: {error}", command.get_program()));
     if let Some(mut stdin) = child.stdin.take() {
-        // The input fits in the pipe, so writing does not block. The program may end without reading its input.
+        // The input fits into the pipe, so writing does not block. Writing fails if the program ends without reading
+        // its input.
         let _ = stdin.write_all(input);
     }
     child
 }
 
-/// Waits for the end of a process and returns its output. If the process still runs after `limit`, kills the process
-/// and returns `None`.
+/// Waits until a process has ended, and returns its output. If the process is still running after `limit`, this
+/// function kills it and returns `None`.
 pub fn end_within(child: Child, limit: Duration) -> Option<Output> {
     let pid = Pid::from_raw(child.id().try_into().unwrap());
     let (done, output) = mpsc::channel();
     let waiting = thread::spawn(move || done.send(child.wait_with_output()));
     let ended = output.recv_timeout(limit);
     if ended.is_err() {
-        // The process was not reaped yet, so no other process has this process id.
+        // The process has not been reaped yet, so no other process has its process id.
         let _ = kill(pid, Signal::SIGKILL);
     }
     let _ = waiting.join();
     ended.ok().map(|output| output.unwrap())
 }
 
-/// Waits until a condition holds. Panics after `limit`. The limit is extended on a busy machine (see [`patient`]).
+/// Waits until a condition holds. Panics after `limit`. On a busy machine the time limit is extended (see [`patient`]).
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + patient(limit);
@@ -171,7 +173,7 @@ pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) 
     }
 }
 
-/// The exit code and output of a call.
+/// The exit status and the output of a plugin call.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub exit: i32,
@@ -179,16 +181,17 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// A CNI error as a runtime reads it.
+/// A CNI error, decoded as a container runtime decodes it.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     pub code: u64,
-    /// The error message, with the details on the next line.
+    /// The message of the CNI error, with the details on the next line.
     pub text: String,
 }
 
 impl Outcome {
-    /// Returns the outcome of a call that has ended. Panics if the call's output shows a panic.
+    /// Returns the outcome of a plugin call that has ended. Panics if the output of the call shows that the plugin
+    /// panicked.
     pub fn new(output: Output, call: &Call) -> Self {
         let signal = output.status.signal();
         let outcome = Self {
@@ -204,12 +207,13 @@ impl Outcome {
         outcome
     }
 
-    /// Returns the call's result on standard output.
+    /// Returns the JSON result that the call printed on standard output.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the CNI error on standard output. Panics unless the call failed with a CNI error that has a message.
+    /// Returns the CNI error that the call printed on standard output. Panics unless the call failed and printed a CNI
+    /// error with a message.
     pub fn refusal(&self) -> Refusal {
         assert_eq!(self.exit, 1, "{self:?}");
         let json = self.json();
@@ -219,20 +223,20 @@ impl Outcome {
         Refusal { code: json["code"].as_u64().unwrap(), text: format!("{message}\n{details}") }
     }
 
-    /// Returns the addresses of a result of CNI 0.3.0 or later, with their prefix lengths.
+    /// Returns the addresses in a result of CNI 0.3.0 or later, with their prefix lengths.
     pub fn cidrs(&self) -> Vec<String> {
         let json = self.json();
         let ips = json["ips"].as_array().unwrap_or_else(|| panic!("no ips: {self:?}"));
         ips.iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Returns the addresses of a result of CNI 0.3.0 or later, without prefix lengths.
+    /// Returns the addresses in a result of CNI 0.3.0 or later, without prefix lengths.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let bare = |cidr: &String| cidr.split('/').next().unwrap().parse().unwrap();
         self.cidrs().iter().map(bare).collect()
     }
 
-    /// Returns the only address of the result.
+    /// Returns the only address in the call's result.
     pub fn address(&self) -> IpAddr {
         let addresses = self.addresses();
         assert_eq!(addresses.len(), 1, "{self:?}");
@@ -241,7 +245,7 @@ impl Outcome {
 }
 
 impl Refusal {
-    /// Checks that the call's error contains all the given texts.
+    /// Checks that the error of the call contains all of the given strings.
     #[track_caller]
     pub fn says(&self, texts: &[&str]) -> &Self {
         for text in texts {

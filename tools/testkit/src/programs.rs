@@ -1,20 +1,20 @@
-//! Locates the programs under test and their store drivers. The programs are Margay's own, unless [`use_instead`] sets
-//! other programs.
+//! Locates the programs that are tested, and their store drivers. The tested programs are Margay's own, unless
+//! [`use_instead`] sets others.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use datastore::Drivers;
 
-/// The programs under test, and the store drivers that are compiled into them.
+/// The programs that are tested, and the store drivers that are compiled into them.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs {
-    /// The folder with the programs `margay` and `margay-ipam`.
+    /// Returns the folder that contains the programs `margay` and `margay-ipam`.
     pub folder: fn() -> PathBuf,
     pub drivers: fn() -> Drivers,
 }
 
-/// Margay's own programs. Cargo builds these programs into the parent of the folder with the test programs.
+/// Margay's own programs. Cargo builds these programs into the parent of the folder that contains the test programs.
 const OWN: Programs = Programs {
     folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     drivers: stores::drivers,
@@ -22,10 +22,11 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run other programs in this process. Must be called before any of these helpers.
+/// Makes the helpers of this crate run the given programs in tests of this process. This function must be called before
+/// any helper that runs a program.
 ///
 /// # Panics
-/// The programs of this process were used or set before.
+/// If the programs to test were already used or set in this process.
 pub fn use_instead(programs: Programs) {
     assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
 }
@@ -34,7 +35,7 @@ fn under_test() -> Programs {
     *UNDER_TEST.get_or_init(|| OWN)
 }
 
-/// Returns the folder with all programs under test.
+/// Returns the folder with all programs that are tested.
 pub fn folder() -> PathBuf {
     (under_test().folder)()
 }
@@ -45,7 +46,7 @@ fn program(name: &str, package: &str) -> PathBuf {
     file
 }
 
-/// Returns the store drivers that are compiled into the programs under test.
+/// Returns the store drivers that are compiled into the programs that are tested.
 pub fn drivers() -> Drivers {
     (under_test().drivers)()
 }
@@ -56,7 +57,7 @@ pub fn plugin() -> PathBuf {
     named.map_or_else(|| program("margay-ipam", "margay-cni-plugin"), PathBuf::from)
 }
 
-/// Returns the path of the operator's command, `margay`.
+/// Returns the path of the program `margay`, the operator's command.
 pub fn command() -> PathBuf {
     program("margay", "margay-cli")
 }

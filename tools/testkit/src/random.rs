@@ -1,11 +1,11 @@
-//! Generates pseudorandom numbers that repeat with their seed.
+//! Generates pseudorandom numbers that are reproducible from a seed.
 
 /// A stream of pseudorandom numbers (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Returns the number stream of a seed and a round, so that each round of a test can be run alone.
+    /// Returns the stream of numbers for a seed and a round, so that each round of a test can be repeated alone.
     pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         let start = random.next().wrapping_add(round);
@@ -21,24 +21,24 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Draws a number less than `end`. Panics if `end` is 0.
+    /// Draws a random number less than `end`. Panics if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// Draws one of several values.
+    /// Draws one of the given values at random.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let index = self.below(from.len() as u64);
         &from[usize::try_from(index).unwrap()]
     }
 
-    /// Returns true once in `n` times on average.
+    /// Returns true once in `n` calls on average.
     pub fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// Reads a number from an environment variable, such as a seed or a number of rounds.
+/// Reads a number from an environment variable, for example a seed or a number of rounds.
 pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
 }

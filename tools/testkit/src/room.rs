@@ -1,12 +1,13 @@
-//! Frees space in an etcd whose quota was used up.
+//! Frees space in an etcd whose space quota was used up.
 
 use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
 
-/// Defragments the member's database until it has fewer bytes than `roomy`, and disarms the NOSPACE alarms.
+/// Defragments the database of an etcd member until it has fewer bytes than `roomy`, and disarms the NOSPACE alarms.
 pub async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
-    // A compaction deletes old revisions some time after its answer. Defragmenting frees no space before that deletion.
+    // etcd deletes the old revisions some time after it has answered a compaction. Before etcd has deleted old
+    // revisions, defragmenting frees no space.
     loop {
         client.defragment().await?;
         if client.status().await?.db_size() < roomy {

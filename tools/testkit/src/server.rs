@@ -1,4 +1,5 @@
-//! Runs a real etcd for tests: each member is a process on free ports of the loopback address, in a temporary folder.
+//! Runs a real etcd for tests: each etcd member is a process on free ports of the loopback address, with a temporary
+//! folder.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,24 +13,24 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// Maximum time until a started member is healthy.
+/// Maximum time from starting an etcd member until it is healthy.
 const START: Duration = Duration::from_secs(120);
 
-/// A member of an etcd cluster. Dropping this value ends the member's process.
+/// A running member of an etcd cluster. Dropping this value ends the process of the etcd member.
 #[derive(Debug)]
 pub struct Etcd {
     folder: TempDir,
     addresses: Addresses,
     scheme: &'static str,
     name: String,
-    /// All members of the cluster, as `name=url,...`.
+    /// All members of the etcd cluster, in the form `name=url,...`.
     members: String,
     arguments: Vec<String>,
     child: Option<Child>,
 }
 
-/// The arguments of a typical etcd cluster for Margay. Unlike in production, clients may send keepalives more often and
-/// password hashes are cheaper.
+/// The command-line arguments of an etcd that is set up as usual for Margay. Unlike in production, clients may send
+/// keepalives more often, and password hashes need less computation.
 const USUAL: [&str; 5] = [
     "--auto-compaction-mode=revision",
     "--auto-compaction-retention=10000",
@@ -38,16 +39,17 @@ const USUAL: [&str; 5] = [
     "--bcrypt-cost=4",
 ];
 
-/// The first port for etcd members. The port is less than the kernel's ports for outgoing connections.
+/// The first TCP port that etcd members may use. This port is below the range from which the kernel takes ports for
+/// outgoing connections.
 const FIRST_PORT: u16 = 12_000;
-/// Number of ports for etcd members.
+/// Number of TCP ports that etcd members may use.
 const PORTS: u16 = 16_000;
 
-/// The addresses of a member: for clients, for the other members, and for health checks.
+/// The addresses of an etcd member: for clients, for the other members, and for health checks.
 type Addresses = [SocketAddr; 3];
 
-/// Returns unused addresses. Each address is returned once in this process, and processes start at different ports, so
-/// that no member connects to a member of another test.
+/// Returns unused addresses. No address is returned twice in this process, and each process starts at a different port,
+/// so that no etcd member connects to a member of another test.
 fn free_addresses() -> std::io::Result<Addresses> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let mut free = std::iter::from_fn(|| {
@@ -63,18 +65,18 @@ fn free_addresses() -> std::io::Result<Addresses> {
     }
 }
 
-/// Returns a loopback address on which no process listens.
+/// Returns an address of the loopback interface on which no process listens.
 pub fn dead_address() -> std::io::Result<SocketAddr> {
     Ok(free_addresses()?[0])
 }
 
 impl Etcd {
-    /// Starts a new, empty etcd.
+    /// Starts a new, empty etcd with one member.
     pub fn start() -> std::io::Result<Self> {
         Self::start_with("http", &[])
     }
 
-    /// Starts a new, empty etcd with further command-line arguments.
+    /// Starts a new, empty etcd with one member and additional command-line arguments.
     pub fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
         retried(|| {
             let addresses = free_addresses()?;
@@ -86,12 +88,12 @@ impl Etcd {
         })
     }
 
-    /// Starts a cluster of three members.
+    /// Starts a new etcd cluster of three members.
     pub fn start_three() -> std::io::Result<[Self; 3]> {
         Self::start_three_with(&[])
     }
 
-    /// Starts a cluster of three members with further command-line arguments.
+    /// Starts a new etcd cluster of three members with additional command-line arguments.
     pub fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
         retried(|| {
             let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
@@ -112,7 +114,8 @@ impl Etcd {
         })
     }
 
-    /// Starts a learner in the cluster of `etcd`. The learner might not listen yet when this function returns.
+    /// Starts a learner in the cluster of the member `etcd`. When this function returns, the learner may not be
+    /// listening yet.
     pub async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
         let addresses = free_addresses()?;
         let members = format!("one=http://{},two=http://{}", etcd.addresses[1], addresses[1]);
@@ -131,17 +134,17 @@ impl Etcd {
         Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
     }
 
-    /// Returns the member's URL for clients.
+    /// Returns the URL of the etcd member for clients.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.addresses[0])
     }
 
-    /// Returns the folder in which the member's process runs.
+    /// Returns the folder in which the process of the etcd member runs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Returns the folder with the member's data.
+    /// Returns the folder that contains the etcd member's data.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -150,7 +153,7 @@ impl Etcd {
         self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
     }
 
-    /// Requests `path` (`/health` or `/metrics`) from the member, and returns the whole HTTP response.
+    /// Requests the path `path` (`/health` or `/metrics`) from the etcd member, and returns the whole HTTP response.
     pub fn ask(&self, path: &str) -> std::io::Result<String> {
         let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -160,7 +163,7 @@ impl Etcd {
         Ok(answer)
     }
 
-    /// Starts the member's process and waits until the member is healthy.
+    /// Starts the process of the etcd member, and waits until the member is healthy.
     pub fn run(&mut self) -> std::io::Result<()> {
         self.spawn()?;
         self.wait()
@@ -188,44 +191,44 @@ impl Etcd {
         Ok(())
     }
 
-    /// Waits until the member is healthy. A member without a leader is not healthy.
+    /// Waits until the etcd member is healthy. An etcd member without a leader is not healthy.
     fn wait(&mut self) -> std::io::Result<()> {
         wait_for(std::slice::from_mut(self))
     }
 
-    /// Restarts the member's process without waiting until the member is healthy. Becoming healthy may need other
-    /// members.
+    /// Restarts the process of the etcd member, without waiting until the member is healthy. A member may need the
+    /// start of other members before it becomes healthy.
     pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()
     }
 
-    /// Returns the member's address for clients.
+    /// Returns the address of the etcd member for clients.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
 
-    /// Returns the id of the member's process, if the process runs.
+    /// Returns the process id of the etcd member, if the process is running.
     pub fn process(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends the member's process a signal. After SIGSTOP, waits until the process has stopped.
+    /// Sends a signal to the process of the etcd member. After sending SIGSTOP, waits until the process has stopped.
     pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         send_signal(child.id(), signal)
     }
 
-    /// Kills the member's process.
+    /// Kills the process of the etcd member with SIGKILL.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // The member's process may have ended already.
+            // The process of the etcd member may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Sends SIGTERM to the member's process and waits for the end of the process.
+    /// Sends SIGTERM to the process of the etcd member, and waits until the process has ended.
     pub fn shut_down(&mut self) -> std::io::Result<()> {
         self.signal(Signal::SIGTERM)?;
         match self.child.take() {
@@ -235,7 +238,7 @@ impl Etcd {
     }
 }
 
-/// Starts servers, and retries with other ports if another process took a port first.
+/// Starts etcd servers, and retries with other ports if another process has taken one of the ports.
 fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     let mut last = std::io::Error::other("etcd was not started");
     for _ in 0..5 {
@@ -247,8 +250,8 @@ fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     Err(last)
 }
 
-/// Waits until all given members are healthy. Fails immediately if a member has ended, because the other members may
-/// wait for the ended member.
+/// Waits until all of the given etcd members are healthy. Fails immediately if one of the etcd members has ended,
+/// because the others may wait for that member.
 fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     let until = Instant::now() + START;
     while !etcds.iter().all(Etcd::is_well) {
@@ -265,23 +268,23 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends a process a signal. After SIGSTOP, waits until the process has stopped.
+/// Sends a signal to a process. After sending SIGSTOP, waits until the process has stopped.
 pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
-    // A thread may end while its state is read, so after an error the state is read again.
+    // A thread may end while its state is read, so after such an error the state is read again.
     while signal == Signal::SIGSTOP && !has_stopped(process).unwrap_or(false) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// True if every thread of a process has stopped. The threads stop one after another, and may serve requests until they
-/// stop.
+/// True if all threads of a process have stopped. The threads of a process stop one after another, and may serve
+/// requests until they stop.
 fn has_stopped(process: u32) -> std::io::Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
-        // In this file of `/proc`, the state follows the process name, which is in parentheses.
+        // In the file `stat`, the state follows the name of the process, which is in parentheses.
         if !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
             return Ok(false);
         }
@@ -295,7 +298,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Returns the version of the installed etcd: major, minor and patch number.
+/// Returns the version of the installed etcd: the major, minor and patch numbers.
 pub fn version() -> std::io::Result<[u32; 3]> {
     let output = Command::new("etcd").arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,5 @@
-//! Kills plugins while workloads must keep their addresses. The test works on every store.
+//! Kills plugin processes while workloads must keep their sticky addresses. The test of sticky addresses works with
+//! every kind of store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,19 +13,21 @@ use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
-/// Maximum time in milliseconds until a call is killed. A call takes a few milliseconds alone, and tens of milliseconds
-/// beside other calls.
+/// Maximum time in milliseconds from the start of a call until the call is killed. A call takes a few milliseconds if
+/// it runs alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
-/// The minimum number of answers of each workload. A slow machine continues until each workload has that many answers.
+/// The minimum number of successful ADDs for each workload. On a slow machine, the test continues until each workload
+/// has this number of successful ADDs.
 const FEWEST: u32 = 5;
 
-/// Returns a call for a container of a workload.
+/// Returns a plugin call for a container that belongs to a workload.
 pub fn call(verb: &str, container: &str, workload: &str, conf: &Value) -> Call {
     Call::new(verb, container, conf)
         .with("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={workload}"))
 }
 
-/// Runs a call to its end, or kills the call at a random moment. Returns the assigned address if the call answered.
+/// Runs a plugin call until it ends, or kills it at a random moment. Returns the assigned address if the call returned
+/// a result.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     let mut child = call.start(call.command());
     if random.once_in(2) {
@@ -32,14 +35,15 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
         child.kill().unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    // A kill that comes too late still leaves the call's complete answer.
+    // If the call was killed too late, it has nevertheless printed its complete result.
     let is_answered = output.status.success() && !output.stdout.is_empty();
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
-/// Adds and deletes containers of several workloads repeatedly. The ADD and the first DEL of a container are killed
-/// half of the time. A second DEL always follows, as from a runtime. Each workload must keep one address, and no two
-/// workloads may share an address. Returns the addresses, each of which then waits for its workload.
+/// Repeatedly adds and deletes containers of several workloads. The ADD and the first DEL of a container are each
+/// killed half of the time. A second DEL always follows, as a container runtime would call it. Each workload must keep
+/// its address, and no two workloads may have the same address. Returns the addresses of the workloads, all of which
+/// are released and still kept for their workloads.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

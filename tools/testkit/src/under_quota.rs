@@ -1,5 +1,5 @@
-//! Kills plugins at random moments while a namespace has used up its quota. The test runs on embedded stores and on
-//! etcd.
+//! Kills plugin calls at random moments while a namespace has used up its quota. The test of quotas runs on embedded
+//! stores and on etcd.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -23,7 +23,7 @@ pub fn shop() -> QuotaSubject {
     QuotaSubject::new(QuotaKind::Namespace, "shop")
 }
 
-/// Sets a quota directly in the store.
+/// Sets a quota directly in the store, without the command `margay`.
 pub fn limit(lab: &Lab, subject: &QuotaSubject, limit: u64) {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let mut quotas = Quotas::default();
@@ -32,13 +32,13 @@ pub fn limit(lab: &Lab, subject: &QuotaSubject, limit: u64) {
     });
 }
 
-/// Returns a plugin call for a pod of the namespace with the quota.
+/// Returns a plugin call for a pod in the namespace that has the quota.
 pub fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
     let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={container}");
     Call::new(verb, container, conf).with("CNI_ARGS", &pod)
 }
 
-/// True if the quota refused the call. Panics if the call failed for another reason.
+/// True if the plugin call failed because of the quota. Panics if the plugin call failed for another reason.
 #[track_caller]
 pub fn is_refused(outcome: &Outcome) -> bool {
     if outcome.exit == 0 {
@@ -54,8 +54,8 @@ fn held(block: &Block) -> u64 {
     block.allocated().filter(|(_, entry)| is_its(entry)).count() as u64
 }
 
-/// Returns the maximum number of addresses that the namespace had at any revision. Fails if the namespace has more
-/// addresses than its counter at a revision.
+/// Returns the largest number of addresses that the namespace had at any revision since `since`. Fails if the namespace
+/// has more addresses at some revision than its counter says.
 fn most_at_once(lab: &Lab, since: Revision) -> u64 {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let end = ipam.store().list(Range::All).await.unwrap().revision;
@@ -88,7 +88,7 @@ fn revision(lab: &Lab) -> Revision {
     lab.with_ipam(Create::Never, async |ipam, _| ipam.store().list(Range::All).await.unwrap().revision)
 }
 
-/// Runs a call, or kills the call at a random moment. Returns `None` for a killed call.
+/// Runs a plugin call until it ends, or kills it at a random moment. Returns `None` if the call was killed.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     if !random.once_in(2) {
         return Some(call.run());
@@ -100,8 +100,8 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     None
 }
 
-/// Adds and deletes containers under a quota, and kills half of the calls. The namespace must never have more addresses
-/// than the quota allows, and in the end the whole quota must be free.
+/// Adds and deletes containers in a namespace with a quota, and kills half of the calls. The namespace must never have
+/// more addresses than its quota allows, and in the end none of the quota may be used.
 pub fn kills_leave_the_quota_exact(lab: &Lab, conf: &Value) {
     const LIMIT: u64 = 3;
     limit(lab, &shop(), LIMIT);

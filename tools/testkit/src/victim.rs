@@ -1,4 +1,4 @@
-//! Stops, inspects and kills a running call of the plugin.
+//! Stops, inspects and kills a running plugin call.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -12,22 +12,22 @@ use nix::unistd::Pid;
 use crate::process::{Call, Outcome};
 use crate::programs::drivers;
 
-/// The progress of a plugin process, judged by its open files and its traces on disk.
+/// How far a plugin process has progressed, judged by its open files and by its changes on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The process has not reached the store's queue yet.
+    /// The plugin process has not reached the store's queue yet.
     Starting,
-    /// The process waits in the queue for the store lock, or has the lock and has not opened the engine.
+    /// The plugin process waits in the queue for the store lock, or holds the lock and has not opened the engine yet.
     AtTheQueue,
-    /// The process is creating the store.
+    /// The plugin process is creating the store.
     Making,
-    /// The process has the store open and has not committed.
+    /// The plugin process has the store open and has not committed yet.
     Open,
-    /// The process has the store open and has committed.
+    /// The plugin process has the store open and has committed.
     Committed,
-    /// The process has committed and closed the store.
+    /// The plugin process has committed and has closed the store.
     Leaving,
-    /// The process has ended.
+    /// The plugin process has ended.
     Ended,
 }
 
@@ -44,23 +44,24 @@ impl Phase {
         }
     }
 
-    /// True if the process has the store open.
+    /// True if the plugin process has the store open in this phase.
     pub fn is_inside(self) -> bool {
         matches!(self, Self::Open | Self::Committed)
     }
 }
 
-/// A running call of the plugin. Dropping this value kills the process.
+/// A running plugin call that a test may stop or kill. Dropping this value kills the plugin process.
 #[derive(Debug)]
 pub struct Victim {
     pub call: Call,
     store: PathBuf,
-    /// The content of the file `head`, which is the newest revision, when the call started.
+    /// The content of the store's file `head`, which records the newest revision, at the start of the call.
     head: Vec<u8>,
     child: Option<Child>,
 }
 
-/// Returns the newest revision of the store, read from the file beside the engine. Empty if the store does not exist.
+/// Returns the content of the store's file `head`, which records the newest revision. The content is empty if the store
+/// does not exist.
 pub fn head(store: &Path) -> Vec<u8> {
     fs::read(store.join("head")).unwrap_or_default()
 }
@@ -80,11 +81,11 @@ impl Victim {
         Pid::from_raw(self.child().id().try_into().unwrap())
     }
 
-    /// Stops the call's process and returns its phase.
+    /// Stops the plugin process and returns the phase in which it stopped.
     pub fn stop(&mut self) -> Phase {
         let pid = self.pid();
         kill(pid, Signal::SIGSTOP).unwrap();
-        // WNOWAIT does not reap the process, so the process id and the answer stay available.
+        // With WNOWAIT the process is not reaped, so its process id and its exit status stay available.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(pid), flags).unwrap() {
             WaitStatus::Stopped(..) => self.scan(),
@@ -92,7 +93,8 @@ impl Victim {
         }
     }
 
-    /// Returns the phase of the process. A running process may have progressed further when this function returns.
+    /// Returns the phase in which the plugin process is. If the process is running, it may have left this phase when
+    /// the function returns.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
@@ -110,18 +112,18 @@ impl Victim {
         }
     }
 
-    /// Resumes the stopped process.
+    /// Lets the stopped plugin process continue.
     pub fn go_on(&mut self) {
         kill(self.pid(), Signal::SIGCONT).unwrap();
     }
 
-    /// True if the call's process has ended.
+    /// True if the plugin process has ended.
     pub fn is_over(&mut self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills the process. Returns the call's answer if the process had ended before.
+    /// Kills the process. The result is the call's outcome if the plugin process had ended before.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -132,7 +134,7 @@ impl Victim {
         }
     }
 
-    /// Waits for the call's answer. Panics unless the call succeeded.
+    /// Waits until the plugin call has ended, and returns its outcome. Panics unless the plugin call succeeded.
     pub fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);

@@ -1,5 +1,5 @@
-//! Creates a network link with a device: a veth pair with one end in its own network namespace. Creating a link needs
-//! root.
+//! Creates a network link to a simulated device: a veth pair with one end in a network namespace of its own. Creating a
+//! network link needs root privileges.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,18 +9,18 @@ use crate::process::wait_until;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A veth pair. Dropping this value removes the pair, the bridge and the namespace.
+/// A veth pair. Dropping this value removes the veth pair, the bridge and the network namespace.
 #[derive(Debug)]
 pub struct Wire {
-    /// The end of the veth pair in this process's network namespace.
+    /// The name of the veth pair's end in the network namespace of this process.
     pub interface: String,
-    /// The name of the bridge for [`Wire::bridged`].
+    /// The name of the bridge that [`Wire::bridged`] creates.
     bridge: String,
     namespace: String,
 }
 
 impl Wire {
-    /// Creates a veth pair whose device has the given addresses, with their prefix lengths.
+    /// Creates a veth pair whose far end, the device, has the given addresses with their prefix lengths.
     pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };
@@ -34,13 +34,13 @@ impl Wire {
         wire
     }
 
-    /// Adds an address to the device (`what` is "add") or removes an address from the device ("del").
+    /// Adds an address to the device if `what` is "add", or removes it if `what` is "del".
     pub fn device(&self, what: &str, address: &str) {
         let nodad = if what == "add" && address.contains(':') { " nodad" } else { "" };
         ip(&format!("-n {} address {what} {address} dev dev0{nodad}", self.namespace));
     }
 
-    /// Attaches the interface to a new bridge of this machine, and returns the bridge's name.
+    /// Attaches the near end of the veth pair to a new bridge of this machine, and returns the name of the bridge.
     pub fn bridged(&self) -> &str {
         ip(&format!("link add {} type bridge", self.bridge));
         ip(&format!("link set {} master {}", self.interface, self.bridge));
@@ -49,7 +49,7 @@ impl Wire {
         &self.bridge
     }
 
-    /// Returns the MAC address of the device.
+    /// Returns the MAC address of the simulated device.
     pub fn mac(&self) -> String {
         let said = ip(&format!("-n {} -o link show dev dev0", self.namespace));
         said.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap().to_owned()
@@ -64,7 +64,7 @@ impl Drop for Wire {
     }
 }
 
-/// Waits until the kernel reports the link as up. The kernel takes up to a second.
+/// Waits until the kernel reports the link as up. The kernel may take up to a second to report the link as up.
 fn until_up(interface: &str) {
     let state = format!("/sys/class/net/{interface}/operstate");
     wait_until(&format!("{interface} is up"), Duration::from_secs(20), || {

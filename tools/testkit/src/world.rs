@@ -1,4 +1,4 @@
-//! Provides a store with pools and nodes, a clock that a test sets, and consistency checks for every test.
+//! Provides a store with pools and nodes, a clock that the test sets, and checks that the store is consistent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use kv::{Deadline, Key, Kv, Range, Store, StoreExt};
 use kv_mvcc::{Blocking, MemoryTable, MvccStore, Options};
 use time::OffsetDateTime;
 
-/// A store with the registered nodes `a`, `b` and `c`.
+/// A test store in which the nodes `a`, `b` and `c` are registered.
 #[derive(Clone, Debug)]
 pub struct World {
     pub store: Arc<dyn Store>,
@@ -39,8 +39,8 @@ impl World {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
-    /// Creates a world for tests with one caller at a time, because the store runs on the caller's thread. Concurrent
-    /// callers would run one after another.
+    /// Creates a store for tests with a single caller at a time, because this store works on the caller's thread. If
+    /// there were concurrent callers, they would run one after another.
     pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
@@ -68,15 +68,15 @@ impl World {
         Self { store, ipam, clock }
     }
 
-    /// Returns an allocator with the same clock on another store, which wraps the store of this world.
+    /// Returns an allocator with this world's clock on `store`, which wraps this world's store.
     pub fn through(&self, store: Arc<dyn Store>) -> Ipam {
         let reading = Arc::clone(&self.clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
-    /// Creates a pool of four addresses with a cooldown of a minute. Three addresses of the pool are in use, and the
-    /// fourth was released at a time ten years ahead.
+    /// Creates a pool of four addresses that has a cooldown of one minute. Three addresses of the pool are in use, and
+    /// the fourth is recorded as released ten years in the future.
     pub async fn full_but_for_a_release_dated_ahead() -> Self {
         let world = Self::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
@@ -101,7 +101,7 @@ impl World {
         self.put(keys::resource(ResourceKind::Node, name), &node).await;
     }
 
-    /// Creates a pool with blocks of four addresses.
+    /// Creates a pool whose blocks have four addresses each.
     pub async fn add_pool(&self, name: &str, cidr: &str) {
         let bits = if cidr.contains(':') { 126 } else { 30 };
         self.add(NewPool::new(name, cidr.parse().unwrap()).with_block_size(bits)).await;
@@ -143,7 +143,7 @@ impl World {
         self.ipam.assign(request, soon()).await
     }
 
-    /// Assigns one IPv4 address to a container on a node.
+    /// Assigns a single IPv4 address to a container on a node.
     pub async fn one(&self, node: &str, container: &str) -> Result<IpAddr> {
         let assigned =
             self.assign(&AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0))).await?;
@@ -155,23 +155,23 @@ impl World {
         self.ipam.release_attachment(&attachment(node, container), &[], soon()).await.unwrap()
     }
 
-    /// Returns every row of the store.
+    /// Returns every key of the store with its value.
     pub async fn dump(&self) -> Vec<Kv> {
         self.store.list(Range::All).await.unwrap().kvs
     }
 
-    /// Fails unless blocks, handles and affinities agree.
+    /// Fails if the store's blocks, handles and affinities do not agree.
     pub async fn check(&self) {
         consistent(&self.dump().await);
     }
 }
 
-/// Returns the addresses of an attachment.
+/// Returns the addresses that an attachment has.
 pub async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
     ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
 }
 
-/// Returns the attachment for the interface `eth0` of a container in the network `net`.
+/// Returns the attachment of a container's interface `eth0` in the network `net`.
 pub fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),
@@ -182,8 +182,8 @@ pub fn attachment(node: &str, container: &str) -> Attachment {
     }
 }
 
-/// Fails unless blocks, handles and affinities agree. Each handle must count exactly its addresses in blocks, each
-/// owned block must have a confirmed affinity, and each affinity must have a block of its owner.
+/// Fails if the blocks, handles and affinities in `kvs` do not agree. Each handle must count exactly its addresses in
+/// blocks. Each owned block must have a confirmed affinity, and each affinity must belong to a block of the same owner.
 pub fn consistent(kvs: &[Kv]) {
     let mut held: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     let mut owned = Vec::new();

@@ -1,5 +1,5 @@
-//! Implements reads, writes and watches of a shared store. Each call runs in a separate task, which keeps the store
-//! open. A watch resumes after a hand-over, because a revision is the watch's only state.
+//! Implements the reads, writes and watches of a shared store. Each call runs in its own task, and keeps the store open
+//! while the task runs. A watch can resume after a hand-over, because its only state is a revision.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{OpenGuard, SharedStore};
 
-/// A task that is aborted when the `AbortingTask` is dropped.
+/// A task that is aborted when this value is dropped.
 struct AbortingTask<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortingTask<T> {
@@ -23,11 +23,11 @@ impl<T> Drop for AbortingTask<T> {
 }
 
 impl SharedStore {
-    /// Runs `work` on the open store in a separate task. The task continues if the caller stops polling, and is aborted
-    /// if the caller drops the future.
+    /// Runs `work` on the open store in its own task. The task continues if the caller stops polling the returned
+    /// future, and is aborted if the caller drops the future.
     ///
     /// # Errors
-    /// Any error of opening the store or of `work`.
+    /// Any error of opening the store, or of `work` itself.
     async fn with_store<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(OpenGuard) -> F,
@@ -37,17 +37,17 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // The error for a call whose task panicked, or whose runtime is shutting down.
+        // The error of a call whose task panicked, or whose runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
         done
     }
 
-    /// Runs `work` on the embedded store. `work` also gets the store's generation.
+    /// Runs `work` on the embedded store in its own task. `work` also receives the store's generation.
     ///
     /// # Errors
-    /// `Unsupported` if the store is not embedded; any error of opening the store or of `work`.
+    /// `Unsupported` if the store is not embedded; any error of opening the store, or of `work` itself.
     pub async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(MvccStore, u64) -> F + Send + 'static,
@@ -60,22 +60,22 @@ impl SharedStore {
         .await
     }
 
-    /// Returns whether the store keeps its own bounds on its history, which depends on the store's format. Returns true
-    /// if there is no store yet.
+    /// Returns whether the store can keep its own limits on its history, which depends on the store's format. The
+    /// result is also true if there is no store yet.
     pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
     }
 
-    /// Checks that the store has room for writes of every purpose, not only for releases.
+    /// Checks that the store has room for writes of every purpose, not only for releases of addresses.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room; any error of opening the store.
+    /// `NoSpace` if there is no room for such writes; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
 
-    /// Watches the store, provided that the store still has the generation `generation`.
+    /// Watches the store if it still has the generation `generation`.
     ///
     /// # Errors
     /// `RevisionRegressed` if a different store is at the location now; any error of a watch.
@@ -83,8 +83,8 @@ impl SharedStore {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Watches the store until it is closed. Fails if `of` is a generation that differs from the store's generation.
-    /// Returns the store's generation and the stream of events.
+    /// Watches the store until the store is closed. Fails if `of` is a generation and the store has a different one.
+    /// Returns the store's generation and the stream of watch events.
     ///
     /// # Errors
     /// See [`watch_of`](Self::watch_of).
@@ -100,8 +100,8 @@ impl SharedStore {
     }
 }
 
-/// Each call keeps the store open. If the store is closed, a call waits until the deadline that
-/// [`SharedStoreOptions`](super::SharedStoreOptions) gives.
+/// Each call of a store method keeps the store open while the call runs. If the store is closed, a call waits for it
+/// until the deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
 #[async_trait]
 impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
@@ -113,8 +113,8 @@ impl Store for SharedStore {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
-    /// `watch` is not supported for a process that yields the store between two calls: a watch makes no further calls,
-    /// so the store would stay open.
+    /// A process that yields the store between two calls cannot use `watch`: a watch makes no further calls, so the
+    /// store would never be yielded.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
@@ -127,30 +127,30 @@ impl Store for SharedStore {
     }
 }
 
-/// Watches the store and resumes the watch after each hand-over. If `of` is a generation, only the store of this
-/// generation is watched.
+/// Watches the store, and resumes the watch after each hand-over of the store. If `of` is a generation, the watch ends
+/// when the store has a different generation.
 ///
 /// # Errors
 /// `RevisionRegressed` if a different store is at the location now; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
-    // Progress reports give the revision at which a watch without events resumes after a hand-over. The history since
-    // the start of the watch may be compacted before the hand-over.
+    // From progress reports, a watch without events learns the revision at which it must resume after a hand-over. The
+    // revision at which the watch started may be compacted before the hand-over.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
     Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
 }
 
-/// A watch of a shared store that resumes after a hand-over.
+/// A watch of a shared store, which resumes after each hand-over of the store.
 struct ResumableWatch {
     shared_store: SharedStore,
     generation: u64,
-    /// The request for the event batches that have not been delivered yet.
+    /// The request for the watch's event batches that have not been delivered yet.
     request: WatchRequest,
     /// Whether the client of the watch wants progress reports.
     wants_progress: bool,
-    /// The watch on the open store; `None` once the watch has ended.
+    /// The stream of the watch on the open store; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -166,7 +166,7 @@ impl ResumableWatch {
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
                     // The future of `resume` is boxed because it is large and hand-overs are rare. Without the box,
-                    // each of thousands of watches would reserve memory for this future.
+                    // each of thousands of watches would reserve memory for the future of `resume`.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));
@@ -181,7 +181,7 @@ impl ResumableWatch {
         }
     }
 
-    /// Waits for the end of the hand-over and restarts the watch.
+    /// Waits until the hand-over ends and then restarts the watch.
     async fn resume(&mut self) -> Result<()> {
         let opened = loop {
             match self.shared_store.watch_open(Some(self.generation), self.request.clone()).await {

@@ -1,8 +1,9 @@
-//! Keeps the open store, counts the calls that use the store, and decides which task may close the store.
+//! Holds the open store, counts the calls that use it, and decides which task may close it.
 //!
-//! A waiting future is never granted a permit. A future would keep the permit from the grant until the future's next
-//! poll, which may never come. Instead, a caller that finds the store closed waits for a state change and tries again.
-//! A use of the store begins in the same poll that returns the `StoreUse` to the caller.
+//! The gate never grants a permit to a future that waits for the store. A future with a permit would hold the permit
+//! from the grant until its next poll, and might never be polled again. A caller that finds the store closed waits for
+//! a change of the gate's state, and then tries again. A use of the store begins in the same poll in which the caller
+//! receives the `StoreUse`.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use tokio::time::sleep_until;
 
 use driver::Opened;
 
-/// Minimum and maximum time that waiting callers get after a hand-over, before the next hand-over.
+/// Minimum and maximum time for which waiting callers get the store after a hand-over, before the next hand-over.
 const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
-/// The open store, the number of its users, and the right to close or open the store.
+/// The open store, the number of its current users, and the right to close or open it.
 pub(super) struct StoreGate {
     state: watch::Sender<GateState>,
     turn: Arc<Mutex<()>>,
@@ -25,16 +26,16 @@ pub(super) struct StoreGate {
 struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
     users: usize,
-    /// True while a task closes or opens the store. No new use of the store can begin while `is_turning` is true.
+    /// True while a task closes or opens the store. While this flag is set, no new use of the store can begin.
     is_turning: bool,
     /// True once the store is closed permanently.
     has_ended: bool,
     opened_at: Instant,
-    /// The instant until which the store stays open for the callers that waited through a hand-over.
+    /// The instant until which the store stays open for the callers that waited during the last hand-over.
     share_end: Instant,
 }
 
-/// The open store, or the reason why the store is not open.
+/// The open store, or the reason why the store is not open now.
 pub(super) enum GateStatus {
     Open(StoreUse),
     /// The store is closed, and no task is opening it.
@@ -45,14 +46,14 @@ pub(super) enum GateStatus {
     Ended,
 }
 
-/// A use of the open store. The store is not closed while a `StoreUse` exists.
+/// A use of the open store by one call. The store is not closed while a `StoreUse` exists.
 pub(super) struct StoreUse {
     gate: Arc<StoreGate>,
-    /// The open store; `None` only during drop.
+    /// The open store; `None` only while this value is dropped.
     store: Option<Arc<Box<dyn Opened>>>,
 }
 
-/// The exclusive right of one task to close and open the store.
+/// The exclusive right of one task to close and open the store, until this value is dropped.
 pub(super) struct HandOverTurn {
     gate: Arc<StoreGate>,
     begun: Instant,
@@ -60,7 +61,7 @@ pub(super) struct HandOverTurn {
 }
 
 impl StoreGate {
-    /// Creates a gate without an open store.
+    /// Creates a gate that has no open store yet.
     pub(super) fn new() -> Arc<Self> {
         let now = Instant::now();
         let state =
@@ -68,7 +69,7 @@ impl StoreGate {
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
-    /// Begins a use of the store if the store is open.
+    /// Begins a use of the store if the store is open; returns the reason if it is not.
     pub(super) fn enter(self: &Arc<Self>) -> GateStatus {
         let mut found = GateStatus::Closed;
         self.state.send_if_modified(|state| {
@@ -86,8 +87,8 @@ impl StoreGate {
         found
     }
 
-    /// Waits until no task closes or opens the store. Then begins a use of the store, or reports that the store is
-    /// closed.
+    /// Waits while a task is closing or opening the store. After the wait, begins a use of the store, or reports that
+    /// the store is closed.
     pub(super) async fn wait(self: &Arc<Self>) -> GateStatus {
         let mut changes = None;
         loop {
@@ -95,16 +96,17 @@ impl StoreGate {
                 GateStatus::Turning => {}
                 found => return found,
             }
-            // Retry once after subscribing: a state change before the subscription would be missed.
+            // The first attempt is repeated after subscribing, because a state change before the subscription would be
+            // missed.
             match &mut changes {
                 None => changes = Some(self.state.subscribe()),
-                // Waiting for a state change cannot fail, because the sender lives as long as the gate.
+                // Waiting for a state change cannot fail, because the sender exists as long as the gate.
                 Some(changes) => _ = watch::Receiver::changed(changes).await,
             }
         }
     }
 
-    /// Closes the gate permanently: no further use of the store can begin.
+    /// Ends the gate permanently: no further use of the store can begin.
     pub(super) fn end(&self) {
         self.state.send_modify(|state| state.has_ended = true);
     }
@@ -112,12 +114,12 @@ impl StoreGate {
     /// Waits until the store is open.
     pub(super) async fn wait_until_open(&self) {
         let is_open = |state: &GateState| state.store.is_some() && !state.is_turning;
-        // Waiting for a state change cannot fail, because the sender lives as long as the gate.
+        // Waiting for a state change cannot fail, because the sender exists as long as the gate.
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
 
-    /// Calls `look` on the open store without beginning a use; returns `None` if the store is closed. `look` must not
-    /// block.
+    /// Calls `look` on the open store without beginning a use of the store; returns `None` if the store is closed.
+    /// `look` must not block.
     pub(super) fn peek<T>(&self, look: impl FnOnce(&dyn Opened) -> T) -> Option<T> {
         self.state.borrow().store.as_deref().map(|store| look(&**store))
     }
@@ -134,15 +136,15 @@ impl StoreGate {
         state.store.is_none() && !state.is_turning
     }
 
-    /// Waits until the callers that waited through the last hand-over have had the store for their share of time.
+    /// Waits until the callers that waited during the last hand-over have had the store for long enough.
     pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
     }
 
-    /// Waits until all other turns and all uses of the store have ended. No new use can begin until the returned turn
-    /// is dropped. Await this function only in a task that the `SharedStore` itself has spawned: such a task is polled
-    /// until it ends.
+    /// Waits until no other task has the right to close the store, and until all uses of the store have ended. No new
+    /// use of the store can begin until the returned `HandOverTurn` is dropped. This function must be awaited only in a
+    /// task that the `SharedStore` itself has spawned, because such a task is polled until it ends.
     pub(super) async fn turn(self: &Arc<Self>) -> HandOverTurn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {
@@ -163,8 +165,8 @@ impl StoreUse {
 
 impl Drop for StoreUse {
     fn drop(&mut self) {
-        // Drop the handle before the count of users reaches zero, so that the task that waits for the turn then has the
-        // only handle.
+        // The handle is dropped before the count of users becomes zero, because the task that waits for zero users
+        // needs the only handle to close the store.
         self.store = None;
         self.gate.state.send_if_modified(|state| {
             state.users -= 1;
@@ -178,7 +180,7 @@ impl HandOverTurn {
         self.gate.state.borrow().store.is_some()
     }
 
-    /// Takes the store out of the gate, so that the task that has the turn can close the store.
+    /// Takes the store out of the gate, for the task that will close the store.
     pub(super) fn take(&mut self) -> Option<Box<dyn Opened>> {
         let mut store = None;
         self.gate.state.send_if_modified(|state| {
@@ -188,7 +190,7 @@ impl HandOverTurn {
         store.and_then(Arc::into_inner)
     }
 
-    /// Puts an open store into the gate, so that calls can use the store once the turn has ended.
+    /// Puts an open store into the gate, where calls can use it once this `HandOverTurn` is dropped.
     pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));
@@ -200,7 +202,7 @@ impl HandOverTurn {
 
 impl Drop for HandOverTurn {
     fn drop(&mut self) {
-        // Without this share of time, a series of arriving processes would have the store nearly all the time.
+        // Without a share of time for callers, a series of arriving processes could keep the store nearly all the time.
         let has_callers = self.gate.state.receiver_count() > 0;
         let share = if has_callers {
             self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())

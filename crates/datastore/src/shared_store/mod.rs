@@ -1,16 +1,17 @@
-//! Keeps a store open in this process and lends the store to other processes. The daemon lends the store when other
-//! processes wait for the store lock. A long reader lends the store between two calls, and the main plugin lends it
-//! while another program runs.
+//! Keeps a store open in this process and hands it over to other processes when they wait for it. The daemon hands the
+//! store over when other processes wait for the store lock. A long reader hands the store over between two of its
+//! calls. The main plugin hands the store over while another program runs.
 //!
-//! Each call has an [`OpenGuard`], which keeps the store open. A hand-over waits until all guards are dropped, closes
-//! the store, waits until the queued processes have had the store, and opens it again. Calls that arrive during a
-//! hand-over wait for the end of the hand-over. Watches resume after a hand-over, since a revision is a watch's only
-//! state. A watch ends with an error if a different store is at the location after the hand-over.
+//! Each call has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits until all guards
+//! are dropped and closes the store. The hand-over then waits until the queued processes have had the store, and opens
+//! the store again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches resume after a
+//! hand-over, because the only state of a watch is a revision. A watch ends with an error if a different store is at
+//! the location after the hand-over.
 //!
-//! The owner of a future may stop polling it: a stream whose client does not read, or an arm of a `select!` while
-//! another arm runs. For this reason, a future that is returned to a caller must not keep an [`OpenGuard`] across an
-//! `await`, and must not wait for a lock that a hand-over needs. Code that keeps the store open runs in a separate
-//! task.
+//! The owner of a future may stop polling it without dropping it. Examples are a stream whose client does not read, and
+//! an arm of a `select!` while another arm runs. A future that is returned to a caller must therefore not keep an
+//! [`OpenGuard`] across an `await`, and must not wait for a lock that a hand-over needs. Code that keeps the store open
+//! runs in its own task instead.
 
 mod calls;
 mod gate;
@@ -30,15 +31,15 @@ use self::gate::{GateStatus, HandOverTurn, StoreGate, StoreUse};
 use crate::maintenance::{self, QueueFile, open_here};
 use crate::served;
 
-/// After a Yield frame, how long a process that has the store open waits until the sender of the frame has queued for
-/// the store lock.
+/// After a Yield frame, the maximum time for which a hand-over waits until the sender of the frame has queued for the
+/// store lock.
 const YIELD_GRACE: Duration = Duration::from_millis(20);
-/// Maximum time that a failed call spends on finding the process that has the store open.
+/// Maximum time that a failed call spends on finding out which process has the store open.
 const HOLDER_SEARCH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval at which a hand-over checks whether the process that announced itself has queued for the store lock.
 const HOLDER_SEARCH_INTERVAL: Duration = Duration::from_millis(1);
-/// A store that this process keeps open and lends to other processes. Clones of a `SharedStore` are handles to the same
-/// store.
+/// A store that this process keeps open and hands over to other processes when they wait for it. Clones of a
+/// `SharedStore` are handles to the same store.
 #[derive(Clone)]
 pub struct SharedStore {
     shared: Arc<SharedInner>,
@@ -52,10 +53,10 @@ struct SharedInner {
     location: Location,
     name: String,
     gate: Arc<StoreGate>,
-    /// The identity and generation of the store that was opened last.
+    /// The identity, generation and queue file of the store that was opened last.
     seen: Mutex<CurrentStore>,
     holding: SharedStoreOptions,
-    /// The oldest revision that clients of etcd's API may read, as known when the store was last open.
+    /// The oldest revision that clients of etcd's API may read, as known when the store was open the last time.
     oldest_for_clients: AtomicI64,
 }
 
@@ -63,29 +64,30 @@ struct SharedInner {
 #[derive(Clone)]
 struct CurrentStore {
     identity: StoreIdentity,
-    /// The two halves of an embedded store's id.
+    /// The two 64-bit halves of an embedded store's id.
     halves: (u64, u64),
-    /// The generation of the store: a number that grows when a different store is found at the location.
+    /// The generation of the store: a number that is increased when a different store is found at the location.
     generation: u64,
-    /// The queue file of the processes that wait for the store lock.
+    /// The queue file in which processes wait for the store lock.
     queued: Option<Arc<QueueFile>>,
 }
 
-/// A use of the open store. The store stays open until the guard is dropped.
+/// A use of the open store by one task. The store stays open until the guard is dropped.
 ///
-/// Drop the guard before you request another guard: a waiting hand-over lets no new use begin until all guards are
-/// dropped. Only a task that runs to its end on its own may have a guard.
+/// Drop this guard before you request another one. While a hand-over waits for guards to be dropped, no new use of the
+/// store begins, so the second request would wait for ever. Only a task that is polled until it ends may have a guard.
 pub struct OpenGuard {
     used: StoreUse,
-    /// The generation of the store: a number that grows when a different store is found at the location.
+    /// The generation of the store: a number that is increased when a different store is found at the location.
     pub generation: u64,
 }
 
 impl OpenGuard {
-    /// Returns the store for writes of this purpose, regardless of the purpose for which the store was opened.
+    /// Returns a handle of the store for writes of the purpose `purpose`, regardless of the purpose for which the store
+    /// was opened.
     ///
     /// # Errors
-    /// `Closed`, which does not happen while this guard exists.
+    /// `Closed` if the store is closed, which does not happen while this guard exists.
     pub fn store(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
         let open = self.open()?;
         Ok(match open.embedded() {
@@ -94,9 +96,9 @@ impl OpenGuard {
         })
     }
 
-    /// Returns the open store.
+    /// Returns the store that this guard keeps open.
     pub fn open(&self) -> Result<&dyn Opened> {
-        // The error `Closed` never occurs: a guard is only created with an open store.
+        // The error `Closed` never occurs here, because a guard is only created with an open store.
         self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
@@ -114,7 +116,8 @@ impl fmt::Debug for OpenGuard {
 }
 
 impl SharedStore {
-    /// Creates a handle to the store at this location. The first call opens the store.
+    /// Creates a handle to the store at this location without opening the store. The first call on this handle opens
+    /// the store.
     pub fn new(location: Location, holding: SharedStoreOptions) -> Self {
         let (name, purpose) = (location.to_string(), holding.options.purpose);
         let seen =
@@ -133,11 +136,11 @@ impl SharedStore {
         }
     }
 
-    /// Opens the store at this location and returns a handle to it. Calls fail with `RevisionRegressed` if a different
-    /// store is found at this location later.
+    /// Opens the store at this location and returns a handle to the open store. Later calls fail with
+    /// `RevisionRegressed` if a different store is then found at this location.
     ///
     /// # Errors
-    /// `Locked` if other processes have the store for the whole time `wait`; any error of opening the store.
+    /// `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
     pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
         let shared_store = Self::new(location, holding);
         let mut turn = shared_store.shared.gate.turn().await;
@@ -146,7 +149,8 @@ impl SharedStore {
         Ok(Self { pinned: Some(shared_store.generation()), ..shared_store })
     }
 
-    /// Returns a handle for transactions that only release addresses. Releases still succeed when the disk is full.
+    /// Returns a handle for transactions that only release addresses. Releases of addresses through this handle still
+    /// succeed when the disk is full.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { purpose: Purpose::Release, ..self.clone() }
@@ -157,10 +161,10 @@ impl SharedStore {
         &self.shared.location
     }
 
-    /// Returns the identity of the store that was opened last, and its generation. Opens the store first if it is
-    /// closed and no hand-over is running.
+    /// Returns the identity of the store that was opened last, and its generation. If the store is closed and no
+    /// hand-over is running, this method opens the store first.
     pub async fn identity(&self) -> (StoreIdentity, u64) {
-        // If the store was closed, its last known identity may be outdated, for example because the store was moved
+        // After the store was closed, its last known identity may be outdated, for example because the store was moved
         // away.
         if self.seen().identity == StoreIdentity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
@@ -180,13 +184,13 @@ impl SharedStore {
         self.seen().identity
     }
 
-    /// The generation of the store that was opened last: a number that grows when a different store is found at the
-    /// location.
+    /// The generation of the store that was opened last: a number that is increased when a different store is found at
+    /// the location.
     pub fn generation(&self) -> u64 {
         self.place().1
     }
 
-    /// The two halves of the id of the embedded store that was opened last, and the store's generation.
+    /// The two 64-bit halves of the id of the embedded store that was opened last, and the store's generation.
     pub fn place(&self) -> ((u64, u64), u64) {
         let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.halves, seen.generation)
@@ -203,7 +207,7 @@ impl SharedStore {
     /// Waits until the store is open, and returns a guard that keeps the store open.
     ///
     /// # Errors
-    /// `Locked` if other processes have the store until the deadline `until`; any error of opening the store.
+    /// `Locked` if other processes keep the store until the deadline `until`; any error of opening the store.
     pub async fn keep_open(&self, until: Instant) -> Result<OpenGuard> {
         let locked = || self.error(ErrorKind::Locked, Operation::Open);
         loop {
@@ -213,8 +217,8 @@ impl SharedStore {
                 Ok(GateStatus::Closed | GateStatus::Turning) => {}
                 Err(_) => return Err(locked()),
             }
-            // If the wait for the store times out, the error names the process that has the store. Finding this process
-            // takes extra time.
+            // If waiting for the store times out, the error names the process that has the store open. Finding out
+            // which process this is takes some time after the deadline.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -241,8 +245,8 @@ impl SharedStore {
         let location = &self.shared.location;
         let options = options.clone().with_wait(wait);
         let open = match open_here(location, &options).await {
-            // On a full disk, open the store for releases only. The store refuses other writes until the space reserved
-            // for releases is restored.
+            // On a full disk, the store is opened for releases of addresses only. The opened store refuses other writes
+            // until the disk space reserved for releases is restored.
             Err(error) if *error.kind() == ErrorKind::NoSpace && *opens_when_full => {
                 open_here(location, &options.with_purpose(Purpose::Release)).await?
             }
@@ -287,7 +291,7 @@ impl SharedStore {
         self.shared.gate.wait_until_open().await;
     }
 
-    /// Returns true if a process waits for the store lock, or if a different folder is now at the store's path.
+    /// Returns true if another process waits for the store lock, or if a different folder is at the store's path now.
     pub fn is_wanted(&self) -> bool {
         let Some(folder) = self.shared.location.path() else { return false };
         if self.shared.gate.peek(|_| ()).is_none() {
@@ -298,13 +302,13 @@ impl SharedStore {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        // The first ticket of the queue belongs to this process itself.
+        // The first of the queue's tickets belongs to this process itself.
         is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
-    /// Closes the store for the processes that wait for the store lock, and opens the store again. If a process has
-    /// announced itself, waits at most 20 ms until the process has queued. Before the hand-over, callers that waited
-    /// through the previous hand-over get the store for as long as the previous hand-over took, at most 250 ms.
+    /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
+    /// announced itself, this method waits at most 20 ms until that process has queued. Callers that waited during the
+    /// previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -326,7 +330,7 @@ impl SharedStore {
         self.reopen_after_hand_over(&mut turn).await;
     }
 
-    /// Closes the store, so that other processes can open it. The next call opens the store again.
+    /// Closes the store, so that other processes can open it. The next call on this handle opens the store again.
     pub async fn release_store(&self) {
         self.run_to_end(|shared_store| async move {
             let mut turn = shared_store.shared.gate.turn().await;
@@ -335,7 +339,7 @@ impl SharedStore {
         .await;
     }
 
-    /// Closes the store, so that other processes can open it. Returns false if the store was not open.
+    /// Closes the store, so that other processes can open it. Returns false if the store was closed already.
     async fn close_for_others(&self, turn: &mut HandOverTurn) -> bool {
         let Some(open) = turn.take() else { return false };
         self.shared.holding.observer.handed_over();
@@ -351,7 +355,7 @@ impl SharedStore {
         }
     }
 
-    /// At the end of a call, closes the store if a process waits for the store lock and the store has been open for
+    /// Closes the store at the end of a call, if a process waits for the store lock and the store has been open for
     /// long enough.
     async fn yield_now(&self) {
         let (Some(least), Some(open_for)) = (self.shared.holding.yields_after, self.shared.gate.open_for()) else {
@@ -362,8 +366,8 @@ impl SharedStore {
         }
     }
 
-    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, the last
-    /// known revision is returned.
+    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, this
+    /// method returns the last known revision.
     pub fn oldest_for_clients(&self) -> Revision {
         let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
@@ -373,7 +377,7 @@ impl SharedStore {
         Revision::new(kept.load(Ordering::Relaxed))
     }
 
-    /// Closes the store, lets its engine release the space that the files do not need, and opens it again.
+    /// Closes the store, lets its engine return unneeded disk space, and opens the store again.
     ///
     /// # Errors
     /// The engine's error.
@@ -382,9 +386,9 @@ impl SharedStore {
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Runs `work` in a task that completes even if the caller is dropped. If closing the store could be interrupted,
-    /// the store would keep its lock while a watch still has a handle to the store. Returns `None` if `work` panicked
-    /// or the runtime is shutting down.
+    /// Runs `work` in a task that runs to its end even if the caller is dropped. If closing the store were interrupted,
+    /// a watch could still have a handle to the store, and the store lock would stay locked. Returns `None` if `work`
+    /// panicked, or if the runtime is shutting down.
     async fn run_to_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> F,
@@ -408,7 +412,8 @@ impl SharedStore {
         self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
     }
 
-    /// Closes the store once all calls that keep the store open have ended. The next call opens the store again.
+    /// Closes the store after all calls that keep it open have ended. The next call on this handle opens the store
+    /// again.
     ///
     /// # Errors
     /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
@@ -417,7 +422,8 @@ impl SharedStore {
         closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Closes the store permanently. Later calls fail with `Closed`.
+    /// Closes the store permanently, after all calls that keep it open have ended. Later calls on any handle of the
+    /// store fail with `Closed`.
     ///
     /// # Errors
     /// See [`close`](Self::close).
@@ -436,70 +442,71 @@ impl SharedStore {
     }
 }
 
-/// Whether the process that wants the store has announced that it will queue for the lock.
+/// Whether a process that wants the store has only announced that it will queue for the store lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
-    /// The process has announced itself, but might not be in the queue for the store lock yet.
+    /// The process has announced itself, but may not be in the queue for the store lock yet.
     Yes,
     /// The process already waits in the queue for the store lock.
     No,
 }
 
-/// The maximum wait if the deadline would overflow the clock; no process runs this long.
+/// The wait that replaces a wait so long that the deadline would overflow the clock; no process runs this long.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 
-/// How a process keeps a store open and shares it.
+/// The settings with which a process keeps a store open and shares it with other processes.
 #[derive(Clone)]
 pub struct SharedStoreOptions {
     /// The options with which the store is opened each time.
     pub options: OpenOptions,
-    /// The deadline for all waits for the store; with `None`, each wait is only limited by [`OpenOptions::wait`].
+    /// The deadline for all waits for the store together; with `None`, [`OpenOptions::wait`] limits each wait
+    /// separately.
     pub until: Option<Instant>,
-    /// Once the store has been open for this long, the store is yielded to a waiting process at the end of a call. With
+    /// The time that the store must have been open before it is yielded to a waiting process at the end of a call. With
     /// `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
     /// [`SharedStore::release_store`](SharedStore::release_store) yield the store.
     pub yields_after: Option<Duration>,
-    /// Whether the store is opened for releases only if the disk is too full to open it for all purposes. Releases may
-    /// use reserved disk space.
+    /// Whether a store whose disk is too full for opening it for all purposes is opened for releases of addresses only.
+    /// Releases of addresses may use disk space that is reserved for them.
     pub opens_when_full: bool,
-    /// The bounds on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
-    /// bounds.
+    /// The limits on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
+    /// limits.
     pub history: Option<Retention>,
-    /// Receives the events of the store.
+    /// The observer that is notified of the store's events.
     pub observer: Arc<dyn SharedStoreObserver>,
 }
 
 impl SharedStoreOptions {
-    /// Creates options for a store that is opened with `options` and only handed over on request.
+    /// Creates options for a store that is opened with `options` and handed over only on request.
     pub fn new(options: OpenOptions) -> Self {
         Self { options, until: None, yields_after: None, opens_when_full: false, history: None, observer: Arc::new(()) }
     }
 
-    /// Returns the instant until which a call waits for the store.
+    /// Returns the deadline until which a call that begins now waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
-        // If the deadline would overflow the clock, the wait counts as unlimited.
+        // If the deadline would overflow the clock, a practically unlimited wait is used.
         let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);
         self.until.map_or(end, |until| until.min(end))
     }
 }
 
-/// Receives the events of a shared store.
+/// An observer that is notified of the events of a shared store.
 pub trait SharedStoreObserver: Send + Sync {
-    /// The store was opened.
+    /// Called when the store was opened.
     fn taken(&self) {}
-    /// The store is about to be closed for other processes.
+    /// Called before the store is closed for other processes.
     fn handed_over(&self) {}
-    /// The store is about to be closed at the owner's request. The next call may open it again.
+    /// Called before the store is closed at the owner's request. The next call on the store may open it again.
     fn released(&self) {}
-    /// A wait begins that must not count as a hang: a wait for another process, or for an engine that is opening the
-    /// store.
+    /// Called when a wait begins that must not count as a hang: for another process, or for an engine that is opening
+    /// the store.
     fn wait_begins(&self) {}
-    /// The wait that [`wait_begins`](Self::wait_begins) announced has ended.
+    /// Called when the wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}
-    /// A commit became durable on the disk after the duration `took`.
+    /// Called when a commit has become durable on the disk, `took` after its first write.
     fn synced(&self, took: Duration) {
         let _ = took;
     }

@@ -1,6 +1,5 @@
-//! Tests the requirements on an [`Engine`], as a test program: how the engine's [`Table`] orders,
-//! commits and shows rows, and what happens to the engine's store when files are missing, damaged, or made by another
-//! program.
+//! Implements a test program for an [`Engine`]. The tests show how the engine's [`Table`] orders, commits and shows
+//! rows, and what happens when the store's files are missing, damaged, or made by another program.
 //!
 //! ```no_run
 //! # use std::path::Path;
@@ -19,7 +18,7 @@
 //! }
 //! ```
 //!
-//! The crate `conformance` tests a complete store on an engine.
+//! A complete store on top of an engine is tested by the crate `conformance`.
 
 #![allow(clippy::unwrap_used, reason = "a failed run panics")]
 
@@ -39,10 +38,10 @@ use tempfile::TempDir;
 
 use crate::{CommitLog, Create, Engine, OpenOptions, open_blocking};
 
-/// A requirement on engines. The function panics if the engine violates it.
+/// The test of one requirement on engines. The test function panics if the engine violates the requirement.
 type Duty = fn(&dyn Engine);
 
-/// Runs all tests of the requirements on `engine`, with the command-line arguments of `cargo test`.
+/// Runs all tests of an engine's requirements on `engine`, with the command-line arguments of `cargo test`.
 pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
     let trial = |&(name, duty): &(&str, Duty)| {
         Trial::test(name, move || {
@@ -57,7 +56,7 @@ pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
 
 type RawRow = (Vec<u8>, Vec<u8>);
 
-/// The requirements on an engine's table, each with its test name.
+/// The requirements on an engine's table, each with the name of its test.
 const TABLE_DUTIES: &[(&str, Duty)] = &[
     ("table_is_empty_when_new", table_is_empty_when_new),
     ("table_orders_rows_by_unsigned_bytes", table_orders_rows_by_unsigned_bytes),
@@ -172,7 +171,7 @@ fn commit_keeps_large_rows_and_batches(engine: &dyn Engine) {
     assert_eq!(scan(&*view, b"k", b"l").len(), 1000);
 }
 
-/// While a writer commits, each view must show either all rows of a commit or none of them.
+/// While a writer commits, each view must show either all rows of a commit or none of its rows.
 fn view_is_snapshot(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
@@ -237,7 +236,8 @@ pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
 /// The number of keys that one [`step`] writes.
 const KEYS_PER_STEP: usize = 5;
 
-/// The value that [`step`] number `n` writes to all its keys. Some values are short, and some are longer than a row.
+/// The value that [`step`] number `n` writes to all its keys. Some of these values are short, and some are longer than
+/// a row.
 fn value(n: u64) -> Vec<u8> {
     let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
     n.to_be_bytes().into_iter().cycle().take(length).collect()

@@ -1,5 +1,5 @@
-//! Tests the opening of a store that is missing, new, open in another process, made by another program, or damaged in a
-//! way that looks like a new store.
+//! Tests the opening of a store that is missing, new, open in another process, or made by another program. Other tests
+//! open a store that is damaged in a way that makes it look like a new store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use super::open;
 use super::{Duty, check, create, run, step};
 use crate::{Create, Engine, OpenOptions, open_blocking};
 
-/// The requirements on opening a store, each with its test name.
+/// The requirements on opening a store, each with the name of its test.
 pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_is_named_and_not_made_when_missing", store_is_named_and_not_made_when_missing),
     ("store_stays_same_when_reopened", store_stays_same_when_reopened),
@@ -31,7 +31,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_files_are_private", store_files_are_private),
 ];
 
-/// An additional requirement, for engines behind a journal.
+/// An additional requirement, for engines that are used with a journal.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
@@ -59,7 +59,7 @@ fn small_store(engine: &dyn Engine, path: &Path) {
     });
 }
 
-/// Creates a temporary folder with a [`small_store`]. Returns the folder and the store's path.
+/// Creates a temporary folder with a [`small_store`]. Returns the temporary folder and the store's path.
 fn folder_with_store(engine: &dyn Engine) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -137,7 +137,7 @@ fn store_of_another_engine_is_named(engine: &dyn Engine) {
     }
 }
 
-/// A store without its `store.id` must open, even if the folder contains another program's file.
+/// A store that has lost its `store.id` must open, even if the folder contains another program's file.
 fn store_is_found_beside_foreign_file(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -180,7 +180,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
         assert!(error.to_string().contains("in the way"), "{error}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    // Test folders at the paths where the store's files should be.
+    // The test creates folders at the paths where the store's files should be.
     let store = folder.path().join("store");
     small_store(engine, &store);
     for name in ["queue", "store.id"] {
@@ -195,8 +195,8 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
     assert_whole(engine, &store);
 }
 
-/// A store that has lost one of its files must never be mistaken for a new store. The store must work again once the
-/// file is restored.
+/// A store that has lost one of its files must never be mistaken for a new store. The damaged store must work again
+/// once the lost file is restored.
 fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     let (folder, path) = folder_with_store(engine);
     for name in engine.files() {
@@ -219,8 +219,8 @@ fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     }
 }
 
-/// The newest commits of an engine behind a journal are only in the journal. A store without its journal must be
-/// refused, even if the file `head`, which records the newest revision, is also gone.
+/// The newest commits of an engine with a journal are only in the journal. A store that has lost its journal must be
+/// refused, even if the file `head`, which records the newest revision, is lost as well.
 fn store_is_refused_without_its_journal(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let (journal, head) = (path.join("journal"), path.join("head"));
@@ -247,7 +247,7 @@ fn store_is_refused_without_its_journal(engine: &dyn Engine) {
             assert_whole(engine, &path);
         }
     }
-    // If only the file `head` is lost, the store must lose no data.
+    // If only the file `head` is lost, no data of the store may be lost.
     fs::remove_file(&head).unwrap();
     assert_whole(engine, &path);
 }
@@ -276,7 +276,7 @@ fn identity_is_refused_when_foreign(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-/// A lost `store.id` must be restored from the store's rows, and from no other source.
+/// The id in a lost `store.id` must be restored from the store's rows, and from nowhere else.
 fn identity_is_restored_when_lost(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
@@ -291,8 +291,8 @@ fn identity_is_restored_when_lost(engine: &dyn Engine) {
     assert!(!identity.exists());
 }
 
-/// If creating a store was interrupted, the folder contains the creation marker and maybe some of the engine's files;
-/// the creation must start again.
+/// After an interrupted creation, the folder contains the creation marker and maybe some of the engine's files. The
+/// next creation must start again.
 fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in

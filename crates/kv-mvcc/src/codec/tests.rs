@@ -1,4 +1,4 @@
-//! Tests the encoding of rows.
+//! Tests that the encoding of rows never changes and that damaged rows are detected.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn hex(bytes: &[u8]) -> String {
 const PLACE: LogPosition = LogPosition { revision: 0x1234_5678, sub: 300 };
 const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536, lease: None };
 
-/// The expected bytes are on users' disks, so the encoding must never change without a new format.
+/// Users' disks contain exactly these bytes, so the encoding must never change without a new store format.
 #[test]
 fn rows_encoding_never_changes() {
     assert_eq!(hex(&current_key(b"k\0")), "636b00");
@@ -49,7 +49,7 @@ fn rows_encoding_never_changes() {
     assert_eq!(format!("{:016x}", fingerprint(b"k", PLACE)), "5c85e43475ed148a");
 }
 
-/// The encoding of the rows that format 2 added must never change without a new format.
+/// The encoding of the rows that format 2 added must never change without a new store format.
 #[test]
 fn rows_with_leases_encoding_never_changes() {
     let lease = LeaseId::new(0x1234_5678_9abc).unwrap();
@@ -103,7 +103,7 @@ fn rows_are_decoded_as_encoded() {
     assert!(decode::<Pointer>(b"ck", &newer).unwrap_err().0.contains("unknown version 3"));
 }
 
-/// A row with impossible numbers and a correct checksum was manipulated, or damaged in a very unlikely way.
+/// A row with impossible numbers but a correct checksum was manipulated, or damaged in a very unlikely way.
 #[test]
 fn rows_are_damaged_when_numbers_are_impossible() {
     fn refused<T: Row>(what: &T) {

@@ -1,11 +1,11 @@
-//! Tests that reads of the log in parts return the same events as a watch.
+//! Tests that reading the log in parts returns the same events as a watch.
 
 use futures::StreamExt;
 use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use kv_mvcc::{MvccStore, memory};
 
-/// The batches that a watch delivers up to the newest revision. The newest revision must change the range of the
-/// watch.
+/// Returns the batches that a watch delivers up to the newest revision. The newest revision must change the range of
+/// this watch.
 async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     let newest = store.status().revision;
     let mut stream = store.watch(request).await.unwrap();
@@ -16,7 +16,7 @@ async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     batches
 }
 
-/// Reads all changes of a request in parts, and counts the parts.
+/// Reads all changes of a watch request in parts, and counts the parts.
 async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, usize) {
     let (mut batches, mut parts) = (Vec::new(), 0);
     loop {
@@ -36,7 +36,7 @@ async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, 
 #[tokio::test]
 async fn changes_in_parts_match_watch() {
     let store = memory();
-    // The store has a revision that is larger than a part, and more revisions than fit into a part.
+    // The store has one revision that is larger than a part, and more revisions than fit into one part.
     let large = "x".repeat(30_000);
     let ops = (0..40).map(|number| Op::put(format!("a/{number:02}"), large.clone()));
     store.txn(Txn::new().with_success(ops)).await.unwrap();

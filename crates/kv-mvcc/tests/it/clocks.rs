@@ -1,4 +1,4 @@
-//! Tests stores with clocks that jump by years at any moment. Jumps must not remove history too early, and must not
+//! Tests stores whose clock jumps by years at any moment. Jumps of the clock must neither remove history too early nor
 //! keep history for ever.
 
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use proptest::prelude::*;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 const TEN_YEARS: i64 = 3652 * DAY;
-/// The maximum age of revisions in these tests, in seconds.
+/// The maximum age of revisions that these tests configure, in seconds.
 const AGE: i64 = 3 * DAY;
-/// Maximum error, in seconds, of a clock that is trusted.
+/// The error in seconds up to which the store trusts its clock.
 const TRUST: i64 = DAY;
 
-/// A store with a clock that a test sets.
+/// A store, and the clock that a test sets for it.
 struct Watched {
     store: MvccStore,
     table: MemoryTable,
-    /// The store's clock, in seconds since 2026.
+    /// The time of the store's clock, in seconds since 2026.
     clock: Arc<AtomicI64>,
-    /// The real time, in seconds since 2026.
+    /// The real time of the test, in seconds since 2026.
     now: i64,
-    /// The error of the clock in seconds.
+    /// The error of the store's clock in seconds.
     off: i64,
-    /// The real time of each revision, starting with revision 2.
+    /// The real time at which each revision was made, starting with revision 2.
     made: Vec<i64>,
 }
 
@@ -58,7 +58,7 @@ impl Watched {
         self.made.push(self.now);
     }
 
-    /// The real age of the newest revision that was removed; `None` if all revisions are readable.
+    /// The real age of the newest revision that the store has removed; `None` if all revisions are readable.
     async fn age_of_what_is_gone(&self) -> Option<i64> {
         let newest = self.store.status().revision.get();
         for revision in 2..=newest {
@@ -80,7 +80,8 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Generates steps: each step waits some seconds, maybe changes the error of the clock, then makes a revision.
+/// Generates the test's steps: each step waits some seconds, maybe changes the error of the clock, then makes a
+/// revision.
 fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
     prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {
@@ -92,8 +93,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits with a clock that is ten years ahead must not remove history. At the second commit, the revision of the
-/// first commit is the newest revision.
+/// Two commits while the clock is ten years ahead must not remove history. At the second of these commits, the first
+/// commit's revision is the newest revision.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
@@ -105,7 +106,7 @@ async fn clock_ten_years_ahead_takes_no_history() {
         watched.commit_after(HOUR).await;
     }
     assert_eq!(watched.age_of_what_is_gone().await, None);
-    // Revisions from before the jump are removed three days after the jump.
+    // Revisions from before the clock's jump are removed three days after the jump.
     for _ in 0..50 {
         watched.commit_after(HOUR).await;
     }
@@ -113,8 +114,8 @@ async fn clock_ten_years_ahead_takes_no_history() {
     watched.store.verify().await.unwrap();
 }
 
-/// The machine was off for a month. The store cannot tell the pause from a jump of the clock, so older revisions are
-/// removed three days later.
+/// The simulated machine was off for a month. The store cannot tell a month without writes from a jump of the clock, so
+/// it removes the older revisions only three days later.
 #[tokio::test]
 async fn clock_after_idle_month_drops_history_when_age_is_sure() {
     let mut watched = Watched::new(None);
@@ -134,7 +135,7 @@ async fn clock_after_idle_month_drops_history_when_age_is_sure() {
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::with_cases(64) })]
 
-    /// Removed history must be old enough by the real time, regardless of the store's clock.
+    /// Whatever the store's clock does, removed revisions must be old enough by the real time.
     #[test]
     fn clock_drops_only_old_history_by_age(steps in steps(120)) {
         block_on(async {
@@ -147,7 +148,7 @@ proptest! {
                 }
             }
             watched.store.verify().await.unwrap();
-            // Once the clock continues without jumps, the store trusts the ages of revisions again.
+            // Once the clock has run without jumps for a while, the store trusts the ages of revisions again.
             watched.off = TEN_YEARS;
             for _ in 0..AGE / HOUR + 30 {
                 watched.commit_after(HOUR).await;
@@ -158,7 +159,7 @@ proptest! {
         });
     }
 
-    /// While the ages of revisions are not trusted, the other limits on history must apply.
+    /// While the store does not trust the ages of revisions, the other limits on the history must still apply.
     #[test]
     fn clock_never_makes_store_grow(steps in steps(200)) {
         block_on(async {
@@ -166,7 +167,7 @@ proptest! {
             for (after, off) in steps {
                 watched.off = off;
                 watched.commit_after(after).await;
-                // The table may have the log row, value and live key of each readable revision, and the metadata.
+                // The table may have a log row, a value and a live key for each readable revision, and the metadata.
                 let rows = crate::wrapped::rows(&watched.table as &dyn Table).len();
                 assert!(rows <= 20 * 3 + 4, "{rows} rows");
             }

@@ -1,4 +1,4 @@
-//! Tests leases and the clients' compaction mark in a store of format 2.
+//! Tests leases and the compaction mark for clients in a store of format 2.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ async fn lease_of_key_is_set_by_last_put() {
         put(&store, "m", Some(id(number))).await.unwrap();
         assert_eq!(attached(&store, number).await, [Key::from("m")]);
     }
-    // A read of an old revision returns the lease, too.
+    // A read of an old revision also returns the lease that the key had then.
     let past = store.range(RangeRequest::new(Range::key("k")).with_at(first)).await.unwrap();
     assert_eq!(past.kvs[0].lease, Some(id(1)));
     let changes = store.changes(WatchRequest::new(Range::key("k"), first)).await.unwrap();
@@ -99,7 +99,7 @@ async fn lease_is_not_attached_by_failed_transaction() {
     assert_eq!((error.kind(), error.outcome()), (&ErrorKind::LeaseNotFound, kv::Outcome::NotApplied));
     assert_eq!(attached(&store, 1).await, []);
     assert!(store.get("a").await.unwrap().is_none());
-    // The lease in the branch that does not run need not exist.
+    // A lease need not exist if it is used only in the branch of a transaction that does not run.
     let other = Txn::new().with_success([Op::put("a", "v")]).with_failure([Op::put("b", "v").with_lease(id(9))]);
     assert!(store.txn(other).await.unwrap().succeeded);
     store.verify().await.unwrap();
@@ -133,7 +133,7 @@ async fn lease_needs_upgraded_format() {
     assert_eq!(*store.grant(lease(1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(*put(&store, "k", Some(id(1))).await.unwrap_err().kind(), ErrorKind::LeaseNotFound);
     let revision = put(&store, "k", None).await.unwrap();
-    // Format 1 has only one compaction mark, so a compaction for clients removes the history.
+    // Format 1 has only one compaction mark, so a compaction for clients removes the history itself.
     store.compact_for_clients(revision).await.unwrap();
     assert_eq!(store.status().compacted, revision);
 }
@@ -153,7 +153,7 @@ async fn lease_mark_of_client_leaves_history() {
     }
     let future = store.compact_for_clients(last.next()).await.unwrap_err();
     assert_eq!(*future.kind(), ErrorKind::FutureRevision);
-    // A compaction raises the clients' mark as well.
+    // An ordinary compaction also raises the clients' compaction mark.
     let newest = put(&store, "k", None).await.unwrap();
     store.compact(newest).await.unwrap();
     assert_eq!(store.status().oldest_for_clients, newest);

@@ -1,4 +1,4 @@
-//! Tests handles with different purposes on a store whose disk is full.
+//! Tests handles with different purposes on a store with a full disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use kv_mvcc::{Options, SpaceReserve};
 
 use crate::wrapped::{Fault, Wrapped};
 
-/// A reserve of disk space that can always be freed, but restored only while the disk has space.
+/// Reserved disk space whose parts can always be freed, but allocated again only while the disk has space.
 #[derive(Debug, Default)]
 struct StoredRetention {
     given_up: AtomicUsize,

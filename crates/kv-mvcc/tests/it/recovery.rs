@@ -1,4 +1,4 @@
-//! Tests the answers to callers when commits fail.
+//! Tests which errors and outcomes callers get when commits fail.
 
 use std::time::Duration;
 
@@ -66,13 +66,14 @@ async fn sweep_that_fails_is_made_up_for() {
     for i in 0..10 {
         store.put("a", format!("{i}")).await.unwrap();
     }
-    // The first commit of a compaction sets the compaction mark. The next commit removes the rows, and fails.
+    // A compaction's first commit sets the compaction mark. The next commit, which removes the rows below the mark,
+    // fails.
     table.fail_after(1, Fault::Refused(&ErrorKind::CommitIo));
     store.compact(Revision::new(8)).await.unwrap();
     assert!(!table.has_fault(), "the sweep has met the fault");
     assert_eq!((store.status().compacted, count(&table.inner, b'l')), (Revision::new(8), 10));
     store.verify().await.unwrap();
-    // The next write removes the rows that the failed sweep has not removed.
+    // The next write also removes the rows that the failed commit should have removed.
     store.put("a", "last").await.unwrap();
     assert_eq!(count(&table.inner, b'l') as i64, store.status().revision.get() - 7);
     store.verify().await.unwrap();
@@ -135,7 +136,7 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     store.txn(Txn::new().with_success([Op::put("bad", "value"), Op::put("good", "1")])).await.unwrap();
-    // The first row with a value belongs to revision 2.
+    // The first row of a value in the table belongs to revision 2.
     let value = rows(&table.inner).into_iter().find(|(key, _)| key[0] == b'v').unwrap();
     table.inner.commit(&[Write::Delete(value.0)]).unwrap();
     let halfway = Txn::new().with_success([
@@ -159,7 +160,7 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
     assert_eq!(store.get("good").await.unwrap().unwrap().value, "1".into());
     store.close().await.unwrap();
     assert_eq!(count(&table.inner, b'v'), 3, "the values of good, g0 and g1; none of the failed write");
-    // The status's counts and sums match the remaining rows.
+    // The store's status matches the rows that remain in the table.
     assert_eq!(table.store(Options::default()).status().live, 3);
 }
 
@@ -167,8 +168,7 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
 async fn transaction_is_refused_whole_when_touching_too_much() {
     let table = Wrapped::default();
     let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
-    // The limit of 48 MiB of rows is reached with about 3,900 of the longest keys, because each key is written three
-    // times.
+    // About 3,900 of the longest keys reach the limit of 48 MiB of rows, because each key is written three times.
     for i in 0..4100 {
         let key = format!("{i:0>width$}", width = kv::MAX_KEY_BYTES);
         store.txn(put(&key)).await.unwrap();
@@ -187,7 +187,7 @@ async fn commits_are_shared_by_writers() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let before = table.commits();
-    // One thread queues all transactions before the thread yields.
+    // A single thread queues all of these transactions before any of them can run.
     let answers = join_all((0..200).map(|i| store.txn(put(&format!("k{i}"))))).await;
     let mut revisions: Vec<i64> = answers.into_iter().map(|answer| answer.unwrap().revision.get()).collect();
     revisions.sort_unstable();

@@ -1,4 +1,4 @@
-//! Tests how much history is kept, and that the rows of removed history are deleted.
+//! Tests how much history a store keeps, and that the rows of removed history are deleted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ fn open(table: &MemoryTable, retention: Retention) -> MvccStore {
     MvccStore::open(Box::new(table.clone()), Options { retention, ..Options::default() }).unwrap()
 }
 
-/// Creates a clock that a test sets, in seconds since 2026.
+/// Creates a clock that the test sets, in seconds since 2026.
 fn clock() -> (Arc<AtomicU64>, Clock) {
     let seconds = Arc::new(AtomicU64::new(0));
     let start = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
@@ -49,8 +49,8 @@ async fn retention_by_revisions() {
     assert_eq!(oldest(&store).await, 47);
     assert_eq!(store.status().compacted, Revision::new(47));
     assert_eq!(count(&table, b'l'), 5);
-    // The table has three chunks for each of three live values, and three chunks for each superseded value that five
-    // log rows keep.
+    // There are three live values and five superseded values that log rows keep, and each value is split into three
+    // chunks.
     assert_eq!(count(&table, b'v'), 3 * (3 + 5));
     assert_eq!(store.verify().await.unwrap().log_rows, 5);
 }
@@ -75,16 +75,16 @@ async fn retention_by_revisions_with_minimum_age() {
     for _ in 0..2 {
         store.put("k", "v").await.unwrap();
     }
-    // Second 20 is revision 22; the revisions before it are more than 300 s old.
+    // Revision 22 was made at second 20; all earlier revisions are now more than 300 s old.
     assert_eq!(oldest(&store).await, 22);
-    // Revision 22 is exactly 300 s old. At second 700, all revisions before the next ten writes are more than 300 s
-    // old, so these ten writes remove them.
+    // At second 320, revision 22 is exactly 300 s old. At second 700, all revisions before the next ten writes are more
+    // than 300 s old, so these ten writes remove them.
     seconds.store(700, Ordering::SeqCst);
     for _ in 0..10 {
         store.put("k", "v").await.unwrap();
     }
     assert_eq!(oldest(&store).await, store.status().revision.get() - 9, "the ten that are younger stay");
-    // The limit on bytes still applies to young revisions.
+    // The limit on bytes applies also to revisions that are younger than the minimum age.
     for _ in 0..50 {
         store.put("k", vec![b'x'; 900]).await.unwrap();
     }
@@ -167,7 +167,7 @@ async fn retention_by_bytes() {
     }
     let kept = 101 - oldest(&store).await + 1;
     assert!((8..=11).contains(&kept), "{kept} revisions of about 1,000 bytes");
-    // A single revision that exceeds the limit on bytes is kept while it is the newest revision.
+    // A single revision that exceeds the limit on bytes is kept as long as it is the newest revision.
     store.put("k", vec![b'x'; 50_000]).await.unwrap();
     store.put("k", "small").await.unwrap();
     assert_eq!(oldest(&store).await, store.status().revision.get());
@@ -184,7 +184,7 @@ async fn retention_by_age() {
         seconds.store(hour * HOUR, Ordering::SeqCst);
         store.put("k", "v").await.unwrap();
     }
-    // Hour 99 is revision 101; exactly two days earlier, hour 51 is revision 53.
+    // Revision 101 was made in hour 99; revision 53 was made exactly two days earlier, in hour 51.
     assert_eq!(oldest(&store).await, 53);
     // The store does not trust a clock that jumped by years.
     seconds.store(1000 * DAY, Ordering::SeqCst);
@@ -246,8 +246,8 @@ async fn retention_bounds_store_under_endless_writes() {
         }
         most = most.max(crate::wrapped::rows(&table as &dyn Table).len());
     }
-    // The table has at most five rows for each readable revision: the log row, the value, and the log rows of
-    // deletions at that revision.
+    // The table has at most five rows for each readable revision: the log row, the value, and the log rows of that
+    // revision's deletions.
     assert!(most < 600, "{most} rows");
     store.verify().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Tests that long reads let commits run in between, and still return one state.
+//! Tests that long reads let commits run in between, and still return the state of a single revision.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::wrapped::Wrapped;
 
 const KEYS: usize = 1000;
 
-/// Creates a store with the keys `k000` to `k999`, on which a complete scan takes 50 ms.
+/// Creates a store with the keys `k000` to `k999`, in which a complete scan takes 50 ms.
 async fn slow() -> (Wrapped, MvccStore) {
     let table = Wrapped::default();
     let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
@@ -21,14 +21,15 @@ async fn slow() -> (Wrapped, MvccStore) {
         let ops = chunk.iter().map(|i| Op::put(format!("k{i:03}"), "old"));
         store.txn(Txn::new().with_success(ops)).await.unwrap();
     }
-    // The compaction shortens the log that writes have to read.
+    // The compaction shortens the log, which the writes have to read.
     let newest = store.put("k-last", "old").await.unwrap();
     store.compact(newest).await.unwrap();
     table.set_row_micros(50);
     (table, store)
 }
 
-/// Changes keys all over the store until the test stops the task. The task returns the number of changes.
+/// Changes keys in all parts of the store until the test stops this task. The task returns the number of changes that
+/// it has made.
 fn disturb(store: &MvccStore) -> (tokio::task::JoinHandle<u32>, tokio::sync::oneshot::Sender<()>) {
     let store = store.clone();
     let (stop, mut stopped) = tokio::sync::oneshot::channel();
@@ -55,7 +56,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     let (task, stop) = disturb(&store);
     for content in [Content::Full, Content::KeysOnly] {
         let read = RangeRequest::new(Range::All).with_content(content).with_limit(900);
-        // On a busy machine the writer may write nothing during a few reads.
+        // On a busy machine the writing task may write nothing during a few of the reads.
         let mut overlapped = false;
         for _ in 0..200 {
             let (views, before) = (table.views(), store.status().revision);
@@ -80,7 +81,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     store.verify().await.unwrap();
 }
 
-/// Each view of the slow read expires before the read has seen as much of the log as the next commit adds.
+/// Each view of the slow read expires before the read has processed as much of the log as the next commit adds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_ends_when_log_grows_faster() {
     let (table, store) = slow().await;

@@ -1,4 +1,4 @@
-//! Provides a table in memory with injected faults and delays.
+//! Provides a table in memory with injected faults and delays for tests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,28 +9,28 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The commit fails and writes nothing.
+    /// The commit fails without writing anything.
     Refused(&'static ErrorKind),
-    /// The table reports the commit as failed, but writes it.
+    /// The table writes the commit but reports a failure.
     Applied,
-    /// The engine panics and writes nothing.
+    /// The engine panics without writing anything.
     Panic,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The number of commits that succeed before the fault, and the fault.
+    /// The number of commits that succeed before the fault occurs, and the kind of the fault.
     fault: Mutex<Option<(usize, Fault)>>,
-    /// While this flag is set, recovery of the table fails.
+    /// While this flag is set, [`Table::recover`] fails.
     broken: AtomicBool,
     failed: AtomicBool,
-    /// The time that a scan takes for each row, in microseconds.
+    /// The time that a scan takes per row, in microseconds.
     row_micros: AtomicUsize,
     views: AtomicUsize,
     commits: AtomicUsize,
 }
 
-/// A table in memory with faults. Clones share their rows and faults.
+/// A table in memory that injects faults and delays. Clones share the same rows and the same faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wrapped {
     pub(crate) inner: MemoryTable,
@@ -46,12 +46,12 @@ impl Wrapped {
         self.fail_after(0, fault);
     }
 
-    /// Makes a commit fail after `commits` successful commits.
+    /// Makes one commit fail after `commits` successful commits.
     pub(crate) fn fail_after(&self, commits: usize, fault: Fault) {
         *self.shared.fault.lock().unwrap() = Some((commits, fault));
     }
 
-    /// True until the planned fault has occurred.
+    /// True until the injected fault has occurred.
     pub(crate) fn has_fault(&self) -> bool {
         self.shared.fault.lock().unwrap().is_some()
     }
@@ -151,7 +151,7 @@ pub(crate) fn rows(table: &dyn Table) -> Vec<(Vec<u8>, Vec<u8>)> {
     rows
 }
 
-/// The number of rows whose key begins with the byte `tag`.
+/// The number of rows in the table whose key begins with the byte `tag`.
 pub(crate) fn count(table: &dyn Table, tag: u8) -> usize {
     rows(table).iter().filter(|(key, _)| key[0] == tag).count()
 }

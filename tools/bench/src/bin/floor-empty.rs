@@ -1,3 +1,3 @@
-//! A program that does nothing, to measure the cost of starting any process.
+//! A program that does nothing, which measures the cost of starting any process.
 
 fn main() {}

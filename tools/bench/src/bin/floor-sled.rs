@@ -1,14 +1,14 @@
-//! Opens a sled store, commits a few kilobytes durably and closes the store. The program's cost is the minimum cost of
-//! any program that keeps its state in sled and answers only when the state is durable.
+//! A program that opens a sled store, commits a few kilobytes durably and closes the store. The cost of this program is
+//! the minimum cost of any program that keeps its state in sled and answers only when the state is durable.
 //!
-//! Usage: floor-sled FOLDER NUMBER
+//! Usage of the program: floor-sled FOLDER NUMBER
 
 use std::error::Error;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// The sizes in bytes of the rows that an ADD writes beside 40 other containers: a block of about 9 KB in two rows, a
-/// handle, a log row and a pointer for the block and for the handle, and the counters.
+/// The sizes in bytes of the rows that an ADD writes when the node already has 40 containers: two rows of a block of
+/// about 9 KB, a handle, a log row and a pointer for each of these two documents, and the counters.
 const ROW_BYTES: [usize; 8] = [6_100, 3_000, 90, 120, 120, 40, 40, 80];
 
 fn main() -> Result<(), Box<dyn Error>> {

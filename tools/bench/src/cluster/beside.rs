@@ -1,4 +1,4 @@
-//! Measures small puts of another client of etcd, first alone and then beside the load that Margay causes.
+//! Measures small puts by another client of etcd, first without any load and then beside the load that Margay causes.
 
 use std::future::Future;
 use std::path::Path;
@@ -21,18 +21,18 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The duration of one measurement.
+/// The duration of one measurement of the other client.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
-/// The value that the other client writes.
+/// The value that the other client of etcd puts.
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
-/// The number of hosts with a light load. Together the hosts make about 100 ADDs per second.
+/// The number of simulated hosts under a light load. Together these hosts make about 100 ADDs per second.
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
-/// The load on etcd beside the other client.
+/// The kind of load on etcd while the other client's puts are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     None,
@@ -65,7 +65,8 @@ struct Stage {
     shapes: Arc<Vec<Shape>>,
 }
 
-/// Measures the puts of another process beside each load. The loads take turns.
+/// Measures the puts of a client in another process under each load. The measurements under the different loads
+/// alternate.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut stage = runtime.block_on(async {
@@ -103,8 +104,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// Returns the p50 and p90 of the other client's puts in milliseconds, and the changes per second that the load
-    /// makes.
+    /// Returns the p50 and p90 of the other client's puts in milliseconds, and the number of changes per second that
+    /// the load made.
     async fn scan(&mut self, load: Load) -> Outcome<([f64; 2], f64)> {
         let over = Arc::new(AtomicBool::new(false));
         let (url, flag) = (self.ground.etcd.url(), Arc::clone(&over));
@@ -116,12 +117,12 @@ impl Stage {
         let begun = Instant::now();
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
-        // Wait for the other client even if the load failed, so that no process is left running.
+        // Even if the load failed, the other client is awaited, so that no process is left running.
         let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 
-    /// Runs the load until `over` is set, and returns the number of changes.
+    /// Runs the load until `over` is set, and returns the number of changes that it made.
     async fn work(&mut self, load: Load, over: &Arc<AtomicBool>) -> Outcome<usize> {
         match load {
             Load::None => {
@@ -148,7 +149,7 @@ impl Stage {
     }
 }
 
-/// Runs ADD and DEL of one container, with a pause after each call.
+/// Runs ADD and DEL of one container repeatedly, with a pause after each call.
 async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
     // Each host uses its own container, so no other host writes the container's handle.
     let request = one_address(&host.name, 1 << 41 | pools::start_of(&host.name));
@@ -160,7 +161,7 @@ async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
     Ok(2)
 }
 
-/// Repeats `work` on all hosts concurrently until `over` is set, and returns the number of changes.
+/// Repeats `work` on all hosts concurrently until `over` is set, and returns the number of changes made.
 async fn together<F>(
     hosts: impl Iterator<Item = Host>,
     over: &Arc<AtomicBool>,
@@ -188,7 +189,7 @@ where
     Ok(changes)
 }
 
-/// Runs the plugin from many concurrent callers until `over` is set, and returns the number of changes.
+/// Runs the plugin from many concurrent callers until `over` is set, and returns the number of changes made.
 fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     let one = |caller: usize| {
         let mut changes = 0;
@@ -206,7 +207,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// Runs this program in another process as the other client, and returns the measurements of that process.
+/// Runs this program in a second process as the other client, and returns what that process has measured.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;

@@ -1,4 +1,4 @@
-//! Measures many concurrent callers on one node. Each call is a process of its own.
+//! Measures many concurrent callers of the plugin on one node. Each call of the plugin is a process of its own.
 
 use std::path::Path;
 use std::thread;
@@ -12,14 +12,14 @@ use crate::report::{Times, median};
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// The number of concurrent callers.
+/// The number of concurrent callers of the plugin.
 pub(crate) const CALLERS: usize = 16;
 /// The number of ADDs that each caller makes in a round.
 pub(crate) const EACH: usize = 30;
 const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
 
-/// The verb of the measured calls.
+/// The CNI verb of the measured calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verb {
     Add,
@@ -34,7 +34,7 @@ struct Tally {
     del_rates: Vec<f64>,
 }
 
-/// Measures the rates and latencies of concurrent callers.
+/// Measures the rates and latencies of concurrent callers for each contender.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let ground = runtime.block_on(async {
@@ -90,7 +90,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Runs all callers concurrently. Returns the time until the last caller ends, and the duration of each call.
+/// Runs all callers concurrently. Returns the time until the last caller has ended, and the duration of each call.
 pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {

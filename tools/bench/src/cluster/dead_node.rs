@@ -1,5 +1,6 @@
-//! Measures the documents that a dead node leaves and the cost of freeing its addresses. A node that does not return is
-//! freed with the operator's command, and a node that returns with its own gc.
+//! Measures which documents a dead node leaves behind, and what freeing its addresses costs. The addresses of a node
+//! that does not return are freed with an operator's command. A node that returns frees its own addresses by garbage
+//! collection.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -24,14 +25,15 @@ const NODES: u32 = 1_000;
 /// The number of addresses in use in each block of a node.
 const USED: [u64; BLOCKS as usize] = [64, 36];
 const BLOCKS: u32 = 2;
-/// The number of dead nodes that are freed in each way.
+/// The number of dead nodes whose addresses are freed in each of the two ways.
 const DEAD: u32 = 5;
 
-/// The measurements of one step, over all dead nodes.
+/// The measurements of one step of freeing addresses, over all dead nodes.
 #[derive(Default)]
 struct Step {
     times: Times,
-    /// The number of requests to etcd. `None` for a command, whose requests are not counted.
+    /// The number of requests to etcd in this step. `None` if the step is a command of the operator, whose requests are
+    /// not counted.
     requests: Option<u64>,
     left: Left,
 }
@@ -44,7 +46,7 @@ struct Left {
     blocks: usize,
 }
 
-/// Measures both ways to free the addresses of a dead node.
+/// Measures both ways in which the addresses of a dead node are freed.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(programs, folder))
 }
@@ -141,18 +143,18 @@ fn expect(left: Left, expected: Left) -> Outcome<()> {
     if left == expected { Ok(()) } else { Err(format!("{left:?} is left instead of {expected:?}").into()) }
 }
 
-/// Returns the evidence on a machine that has just rebooted: no attachment is live.
+/// Returns the evidence of a machine that has just rebooted: no attachment is live.
 fn rebooted() -> Evidence {
     let (up, live) = (Duration::from_secs(60), BTreeSet::new());
     Evidence { boot: "feedbeef".into(), up, live, namespaces: None, within: None }
 }
 
-/// Returns the numbers of a node's blocks.
+/// Returns the block numbers of the node with this number.
 fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
     number * BLOCKS..(number + 1) * BLOCKS
 }
 
-/// Counts the documents and addresses of a node in the store.
+/// Counts the documents and addresses of a node that are still in the store.
 async fn left_of(host: &Host, number: u32) -> Outcome<Left> {
     let mut left = Left::default();
     for block in blocks_of(number) {

@@ -1,4 +1,4 @@
-//! Sets up an etcd with pools, nodes and addresses in use, written directly as documents of the model.
+//! Sets up an etcd with pools, nodes and assigned addresses, whose documents are written directly.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,20 +25,21 @@ use crate::fill::{self, NETWORK, soon};
 use crate::{Outcome, Programs};
 use testkit::server::Etcd;
 
-/// The pool from which hosts allocate: the largest private IPv4 network.
+/// The pool from which simulated hosts assign addresses: the largest private IPv4 network.
 const POOL: &str = "10.0.0.0/8";
 const POOL_V6: &str = "fd00:10::/64";
-/// Maximum number of puts in one transaction (etcd's limit), and maximum size in bytes (a third of etcd's request
-/// size).
+/// Maximum number of puts in one transaction (etcd's limit), and maximum size of a transaction in bytes (a third of
+/// etcd's limit for requests).
 const MOST_WRITES: usize = 128;
 const MOST_BYTES: usize = 500_000;
-/// The number of concurrent transactions while the store is filled.
+/// The number of concurrent transactions while the store is filled before the measurement.
 const FILLERS: usize = 8;
 
-/// Keys and values of the documents to write.
+/// The keys and values of documents that will be written to etcd.
 pub(super) type Documents = Vec<(Key, Value)>;
 
-/// An allocator with its own connection to etcd. The connection's requests and bytes are counted.
+/// A simulated host: an allocator with its own connection to etcd. The requests and bytes on this connection are
+/// counted.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) name: String,
@@ -46,7 +47,7 @@ pub(super) struct Host {
     pub(super) store: CountingStore<EtcdStore>,
 }
 
-/// The most recently used blocks of each node, in memory instead of the plugin's hint file.
+/// The most recently used blocks of each node, kept in memory instead of in the plugin's hint file.
 #[derive(Debug, Default)]
 struct Remembered(Mutex<HashMap<String, Vec<IpNet>>>);
 
@@ -62,10 +63,10 @@ impl Hints for Remembered {
     }
 }
 
-/// The folder for the plugin's files that need not survive a reboot.
+/// The folder for those files of the plugin that need not survive a reboot.
 const RUN: &str = "/run/margay";
 
-/// A tmpfs mounted on [`RUN`] if [`RUN`] is on disk, because hosts normally have `/run` in memory.
+/// A tmpfs that is mounted on [`RUN`] if this folder is on disk, because hosts normally have `/run` in memory.
 #[derive(Debug)]
 struct Run {
     mounted: bool,
@@ -85,13 +86,13 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.mounted {
-            // The unmount is detached, because a call that has not ended may still have a file open under `/run`.
+            // A lazy unmount is needed, because a call that has not ended may still have a file open under `/run`.
             let _ = umount2(RUN, MntFlags::MNT_DETACH);
         }
     }
 }
 
-/// An etcd server for one measurement.
+/// An etcd server for one part of the measurements.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) etcd: Etcd,
@@ -100,12 +101,12 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    /// Starts an etcd without pools. The files of hosts are in `folder`.
+    /// Starts an etcd without pools. Files of the simulated hosts are kept in `folder`.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
         Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
     }
 
-    /// Starts an etcd with one pool per family and blocks of the default sizes.
+    /// Starts an etcd with one IPv4 pool and one IPv6 pool, whose blocks have the default sizes.
     pub(super) async fn start(folder: &Path) -> Outcome<Self> {
         let ground = Self::empty(folder)?;
         ground.pool(NewPool::new("v4", POOL.parse()?)).await?;
@@ -118,7 +119,7 @@ impl Ground {
     }
 
     /// Creates an allocator like the plugin's, except that hints are kept in memory and pending commits are not
-    /// recorded. Each host has its own connection.
+    /// recorded. Each created host has its own connection to etcd.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = CountingStore::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
@@ -129,7 +130,7 @@ impl Ground {
         Ok(Client::connect([self.etcd.url()], None).await?)
     }
 
-    /// Writes documents in large concurrent transactions.
+    /// Writes documents to etcd in large concurrent transactions.
     pub(super) async fn write(&self, documents: Documents) -> Outcome<()> {
         let client = self.client().await?;
         let mut under_way: JoinSet<Result<(), etcd_client::Error>> = JoinSet::new();
@@ -161,9 +162,9 @@ impl Ground {
         self.write(nodes?).await
     }
 
-    /// Registers nodes with blocks of 64 addresses. Each node gets one block per entry of `used`, and the entry is the
-    /// number of the block's addresses in use. The nodes take consecutive blocks of the IPv4 pool, starting at block
-    /// number `skip`.
+    /// Registers nodes that have blocks of 64 addresses. Each node gets one block for each number in `used`, and this
+    /// number of the block's addresses is assigned. Consecutive nodes get consecutive blocks of the IPv4 pool, starting
+    /// at block number `skip`.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;
@@ -174,7 +175,7 @@ impl Ground {
                 documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
                 next += 1;
             }
-            // Documents stay in memory until they are written, so write them in parts.
+            // Documents are held in memory until they are written, so writing them in parts saves memory.
             if documents.len() > 20_000 {
                 self.write(std::mem::take(&mut documents)).await?;
             }
@@ -182,8 +183,8 @@ impl Ground {
         self.write(documents).await
     }
 
-    /// Returns the plugin as a node of a Calico network. [`PER_CONTAINER`] in the node's name becomes each container's
-    /// id.
+    /// Returns the plugin as a contender that runs on a node of a Calico network. The text [`PER_CONTAINER`] in the
+    /// node's name is replaced with each container's id.
     pub(super) fn contender(
         &self,
         programs: &Programs,
@@ -200,33 +201,33 @@ impl Ground {
         Contender::Plugin { name, program: programs.plugin.clone(), netconf }
     }
 
-    /// Returns the plugin with a new node for each container.
+    /// Returns the plugin as a contender that runs on a new node for each container.
     pub(super) fn newcomer(&self, programs: &Programs, name: &'static str) -> Contender {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// Returns a minimal program that connects to this etcd and commits about as much as the plugin. The program is
-    /// built and linked like the plugin.
+    /// Returns a minimal program as a contender, which connects to this etcd and commits about as much as the plugin.
+    /// This minimal program is compiled and linked like the plugin.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }
     }
 }
 
-/// The families of the requested addresses.
+/// The IP families of the requested addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Families {
     V4,
     Both,
 }
 
-/// Returns the block of 64 addresses with this number in the default IPv4 pool.
+/// Returns the block of 64 addresses with the number `number` in the default IPv4 pool.
 pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + 64 * number;
     Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)
 }
 
-/// Returns the key and the document of a node.
+/// Returns the key and the value of a node's document.
 pub(super) fn node(name: &str) -> Outcome<(Key, Value)> {
     let node = Node::new(name, Labels::new(), "6f0c2f6e-3f44-4b8e-9e53-0a2f4a9d7c11", OffsetDateTime::now_utc());
     Ok((keys::resource(ResourceKind::Node, name), node.encode()?))

@@ -1,5 +1,5 @@
-//! Measures many concurrent hosts, simulated in this process with one connection per host, beside as many bare clients
-//! that make equal commits.
+//! Compares many concurrent hosts with as many bare clients that make equal commits. The hosts are simulated in this
+//! process, with one connection per host.
 
 use std::future::Future;
 use std::ops::Range;
@@ -19,15 +19,15 @@ use crate::findings::{Bound, Findings, Line, Plot};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The numbers of concurrent hosts, each with its number of rounds. Small numbers of hosts get more rounds because
-/// these rounds are short.
+/// The numbers of concurrent hosts, each with the number of rounds that are measured. Few hosts are measured in more
+/// rounds, because a round of few hosts is short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
-/// The number of addresses that each host assigns in a round. With the addresses that a host has before, the assigned
-/// addresses fill a block of 64.
+/// The number of addresses that each host assigns in a round. The addresses assigned in a round, together with those
+/// that a host has before, fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 
-/// The measurements for one number of concurrent hosts.
+/// The measurements with one number of concurrent hosts.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) rates: Vec<f64>,
@@ -41,7 +41,7 @@ impl Tally {
     }
 }
 
-/// Measures the rate at which hosts assign addresses.
+/// Measures the rate at which concurrent hosts assign addresses.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }
@@ -67,7 +67,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
             release_all(hosts, 0..EACH).await?;
         }
         let (rate, raw) = (median(&ours.rates), median(&floor.rates));
-        // Compares the measurements of adjacent rounds, since the store grows and the disk's speed varies.
+        // Only adjacent rounds are compared, because the store grows and the speed of the disk varies.
         let shares: Vec<f64> = ours.rates.iter().zip(&floor.rates).map(|(ours, bare)| ours / bare).collect();
         share = median(&shares);
         rows.push(vec![
@@ -110,11 +110,11 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Creates the maximum number of hosts, and as many bare clients.
+/// Creates as many hosts as the largest measurement needs, and as many bare clients.
 pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     let count = CROWDS.iter().map(|(count, _)| *count).max().unwrap_or_default();
     let names: Vec<String> = (0..count).map(|number| format!("host-{number}")).collect();
-    // The first block belongs to the host whose commits are recorded.
+    // The first block of the pool belongs to the host whose commits are recorded.
     ground.settle(names.clone(), 1, &[RESIDENTS]).await?;
     let hosts: Vec<Host> = names.iter().map(|name| ground.host(name)).collect::<Outcome<_>>()?;
     Bare::prepare(&mut ground.client().await?).await?;
@@ -122,31 +122,32 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     for name in names {
         bare.push(Bare::connect(ground.client().await?, name).await?);
     }
-    // Connect all hosts to etcd before the measurement begins.
+    // All hosts connect to etcd here, before the measurement begins.
     assign_all(&hosts, 0..1).await?;
     release_all(&hosts, 0..1).await?;
     Ok((hosts, bare))
 }
 
-/// Records the commits of a host that assigns [`EACH`] addresses one after another in block number `block` of the pool.
+/// Records the commits of a host that assigns [`EACH`] addresses, one after another, in the block number `block` of the
+/// pool.
 pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     ground.settle(["recorder".to_owned()], block, &[RESIDENTS]).await?;
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // The container ids belong to a host number that no other host uses, so each handle is new.
+        // The ids of these containers belong to a host number that no other host uses, so each handle is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();
     if shapes.len() == EACH { Ok(shapes) } else { Err("an assignment was not one commit".into()) }
 }
 
-/// Returns the id number of a temporary container of a host.
+/// Returns the id number of a temporary container on a simulated host.
 fn container(host: usize, number: usize) -> u64 {
     1 << 40 | (host as u64) << 20 | number as u64
 }
 
-/// On all hosts concurrently, assigns one address to each container in `calls`. Each host assigns its addresses one
+/// Assigns one address to each container in `calls` on all hosts concurrently. Each host assigns its own addresses one
 /// after another.
 pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let assign = |host: Host, number: usize, calls: Range<usize>| async move {
@@ -162,7 +163,7 @@ pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| assign(host, number, calls.clone()))).await
 }
 
-/// On all hosts concurrently, releases the addresses of the containers in `calls`.
+/// Releases the addresses of the containers in `calls` on all hosts concurrently.
 pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let release = |host: Host, number: usize, calls: Range<usize>| async move {
         let mut times = Times::default();
@@ -177,7 +178,7 @@ pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| release(host, number, calls.clone()))).await
 }
 
-/// Makes the commits in `shapes` on all bare clients concurrently. Each client makes its commits one after another.
+/// Makes the commits in `shapes` on all bare clients concurrently. Each client makes its own commits one after another.
 pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> Outcome<(Duration, Times)> {
     let commit = |mut one: Bare| {
         let shapes = Arc::clone(shapes);
@@ -206,7 +207,7 @@ pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> O
     Ok((begun.elapsed(), times))
 }
 
-/// Runs all futures concurrently. Returns the time until the last future is ready, and the duration of each call.
+/// Runs all futures concurrently. Returns the time until the last future has completed, and the duration of each call.
 async fn at_once<F>(work: impl Iterator<Item = F>) -> Outcome<(Duration, Times)>
 where
     F: Future<Output = Result<Times, String>> + Send + 'static,

@@ -1,6 +1,6 @@
-//! Measures Margay on etcd beside a bare client of etcd: whole processes, many callers, many hosts, and a full store.
+//! Compares Margay on etcd with a bare client of etcd: whole processes, many callers, many hosts, and a full store.
 //!
-//! Each part of the measurements starts its own etcd, with fsync, and measures the contenders in turns.
+//! Each part of the measurements starts its own etcd with fsync, and alternates between the contenders.
 
 mod beside;
 mod blocks;
@@ -24,10 +24,11 @@ use crate::{Outcome, Programs};
 pub(crate) use beside::print_puts;
 pub(crate) use cold::call as call_on_etcd;
 
-/// A function for one part of the measurements. The function prints its tables and returns them.
+/// A function that runs one part of the measurements. The function prints the tables of its measurements and returns
+/// them.
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
-/// All parts of the measurements by name.
+/// All parts of the measurements on etcd, by name.
 pub(crate) const PARTS: [(&str, Part); 9] = [
     ("cold", cold::run),
     ("callers", callers::run),
@@ -40,13 +41,13 @@ pub(crate) const PARTS: [(&str, Part); 9] = [
     ("wire", wire::run),
 ];
 
-/// Creates a runtime with few threads. Real hosts have their own processors, but simulated hosts share this machine
-/// with etcd.
+/// Creates a tokio runtime with few threads. Real hosts have their own processors, but simulated hosts share this
+/// machine with etcd.
 fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Formats a number of milliseconds for a table.
+/// Formats a duration in milliseconds for a table.
 fn ms(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }

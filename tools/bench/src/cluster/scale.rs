@@ -1,5 +1,5 @@
-//! Measures the cost of a full store: runs equal work on etcds with few and with many nodes. The etcds are filled with
-//! documents of the model.
+//! Measures what a full store costs: does equal work on etcds with few and with many nodes. The measured etcds are
+//! filled directly with the documents of nodes and blocks.
 
 use std::path::Path;
 
@@ -16,11 +16,11 @@ const NODES: [u32; 3] = [10, 1_000, 5_000];
 const USED: [u64; 2] = [64, 36];
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 200;
-/// The number of concurrent hosts.
+/// The number of concurrent simulated hosts.
 const HOSTS: usize = 10;
 const HOST_ROUNDS: usize = 8;
 
-/// Measures the etcds of all sizes in turns.
+/// Measures etcds with different numbers of nodes, alternating between them.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut grounds = Vec::new();
@@ -86,7 +86,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Measures a few concurrent hosts on each etcd, in turns.
+/// Measures a few concurrent hosts on each etcd, alternating between the etcds.
 async fn at_once(grounds: &[Ground]) -> Outcome<Vec<Tally>> {
     let mut crowds: Vec<Vec<Host>> = Vec::new();
     for ground in grounds {

@@ -1,5 +1,5 @@
-//! Measures the main plugin: whole cold processes that set up a container's interface. The contenders are Debian's ptp
-//! with host-local, and a bare veth pair made with netlink.
+//! Measures the main plugin, as whole cold processes that set up a container's interface. The plugin is compared with
+//! Debian's ptp with host-local, and with a bare veth pair made with netlink.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -24,26 +24,26 @@ use crate::{Outcome, Programs};
 
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 100;
-/// The number of containers that hold an address before measuring begins.
+/// The number of containers that have an address before the measurement begins.
 const RESIDENTS: u32 = 40;
-/// The number of calls over which the requests to etcd are counted.
+/// The number of calls during which the requests to etcd are counted.
 const COUNTED: u32 = 20;
-/// The number of concurrent callers.
+/// The number of concurrent callers of the plugin.
 const CALLERS: usize = 16;
 const EACH: usize = 10;
 const CROWDS: usize = 5;
-/// The network of the address pools.
+/// The network from which the address pools are made.
 const POOL: &str = "10.0.0.0/12";
-/// The file of the kernel setting that ptp turns on.
+/// The file of the kernel's setting for IPv4 forwarding, which ptp turns on.
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const CLUSTER_INFORMATION: &str = r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default","uid":"0b8f3bb8-6a1d-4d0c-9f0f-2b7d0c2b7c11","creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"clusterGUID":"b1b1b1b1","datastoreReady":true}}"#;
 
-/// A main plugin with its network configuration, or the floor program.
+/// A contender: a main plugin with its network configuration, or the minimal program.
 #[derive(Clone, Debug)]
 struct Wirer {
     name: &'static str,
     program: PathBuf,
-    /// The network configuration of the plugin; empty for the floor program.
+    /// The network configuration of the plugin; empty for the minimal program.
     netconf: String,
     cni_path: PathBuf,
 }
@@ -67,7 +67,7 @@ impl Wirer {
     }
 }
 
-/// Network namespaces for containers. Dropping this value removes the namespaces.
+/// Network namespaces for containers. Dropping this value removes these network namespaces.
 struct Namespaces(Vec<String>);
 
 impl Namespaces {
@@ -95,7 +95,7 @@ fn ip(arguments: &[&str]) -> Command {
     command
 }
 
-/// The previous value of the IPv4 forwarding setting. Dropping this value restores the setting.
+/// The value of the IPv4 forwarding setting before the measurements. Dropping this value restores the previous setting.
 struct Forwarding(Option<String>);
 
 impl Forwarding {
@@ -112,7 +112,7 @@ impl Drop for Forwarding {
     }
 }
 
-/// Measures ADD and DEL of one and of many callers, the requests to etcd, and the plugin's memory and size.
+/// Measures ADD and DEL by one caller and by many callers, the requests to etcd, and the memory and size of the plugin.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let _forwarding = Forwarding::remember();
     let folder = folder.join("wire");
@@ -147,7 +147,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// The index of ptp among the contenders.
+/// The index of ptp in the list of contenders.
 const PTP: usize = 1;
 const ETCD: usize = 2;
 const REDB: usize = 3;
@@ -169,7 +169,7 @@ fn etcd_wirer(ground: &Ground, bin: &Path, folder: &Path) -> Wirer {
     Wirer { name: "margay-cni on etcd", program: bin.join("calico"), netconf, cni_path: bin.to_owned() }
 }
 
-/// Creates the plugin with an embedded store in which [`RESIDENTS`] containers hold an address.
+/// Creates a contender: the plugin with an embedded store in which [`RESIDENTS`] containers have an address.
 fn embedded(programs: &Programs, folder: &Path, bin: &Path, engine: &str, name: &'static str) -> Outcome<Wirer> {
     fs::create_dir_all(folder)?;
     let store = folder.join(engine);
@@ -206,7 +206,7 @@ fn one_caller(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     for round in 0..ROUNDS as usize + 2 {
         for turn in 0..contenders.len() {
             // Every second round runs the contenders in reverse order, so that no contender always follows the same
-            // one.
+            // other contender.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let (contender, netns) = (&contenders[who], &namespaces.0[who]);
@@ -269,7 +269,7 @@ fn requests(ground: &Ground, wirer: &Wirer, findings: &mut Findings) -> Outcome<
     Ok(())
 }
 
-/// Reads from etcd's metrics how many requests for keys etcd has started to serve.
+/// Reads from etcd's metrics how many requests for keys etcd has begun to serve.
 fn served_requests(address: std::net::SocketAddr) -> Outcome<f64> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
@@ -326,7 +326,7 @@ fn many_callers(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the peak memory of an ADD, in KiB.
+/// Returns the peak memory of one ADD by the contender, in KiB.
 fn peak(wirer: &Wirer) -> Outcome<f64> {
     let namespaces = Namespaces::make(["margay-bench-peak".to_owned()])?;
     let netns = format!("/run/netns/{}", namespaces.0[0]);

@@ -1,4 +1,4 @@
-//! Runs callers that make ADDs and DELs until all calls are made or the power is cut.
+//! Runs several callers that make ADDs and DELs, until all calls are made or the power is cut.
 
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,38 +15,41 @@ use super::served::Daemon;
 use crate::process::{Call, Outcome};
 use crate::random::Random;
 
-/// Maximum duration of a call.
+/// Maximum duration of one plugin call.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The interval at which a caller checks whether its process has ended.
+/// The interval at which a caller checks whether its plugin process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// One in this many calls is killed while the disk has power. The unsynced writes of a killed call are not lost.
+/// On average, one in this number of calls is killed while the disk has power. The writes of a killed call that are not
+/// synced yet are not lost.
 const KILLS: u64 = 8;
 
-/// The work of all callers in one round.
+/// What all callers of one round do.
 pub struct Work<'a> {
     pub disk: &'a Disk,
     pub conf: &'a Value,
     pub ledger: &'a Mutex<Ledger>,
     /// The number of calls that each caller makes.
     pub calls: u64,
-    /// After this many answers the power is cut. `None` if another event triggers the cut.
+    /// The number of answered calls after which the power is cut. `None` if another event decides when the power is
+    /// cut.
     pub last: Option<u64>,
-    /// The approximate number of disk operations in a call.
+    /// The approximate number of disk operations in one call.
     pub operations: u64,
-    /// The number of calls that a daemon has answered so far.
+    /// The number of calls that the daemon has answered so far.
     pub by_daemon: &'a AtomicU64,
 }
 
-/// How the wait for the end of a process ended.
+/// The reason why the wait for a plugin process has ended.
 enum End {
     Exit(ExitStatus),
-    /// The caller killed the process.
+    /// The caller has killed the plugin process.
     Killed,
     PowerCut,
 }
 
 impl Work<'_> {
-    /// Runs the given number of callers to their end. Each caller draws from its own stream of random numbers.
+    /// Runs the given number of callers concurrently until all of them have ended. Each caller draws from a stream of
+    /// random numbers of its own.
     pub fn run(&self, callers: u64, random: &mut Random) {
         let randoms: Vec<_> = (0..callers).map(|caller| Random::new(random.next(), caller)).collect();
         thread::scope(|scope| {
@@ -59,7 +62,7 @@ impl Work<'_> {
         });
     }
 
-    /// Makes a call. Returns false if the power was cut during the call.
+    /// Makes a call. The result is false if the power was cut during the plugin call.
     fn call(&self, random: &mut Random) -> bool {
         let (verb, container) = self.ledger().begin(random);
         let call = Call::new(verb, &container, self.conf);
@@ -72,7 +75,7 @@ impl Work<'_> {
         };
         let output = child.wait_with_output().unwrap();
         if !status.success() {
-            // A call is allowed to fail only because of the power cut.
+            // Only the power cut may make a call fail.
             assert!(self.disk.is_cut(), "{call:?}: {status}, {}", String::from_utf8_lossy(&output.stdout));
             return false;
         }
@@ -87,8 +90,8 @@ impl Work<'_> {
         true
     }
 
-    /// Waits for the end of a process. Kills the process when the power is cut or when the disk has done `killed_at`
-    /// operations.
+    /// Waits until a plugin process has ended. Kills the plugin process when the power is cut, or when the disk has
+    /// done `killed_at` operations.
     fn wait(&self, child: &mut Child, call: &Call, killed_at: Option<u64>) -> End {
         let begun = Instant::now();
         loop {

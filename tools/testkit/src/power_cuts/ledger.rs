@@ -1,44 +1,44 @@
-//! Records the addresses acknowledged to callers, and the calls without an answer.
+//! Records the addresses that ADDs have returned to callers, and the calls that were not answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::random::Random;
 
-/// The addresses of one container.
+/// The set of addresses of one container.
 type Addresses = BTreeSet<IpAddr>;
 
-/// Maximum number of containers that hold addresses.
+/// Maximum number of containers that have addresses at the same time.
 const MOST_HELD: usize = 60;
-/// Number of addresses of each container: one address of each family.
+/// Number of addresses that each container gets: one IPv4 and one IPv6 address.
 const EACH: usize = 2;
 
-/// The acknowledged calls, and the calls that were sent but not answered.
+/// The results of all answered calls, and the calls that were started but not answered.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers of unanswered calls. For a DEL, each container has the addresses that it held before; for an ADD,
-    /// `None`.
+    /// The containers whose last call was not answered. The value is the container's addresses before the call if that
+    /// was a DEL, and `None` if it was an ADD.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,
 }
 
 impl Ledger {
-    /// Begins a call: either an ADD of a new container or the DEL of an existing container.
+    /// Begins a call, which is either an ADD of a new container or a DEL of an existing one.
     pub fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
         let names: Vec<_> = self.held.keys().cloned().collect();
         if names.is_empty() || (names.len() < MOST_HELD && random.once_in(2)) {
             return ("ADD", self.begin_add());
         }
         let container = random.pick(&names).clone();
-        // A container may lose its addresses as soon as its DEL begins.
+        // A container whose DEL has begun may lose its addresses at any time.
         let before = self.held.remove(&container);
         self.pending.insert(container.clone(), before);
         ("DEL", container)
     }
 
-    /// Begins an ADD of a new container.
+    /// Begins an ADD of a container with a new id.
     pub fn begin_add(&mut self) -> String {
         self.next += 1;
         let container = format!("c{}", self.next);
@@ -46,7 +46,8 @@ impl Ledger {
         container
     }
 
-    /// Records the answer to a call, and returns the number of answers in this round. `reported` is empty for a DEL.
+    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, `reported` is
+    /// empty.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
@@ -62,19 +63,19 @@ impl Ledger {
         Ok(self.acknowledged)
     }
 
-    /// Returns the number of calls acknowledged in this round.
+    /// Returns the number of calls that were answered in this round.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// True if the ledger records a container that holds one of the given addresses.
+    /// True if a container in the ledger has one of the given addresses.
     pub fn has_any(&self, addresses: &[IpAddr]) -> bool {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }
 
-    /// Compares the ledger with the store after the power cut, and ends the round. Whether an unanswered call has
-    /// happened is decided by the content of the store. Returns how many unanswered calls happened and how many did
-    /// not.
+    /// Compares the ledger with the store after a power cut, and ends the round. The content of the store decides
+    /// whether an unanswered call counts as having happened. Returns the number of unanswered calls that happened and
+    /// the number of those that did not.
     pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {

@@ -1,4 +1,4 @@
-//! Keeps a disk over many power cuts, and the ledger of the calls acknowledged on the disk.
+//! Keeps a simulated disk over many power cuts, and the ledger of the calls that were answered while using this disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,21 +22,21 @@ use crate::process::Call;
 use crate::programs::command;
 use crate::random::Random;
 
-/// The number of revisions that a store keeps.
+/// The number of revisions that the store keeps when its log is full.
 const FULL_LOG: usize = 10_000;
-/// The first estimate of the number of disk operations in a call.
+/// The first estimate of the number of disk operations in one call.
 const OPERATIONS: u64 = 30;
 
-/// The moment at which the power is cut.
+/// The moment of a round at which the power is cut.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// The power is cut after this many disk operations, or earlier when all calls have ended.
+    /// The power is cut after this number of disk operations, or earlier if all calls have ended.
     Operation(u64),
-    /// The power is cut when a caller has received this answer of the round.
+    /// The power is cut when a caller has received the answer with this number in the round.
     Answer(u64),
 }
 
-/// The plan of a round with one power cut.
+/// The plan of a round, which has one power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     callers: u64,
@@ -44,7 +44,7 @@ pub struct Plan {
     moment: Moment,
     pub folders: Folders,
     luck: u64,
-    /// Whether the callers use a daemon.
+    /// Whether the callers of the round use a daemon.
     served: bool,
 }
 
@@ -54,8 +54,8 @@ impl Plan {
         let all = callers * calls;
         let moment = match random.below(4) {
             0 => Moment::Answer(1 + random.below(all)),
-            // One draw in nine falls after the last disk operation, so that some power cuts happen when all calls have
-            // ended.
+            // One drawn number in nine is greater than the number of disk operations in the round, so some power cuts
+            // happen after all calls have ended.
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
@@ -63,24 +63,24 @@ impl Plan {
     }
 }
 
-/// A disk, and the ledger of the calls acknowledged on the disk.
+/// A simulated disk, and the ledger of the calls that were answered while using this disk.
 #[derive(Clone, Debug)]
 pub struct World {
     pub engine: Engine,
     syncs: Syncs,
     pub image: Image,
     pub ledger: Ledger,
-    /// The approximate number of disk operations in a call.
+    /// The approximate number of disk operations in one call.
     operations: u64,
 }
 
 impl World {
-    /// Creates a world on an empty disk.
+    /// Creates a `World` with an empty disk.
     pub fn empty(engine: Engine, syncs: Syncs) -> Self {
         Self { engine, syncs, image: Image::default(), ledger: Ledger::default(), operations: OPERATIONS }
     }
 
-    /// Creates a world with a store whose log is full, so that each commit trims the log.
+    /// Creates a `World` with a store whose log is full, so that each commit also trims the log.
     pub fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
@@ -99,8 +99,8 @@ impl World {
         Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
     }
 
-    /// Lets the callers work, cuts the power, and checks the remaining image. The returned error describes the image's
-    /// fault.
+    /// Lets the callers work, cuts the power, and checks the image that remains of the disk. The returned error
+    /// describes what is wrong with the remaining disk image.
     pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
@@ -148,7 +148,7 @@ impl World {
         self.scan(tally)
     }
 
-    /// Checks a copy of the disk's remaining image.
+    /// Checks a copy of the image that remains of the disk.
     pub fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
@@ -166,7 +166,7 @@ impl World {
         Ok(())
     }
 
-    /// Copies the disk's remaining image to a folder that is not deleted, and returns the folder's path.
+    /// Copies the remaining disk image to a folder that is not deleted, and returns the path of that folder.
     pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();
@@ -174,18 +174,18 @@ impl World {
     }
 }
 
-/// Returns a network configuration that gives each container one address of each family.
+/// Returns a network configuration with which each container gets one IPv4 and one IPv6 address.
 pub fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// Maps file names that differ only in a number to one name, because sled numbers its snapshots.
+/// Maps file names that differ only in a number to the same name, because sled numbers its snapshots.
 fn kind_of(path: &Path) -> String {
     let text = path.display().to_string();
     text.split_once("/snap.").map_or(text.clone(), |(folder, _)| format!("{folder}/snap.*"))
 }
 
-/// Runs an ADD on the remaining store, and compares the store with the acknowledged calls.
+/// Runs an ADD on the store that remains after the power cut, and compares the store with the ledger.
 fn scan(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, String> {
     let acknowledged = ledger.acknowledged();
     let after = Call::new("ADD", "after", &left.conf_with("bridge", network())).run();
