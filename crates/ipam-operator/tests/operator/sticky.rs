@@ -1,4 +1,4 @@
-//! Tests pins: a workload keeps a pinned address for ever, in the networks of the pin.
+//! Tests that a workload keeps a pinned address for ever, in the networks for which the address is pinned.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -69,8 +69,8 @@ async fn pin_in_one_network_leaves_others_sticky() {
             release(&world, "net", "eth0", container).await;
             release(&world, "other", "net1", container).await;
         }
-        // Another container takes the address that has been free for longest, so that the workload cannot get `first`
-        // again by chance.
+        // Another container gets the address that has been free for longest. Without the pin, the workload would then
+        // not get `first` again.
         world.one("a", "o1").await.unwrap();
         assert_eq!(assign(&world, "net", "eth0", "c2").await, first);
         assert_eq!(assign(&world, "other", "net1", "c2").await, ip("10.1.0.9"));
