@@ -1,5 +1,6 @@
-//! Finds the stored block of an address. Usually the pool of the address determines the block. If the pool's block size
-//! has changed since the block was created, or if the pool was deleted, another stored block contains the address.
+//! Finds the stored block that contains an address. Usually the block follows from the address's pool and the pool's
+//! block size. If the pool was deleted, or its block size was changed after the block was created, the block of the
+//! address is another stored block.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,12 @@ use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, is_of_pr
 use crate::net::Family;
 use crate::pools;
 
-/// Number of block keys read in one round trip.
+/// Maximum number of block keys read in one round trip.
 const KEYS_PER_READ: usize = 64;
 
-/// Groups release requests by the stored block of their address. Addresses without a stored block are grouped under the
-/// block that their pool determines, or under a block of a single address. Blocks are read without a guard.
+/// Groups release requests by the stored block that contains their address. If there is no stored block, the key is the
+/// network that the block would have in the address's pool, or a network of one address if there is no pool. The blocks
+/// are read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
@@ -49,8 +51,8 @@ pub async fn group_by_block(
     Ok(grouped)
 }
 
-/// Returns the stored blocks of prefixes that contain some of the requested addresses. The pools of these blocks were
-/// deleted, or no longer have prefixes.
+/// Returns the stored blocks of prefixes that contain requested addresses. This finds blocks whose pool was deleted or
+/// is no longer a pool of prefixes.
 async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -64,7 +66,8 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// The values of block keys; `Some(None)` for a stored value that is not a valid block.
+/// The blocks that were read, by network. The value is `None` if no block is stored, and `Some(None)` if the stored
+/// block cannot be decoded.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
@@ -84,8 +87,9 @@ impl StoredBlocks {
         Ok(())
     }
 
-    /// Returns whether a block holds the address of a request, or `None` if the block is not stored. A damaged block
-    /// counts as holding the address, so that the next step reports the damage.
+    /// Returns whether the address of a request is not free in a block, or `None` if the block is not stored. In a
+    /// damaged block, every address counts as not free, so the release request is grouped under this block and its
+    /// damage is reported.
     fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
         let block = self.0.get(&cidr)?.as_ref()?;
         Some(block.as_ref().is_none_or(|block| {
