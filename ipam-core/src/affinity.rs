@@ -3,8 +3,8 @@
 //!
 //! Each block is claimed or released in one commit, together with its affinity. If a call is interrupted, some blocks
 //! are changed completely and the other blocks not at all. Each commit guards the block and the owner's affinity to the
-//! block; the commit of a claim also guards the pool and the settings. Releases list an owner's affinities without a
-//! guard, so they can miss an affinity that is created during the call.
+//! block; the commit of a claim also guards the pool and the settings. A release of several blocks lists the owner's
+//! affinities without a guard, so it can miss an affinity that is created during the call.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -20,8 +20,8 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. The limit is needed because an IPv6 pool
-/// can have more than 2^64 blocks.
+/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a call could take for
+/// ever, because an IPv6 pool can have more than 2^64 blocks.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
 /// Selects the affinities that a release of several blocks ends.
@@ -29,18 +29,18 @@ pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 pub enum ReleaseIf {
     /// Ends only the affinities to blocks in which no address is held or in cooldown.
     Empty,
-    /// Ends all affinities. The addresses in the blocks stay assigned to their handles. The blocks then have no owner;
-    /// such a block is deleted when its last address is released.
+    /// Ends all affinities. The addresses in the released blocks stay assigned to their handles. A released block has
+    /// no owner, and is deleted when its last address is released.
     Any,
 }
 
 /// The outcome of a claim of blocks for an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks of the network that the owner has after the claim, including those that it had before.
+    /// The blocks of the network that the owner has after the call, including blocks that it had before the call.
     pub claimed: Vec<IpNet>,
-    /// The blocks that were not claimed. Such a block has another owner, has no owner but addresses in use, or would
-    /// overlap with a stored block.
+    /// The blocks that were not claimed. A block cannot be claimed if it has another owner, has no owner but addresses
+    /// in use, or would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
@@ -326,8 +326,8 @@ impl Ipam {
     }
 
     /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
-    /// pool's block size. From such an affinity, Margay or Calico could create a block that overlaps with blocks of the
-    /// new pool. Returns the number of deleted affinities.
+    /// pool's block size. Margay and Calico create the missing block of an affinity when they need it, and the created
+    /// block could overlap with blocks of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
     /// Any store error; some affinities may have been deleted before the error.
@@ -366,12 +366,12 @@ impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
     /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
     /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
-    /// release the addresses of the node's containers by handle. The node's document is not changed. The call can be
-    /// repeated after an error.
+    /// release the addresses of the node's containers by handle. The node's document is not changed. A call that failed
+    /// can be repeated.
     ///
     /// # Errors
-    /// Any error of [`release_all_affinities`](Self::release_all_affinities). Even after such an error, the keys of old
-    /// versions are deleted, unless the store cannot be reached.
+    /// Any error of [`release_all_affinities`](Self::release_all_affinities). If the release of blocks fails, the keys
+    /// of old versions are deleted nevertheless, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {

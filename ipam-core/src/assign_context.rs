@@ -19,8 +19,9 @@ const MAX_KEYS_DELETED: usize = 40;
 ///
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
 /// read, so no assignment violates a new rule. Deletions of reservations are not guarded, because an assignment stays
-/// valid without them. The pool of the assigned addresses is guarded separately. A commit can check at most 64 pools
-/// and at most 64 reservations; if there are more, they are not guarded, except the pool of the assigned addresses.
+/// valid when a reservation is deleted. The pool of the assigned addresses is guarded separately. A commit can check at
+/// most 64 pools and at most 64 reservations. If a store has more pools or reservations, they are not guarded, except
+/// the pool of the assigned addresses.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
@@ -36,16 +37,16 @@ pub(crate) struct AssignContext {
     pub(crate) pools: Vec<Pool>,
     /// The node or the virtual owner for which addresses are requested.
     pub(crate) host: Claimant,
-    /// True if Calico also uses this store, which is the case if the store has Calico's ClusterInformation document.
-    /// Calico creates this document before all others and never deletes it. The commit does not guard the
-    /// ClusterInformation document. An assignment just before its creation creates blocks as in a store without Calico,
-    /// and a later assignment moves these blocks.
+    /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
+    /// Calico creates its ClusterInformation document before all others and never deletes it. The commit does not guard
+    /// the ClusterInformation document. An assignment that runs just before the ClusterInformation document is created
+    /// may create blocks as in a store without Calico; a later assignment moves such blocks.
     pub(crate) beside_calico: bool,
 }
 
 impl AssignContext {
-    /// Reads the context in one round trip. The same round trip also reads `keys`, and lists the keys in the `named`
-    /// ranges.
+    /// Reads the context in one round trip. The round trip also reads the keys in `keys`, and lists the keys in the
+    /// `named` ranges.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,

@@ -2,8 +2,8 @@
 //!
 //! A handle consists of the names of a network and a container. A handle does not identify an attachment, because a
 //! container can have several interfaces in one network, and two nodes of a cluster can use the same container id.
-//! Margay therefore also records its own attributes with each allocation. Calico keeps these attributes when it
-//! rewrites a block.
+//! Margay therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps
+//! Margay's attributes.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +15,19 @@ use crate::model::Attribute;
 pub const NETWORK: &str = "margay.io/net";
 /// The allocation attribute that contains the name of the interface inside the container.
 pub const INTERFACE: &str = "margay.io/ifname";
-/// The allocation attribute that identifies the boot of the host in which the address was assigned. It contains the
-/// first 8 characters of the boot id.
+/// The allocation attribute that identifies the boot of the host in which the address was assigned. The attribute's
+/// value is the first 8 characters of the boot id.
 ///
 /// The 8 characters are 32 random bits, which are compared only with those of the node's current boot. If an earlier
 /// boot had equal bits (a chance of 1 in 4,294,967,296 at each boot), addresses of the earlier boot count as addresses
-/// of the current boot. They are then kept until the next boot, or until other evidence shows that they are unused. An
-/// address of a running container never counts as an address of an earlier boot, because equal boots always have equal
-/// bits.
+/// of the current boot. Addresses of the earlier boot are then kept until the next boot, or until other evidence shows
+/// that they are unused. An address of a running container never counts as an address of an earlier boot, because equal
+/// boots always have equal bits.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
-/// `4:4026532201`. As long as this namespace exists, the attachment is regarded as live. If the plugin runs in a
-/// process id namespace of its own, a slash and the inode of the process id namespace are appended. After a reboot, the
-/// recorded namespace is meaningless.
+/// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
+/// runs in a process id namespace of its own, a slash and the inode of the process id namespace are appended. After a
+/// reboot, the recorded namespace is meaningless.
 pub const NETNS: &str = "margay.io/netns";
 /// Margay's attribute for the node's name, in allocations of networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
@@ -51,8 +51,8 @@ pub const TIMESTAMP: &str = "timestamp";
 /// The attribute names under which an allocation records its node, pod and namespace.
 ///
 /// Calico's kube-controllers releases an allocation with Calico's attribute names if the status of the pod does not
-/// list the address. A pod's status never lists an address of a secondary network. Under Margay's names such an address
-/// is safe, because kube-controllers ignores allocations without Calico's `node` attribute.
+/// list the address. A pod's status never lists an address of a secondary network. The addresses of secondary networks
+/// are recorded under Margay's names, because kube-controllers ignores allocations without Calico's `node` attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeNames {
     /// Calico's attribute names, for Calico's networks.
@@ -130,13 +130,14 @@ pub(crate) enum Ownership {
 }
 
 impl Attachment {
-    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id.
+    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id for a
+    /// container.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }
 
-    /// Returns the attributes for a new allocation: `attributes`, and those that describe the attachment, under the
-    /// attribute names that `names` selects.
+    /// Returns the attributes for a new allocation: the attributes in `attributes`, and the attributes that describe
+    /// the attachment. They have Calico's or Margay's names, as `names` selects.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,

@@ -51,8 +51,8 @@ pub async fn group_by_block(
     Ok(grouped)
 }
 
-/// Returns the stored blocks of prefixes that contain requested addresses. This finds blocks whose pool was deleted or
-/// is no longer a pool of prefixes.
+/// Returns the stored blocks of prefixes that contain requested addresses. Blocks are found even if their pool was
+/// deleted or is no longer a pool of prefixes.
 async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -66,8 +66,8 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// The blocks that were read, by network. The value is `None` if no block is stored, and `Some(None)` if the stored
-/// block cannot be decoded.
+/// The blocks that were read, by network. The value for a network is `None` if no block is stored, and `Some(None)` if
+/// the stored block cannot be decoded.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
@@ -88,7 +88,7 @@ impl StoredBlocks {
     }
 
     /// Returns whether the address of a request is not free in a block, or `None` if the block is not stored. In a
-    /// damaged block, every address counts as not free, so the release request is grouped under this block and its
+    /// damaged block, every address counts as not free, so release requests are grouped under the damaged block and its
     /// damage is reported.
     fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
         let block = self.0.get(&cidr)?.as_ref()?;

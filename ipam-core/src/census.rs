@@ -168,7 +168,7 @@ impl PoolCensus {
 }
 
 impl Census {
-    /// Adds a block to the counts of the nodes that use it, and returns the use of each of its addresses.
+    /// Adds a block to the counts of the nodes that use the block, and returns the use of each address of the block.
     fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
         let owner = block.owner();
         let host = owner.as_ref().and_then(Owner::node);
@@ -202,7 +202,7 @@ impl Census {
     }
 }
 
-/// The quota of a namespace, network or node, and the number of addresses that it holds.
+/// The quota of a namespace, network or node, and the number of addresses that the namespace, network or node holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
     /// The namespace, network or node to which the quota applies.
@@ -254,9 +254,9 @@ impl Ipam {
         Ok(QuotaTally { quotas, counted })
     }
 
-    /// Returns the use of the quotas according to their stored counters. A counter may be too high. It is too low only
-    /// if other programs also assign addresses. The result lacks subjects that got no address since the last change of
-    /// any quota.
+    /// Returns the use of the quotas according to their stored counters. A quota counter may be too high. A quota
+    /// counter is too low only if other programs also assign addresses. Subjects that got no address since the last
+    /// change of any quota are not in the result.
     async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
         let used = |(subject, used): (QuotaSubject, u64)| {
@@ -309,12 +309,12 @@ pub struct PoolShare {
 /// A node's shares of all pools.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// The oldest revision at which documents were read for these counts.
+    /// The oldest revision at which documents were read to compute the shares.
     pub revision: Revision,
     /// The network of each pool and the node's share of the pool, by the pool's name. Pools that the node does not use
     /// are included.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
-    /// The number of blocks that lie in no pool, among the blocks that were read.
+    /// The number of blocks, among those that were read, that lie in no pool.
     pub orphaned: usize,
     /// The number of addresses that the node holds, by the boot in which they were assigned. Addresses without a
     /// recorded boot are not counted.

@@ -1,5 +1,5 @@
-//! Finds the addresses that an attachment holds. A repeated ADD returns these addresses; a CHECK compares them with the
-//! addresses that the runtime names.
+//! Finds the addresses that an attachment holds. A repeated ADD returns the addresses that the attachment holds. A
+//! CHECK compares the held addresses with those that the runtime names.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -149,13 +149,13 @@ pub(crate) struct HeldAddress {
     is_current: bool,
 }
 
-/// A repeated request updates the timestamp of an assignment that is at least this old. The new timestamp keeps garbage
-/// collection from freeing an address that is about to be used. When a runtime retries an ADD immediately, the
-/// assignment is younger, and no write is needed.
+/// Minimum age of an assignment whose timestamp a repeated request updates. The new timestamp keeps garbage collection
+/// from freeing an address that is about to be used. When a runtime retries an ADD immediately, the assignment is
+/// younger, and no write is needed.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks
-/// are read without a guard, so another writer may change them before the commit. `asked_at` is the time of the
+/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time of the
 /// request, if known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
@@ -180,8 +180,8 @@ pub(crate) async fn held_by(
     Ok(held)
 }
 
-/// True if an address was assigned in the host's current boot and shortly before the request. If the host's boot or the
-/// time of the request is unknown, it is not compared.
+/// True if an address was assigned in the host's current boot and shortly before the request. An unknown boot of the
+/// host counts as the current boot, and an unknown time of the request as recent.
 fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: &Attribute) -> bool {
     let same_boot = attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref();
     let given_at = || entry.get(TIMESTAMP).and_then(parse_go_string);

@@ -36,8 +36,8 @@ pub struct EndpointToDelete {
 pub enum EndpointOwner {
     /// The endpoint is deleted without a check, since the endpoint's name already contains the container's id.
     Any,
-    /// The endpoint is deleted only if it names this container or no container. Without this check, a DEL of an old
-    /// sandbox could delete the endpoint of the pod's newer sandbox.
+    /// The endpoint is deleted only if it names this container or no container. Without the check of the container, a
+    /// DEL of an old sandbox could delete the endpoint of the pod's newer sandbox.
     Container(String),
 }
 
@@ -50,9 +50,9 @@ impl EndpointToDelete {
     /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to another
     /// container.
     ///
-    /// A damaged endpoint is deleted if [`EndpointOwner::Any`] allows it. Otherwise the damaged endpoint is kept,
-    /// because it may belong to a newer sandbox of the pod. A damaged endpoint is not an error, so the caller can still
-    /// release the container's addresses.
+    /// A damaged endpoint is deleted if [`EndpointOwner::Any`] allows it. With [`EndpointOwner::Container`], a damaged
+    /// endpoint is kept, because it may belong to a newer sandbox of the pod. A damaged endpoint is not an error, so
+    /// the caller can still release the container's addresses.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };
@@ -74,8 +74,8 @@ impl EndpointToDelete {
 }
 
 impl Ipam {
-    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. The call reads the keys of all
-    /// endpoints of the cluster, and the documents of the node's endpoints only.
+    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. The function reads the keys of
+    /// all endpoints of the cluster, but only the documents of the node's endpoints.
     ///
     /// # Errors
     /// Any store error.
@@ -165,8 +165,8 @@ pub enum DatastoreReadiness {
 /// An endpoint that a main CNI plugin will store after it has set up the interface. [`Ipam::begin_endpoint`] reads, and
 /// [`PendingEndpoint::store`] commits.
 ///
-/// If the store stays open between the two calls, the commit costs only one request, which guards the keys that the
-/// first call read.
+/// If the store stays open between reading and committing, the commit costs only one request, which guards the keys
+/// that were read.
 #[derive(Debug)]
 pub struct PendingEndpoint {
     ipam: Ipam,
@@ -239,7 +239,7 @@ impl PendingEndpoint {
         Ok(EndpointContext { ready, endpoints, pools })
     }
 
-    /// Stores an endpoint. The same commit creates the network's profile for this orchestrator if the profile does not
+    /// Stores an endpoint. The commit also creates the network's profile, for `orchestrator`, if the profile does not
     /// exist. `replaced` is the revision of the existing endpoint that [`Ipam::begin_endpoint`] has read; `None` if the
     /// endpoint must not exist.
     ///

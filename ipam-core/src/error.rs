@@ -197,7 +197,7 @@ pub enum ErrorSubject {
 }
 
 impl ErrorSubject {
-    /// Returns the error that a resource of this kind does not exist.
+    /// Returns the error for a resource of this kind that does not exist.
     pub fn not_found(self, name: impl fmt::Display) -> Error {
         Error::NotFound { kind: self, name: name.to_string() }
     }
@@ -228,7 +228,7 @@ pub enum BridgeError {
         if *.family == Family::V4 { "ipv4_pools" } else { "ipv6_pools" }
     )]
     SeveralPools {
-        /// The family of these pools.
+        /// The address family of the candidate pools.
         family: Family,
         /// The names of the pools that could be used.
         candidates: Vec<String>,
@@ -350,8 +350,8 @@ pub enum OverlapError {
         /// The stored block that overlaps with `block`.
         other: IpNet,
     },
-    /// A block was not created, because too many blocks are stored around it. One commit cannot guard against all
-    /// blocks that might overlap with it.
+    /// A block was not created, because too many blocks are stored around it. One commit cannot guard all keys of
+    /// blocks that might overlap with the new block.
     #[error(
         "block {block} cannot be made: more than 4,096 other blocks are stored around it; delete the empty ones with: \
          margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"

@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::net::overlap;
 
 /// The private ranges from which the networks of IPv4 pools are chosen, preferred first. By default, Docker, podman,
-/// libvirt, flannel, k3s, OpenShift and kubeadm do not use these ranges.
+/// libvirt, flannel, k3s, OpenShift and kubeadm use other private ranges.
 const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
 
 /// Returns a network of prefix length `bits` that overlaps with none of the networks in `taken`. A prefix length of at

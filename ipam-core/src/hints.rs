@@ -1,12 +1,13 @@
 //! Defines hints: blocks in which a host last found free addresses, and which the host's next assignment prefetches.
 //!
 //! On a networked store, an assignment costs only one read and one commit if the block of the assigned address is known
-//! before the first read. The program that uses the allocator can therefore remember recently used blocks. A hint only
-//! selects the blocks that are read first. A wrong, stale or missing hint costs a round trip and has no other effect.
+//! before the first read. To save round trips, the program that uses the allocator can remember recently used blocks. A
+//! hint only selects the blocks that are read first. A wrong, stale or missing hint costs a round trip and has no other
+//! effect.
 //!
 //! If all blocks of a pool are claimed, an assignment may have to scan thousands of blocks, and runtimes retry a failed
-//! ADD every few seconds. Therefore full blocks are remembered as well, each with the revision of its last write. A
-//! block that still has this revision is still full.
+//! ADD every few seconds. To save these scans, full blocks are remembered, each with the revision of its last write. A
+//! full block remains full as long as it has the remembered revision.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +20,7 @@ use crate::attachment::Attachment;
 use crate::model::is_of_prefixes;
 use crate::net::Family;
 
-/// Maximum number of recently used blocks that are remembered for a node and network. This is more than Calico's
+/// Maximum number of recently used blocks that are remembered for a node and network. The maximum exceeds Calico's
 /// default limit of blocks per host.
 const MAX_REMEMBERED_BLOCKS: usize = 32;
 /// Maximum number of addresses whose possible blocks are prefetched when an attachment is released.
@@ -44,8 +45,8 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// Adds blocks to those that [`Self::recall_full`] returns.
     fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
 
-    /// Returns the networks of pools in which no address was free for this node and network. Assignments try these
-    /// pools last, so implementations must forget such a pool within a minute.
+    /// Returns the networks of pools in which no address was free for the attachment's node and network. Assignments
+    /// try remembered full pools last, so implementations must forget a full pool within a minute.
     fn recall_full_pools(&self, _attachment: &Attachment) -> Vec<IpNet> {
         Vec::new()
     }
@@ -53,10 +54,10 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// Adds the networks of pools to those that [`Self::recall_full_pools`] returns.
     fn remember_full_pools(&self, _attachment: &Attachment, _pools: &[IpNet]) {}
 
-    /// Records that a node is about to borrow addresses from blocks of other owners. This method is called before the
-    /// commit. A scan of the node's addresses reads these blocks in addition to the node's own blocks. If such a record
-    /// is lost, scans do not see the borrowed addresses until the next scan of all blocks. An unnecessary record costs
-    /// only a read.
+    /// Records that a node is about to borrow addresses from blocks of other owners. The allocator calls this method
+    /// before the commit of the assignment. A scan of the node's addresses reads the recorded blocks in addition to the
+    /// node's own blocks. If a record is lost, scans do not see the borrowed addresses until the next scan of all
+    /// blocks. An unnecessary record costs only a read.
     fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
 
     /// Returns the remembered blocks of other owners from which a node may have borrowed addresses.
@@ -81,14 +82,14 @@ pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -
     blocks
 }
 
-/// Returns the remembered blocks of a family, most recently used first. The next address is probably assigned from the
-/// first block.
+/// Returns the remembered blocks of a family, most recently used first. The next address of the family is probably
+/// assigned from the first returned block.
 pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> impl Iterator<Item = IpNet> {
     recalled.iter().copied().filter(move |cidr| Family::of_net(*cidr) == family)
 }
 
-/// Returns the blocks to prefetch for the release of an attachment with these addresses. For an address outside of the
-/// remembered blocks, these are the possible blocks of every block size.
+/// Returns the blocks to prefetch for the release of an attachment that has `addresses`. For an address outside of the
+/// remembered blocks, the possible blocks of every block size are returned.
 pub(crate) fn blocks_to_release(recalled: &[IpNet], addresses: &[IpAddr]) -> Vec<IpNet> {
     if addresses.is_empty() {
         return [Family::V4, Family::V6].into_iter().filter_map(|family| latest_of(recalled, family).next()).collect();

@@ -1,10 +1,10 @@
 //! Defines the import lock: a key that reserves a store for an import or a migration into this store.
 //!
 //! While the import lock's key exists, no address is assigned or released. Every operation of the allocator reads the
-//! lock's key in the same request as its other keys, and guards in its commit that the lock's key is absent. Thus only
-//! the program that fills the store can write addresses, even if other programs are already configured to use the
-//! store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` plans the copying of a store's
-//! content.
+//! lock's key in the same request as its other keys, and guards in its commit that the lock's key is absent. While the
+//! lock exists, only the program that fills the store can assign or release addresses, even if other programs are
+//! already configured to use the store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` plans
+//! the copying of a store's content.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub fn import_lock_key() -> Key {
 }
 
 /// Returns the result of an operation, or an error if the store has an import lock. If the operation failed with a
-/// store error, this error is returned.
+/// store error, the store error is returned.
 ///
 /// # Errors
 /// `ImportLocked` if the store has an import lock. Any error of the operation. Any store error.
@@ -41,7 +41,7 @@ pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> R
 pub enum MoveKind {
     /// The store is filled from a file by an import.
     Import,
-    /// The store is filled from another store by a migration. The other store may change meanwhile.
+    /// The store is filled from another store by a migration. The other store may change during the migration.
     Migrate,
 }
 
@@ -71,7 +71,7 @@ pub struct ImportLock {
     pub source: String,
     /// The progress of the import or migration.
     pub state: ImportState,
-    /// The last revision of the source that was copied completely; 0 if none was.
+    /// The last revision of the source that was copied completely; 0 if no revision was.
     pub revision: i64,
 }
 

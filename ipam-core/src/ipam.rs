@@ -41,14 +41,13 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// A function that returns the current time. Tests replace this function.
+/// A function that returns the current time. Tests replace the function by a clock of their own.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
 /// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Full blocks are remembered only if there are at least this number of them. Fewer full blocks can be read again at
-/// low cost.
+/// Minimum number of full blocks at which they are remembered. Fewer full blocks can be read again at low cost.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// Decides which nodes can get addresses.
@@ -56,9 +55,9 @@ const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 pub enum Nodes {
     /// Only registered nodes can get addresses, as in a cluster.
     Registered,
-    /// This is for the store of a single machine, in which no node is registered. The node of the first request gets
-    /// all addresses, under the name that it had in this request. A renamed host therefore remains the same node. An
-    /// unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
+    /// In the store of a single machine, no node is registered, and the node of the first request gets all addresses.
+    /// The store records the node's name in the first request, so a host that is renamed later remains the same node.
+    /// An unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
@@ -137,7 +136,7 @@ impl Ipam {
         self.liveness.as_ref()
     }
 
-    /// Settles every pending commit of an attachment, so that none of these commits can happen later.
+    /// Settles every pending commit of an attachment, so that the store cannot execute any of these commits later.
     pub(crate) async fn settle_pending_commits(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         match &self.pending_commits {
             Some(pending_commits) => {
@@ -147,8 +146,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the store to use for assignments to an attachment. If pending commits are recorded, this store records
-    /// each commit before the commit is sent.
+    /// Returns the store to use for assignments to an attachment. If pending commits are recorded, the returned store
+    /// records each commit before sending it.
     pub(crate) fn recording_store(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let store = Arc::clone(&self.store);
         match &self.pending_commits {
@@ -254,7 +253,7 @@ impl Ipam {
     }
 
     /// Finds the owner for which addresses are requested: a node (see [`Self::host`]) or a virtual owner. A virtual
-    /// owner has no labels, and the block limit applies to it.
+    /// owner has no labels, and the block limit applies to virtual owners.
     pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Claimant> {
         match owner {
             Owner::Host(name) => self.host(tx, name).await,
@@ -274,8 +273,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the owner under the name by which the store knows it (see [`Self::known_name`]), even if the node is no
-    /// longer registered.
+    /// Returns an owner with the name by which the store knows the owner (see [`Self::known_name`]), even if a node is
+    /// no longer registered.
     pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
         match owner {
             Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),

@@ -51,8 +51,8 @@ impl Family {
         }
     }
 
-    /// Converts a number to the address with these bits (see [`number`]). Returns `None` if the number is too large for
-    /// the family.
+    /// Converts an integer to the address with the integer's bits; the inverse of [`number`]. Returns `None` if the
+    /// number is too large for the family.
     pub fn address(self, number: u128) -> Option<IpAddr> {
         match self {
             Self::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
@@ -113,8 +113,8 @@ pub fn overlap(a: IpNet, b: IpNet) -> bool {
 /// precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // If `all` is true, the count is 2^128 and `low` is 0. This field is declared first, so that the derived order is
-    // the numeric order.
+    // If `all` is true, the count is 2^128 and `low` is 0. The field `all` is declared before `low`, so that the
+    // derived order is the numeric order.
     all: bool,
     low: u128,
 }

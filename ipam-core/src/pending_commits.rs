@@ -1,17 +1,18 @@
-//! Records each commit that an assignment is about to send. The record is needed if the process dies before it knows
-//! the commit's outcome.
+//! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome, the
+//! record allows another process to find it out.
 //!
 //! If the store is another process, such as etcd, a commit may be executed after its sender has died, and even after
 //! another process has searched for the commit's effect in vain. The transaction is therefore recorded before it is
-//! sent, and the record is removed once the transaction can no longer be executed. The next operation on the attachment
-//! finds the pending commit and sends the recorded transaction again. If the transaction succeeds, its addresses can be
-//! found in the store. If its guards fail, either the transaction was executed before, or a guarded key has changed.
+//! sent, and the record is removed once the transaction can no longer be executed. The next operation on the same
+//! attachment finds the pending commit and sends the recorded transaction again. If the transaction succeeds, its
+//! addresses can be found in the store. If its guards fail, either the transaction was executed before, or a guarded
+//! key has changed.
 //!
 //! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
 //! affinity and the handle are absent, and these keys may be absent again when a delayed copy of the transaction
-//! arrives. Therefore, if all existing keys that the transaction guards are unchanged, the settling process rewrites
-//! one of these documents with an equal value. There is always at least one, the pool's document. After the rewrite,
-//! the guards of a delayed copy fail.
+//! arrives. To exclude a delayed execution, the settling process checks the existing keys that the transaction guards.
+//! If all of them are unchanged, the process rewrites one of them with an equal value. Each transaction guards at least
+//! one existing key, the pool's document. After the rewrite, the guards of a delayed copy fail.
 //!
 //! A pending commit belongs to one attachment. If pending commits are recorded, no commit assigns addresses to several
 //! attachments.
@@ -51,12 +52,12 @@ pub struct PendingCommit {
 }
 
 /// Keeps records of pending commits. The records must survive the end of the process, but not that of the machine.
-/// Every assignment waits for these methods, so they must be fast and should not write to a disk. They may be slower if
-/// an earlier process left a record.
+/// Every assignment waits for the methods of this trait, so the methods must be fast and should not write to a disk.
+/// The methods may be slower if an earlier process left a record.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
-    /// now on. If this method fails, the caller does not send the transaction.
+    /// now on. If the recording fails, the caller does not send the transaction.
     ///
     /// # Errors
     /// Any I/O error by which the transaction is not recorded.
@@ -130,8 +131,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has succeeded and has written an existing key that it guards. In this case, a delayed second
-/// copy of the transaction always fails.
+/// True if the transaction has succeeded and has written an existing key that it guards. After such a success, a
+/// delayed second copy of the transaction always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -163,8 +164,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     tracing::info!(%key, "rewriting an unchanged key, so that the store can no longer apply the pending commit");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // This commit fails if another process has changed the key first. In this case, the guards of the pending
-    // transaction fail without the rewrite.
+    // The rewrite fails if another process has changed the key first. After a change by another process, the guards of
+    // the pending transaction fail anyway.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -207,7 +208,7 @@ impl RecordingStore {
     }
 
     /// Records a transaction, unless it is a retry of the recorded transaction. The reads in the failure branch of a
-    /// transaction are ignored, because only retries have them.
+    /// transaction are not compared, because only retries have such reads.
     fn record(&self, txn: &Txn) -> kv::Result<()> {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded

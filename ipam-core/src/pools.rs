@@ -54,8 +54,8 @@ pub enum PoolError {
     },
 }
 
-/// Returns the network of a pool that a request names by network or by name. This function does not check whether a
-/// pool with that network exists and is enabled; [`select_pools`] does.
+/// Returns the network of a pool that a request names by network or by name. If `text` is a network, [`select_pools`]
+/// checks later whether an enabled pool has this network.
 ///
 /// # Errors
 /// [`PoolError::UnknownName`] if no pool has this name. [`PoolError::WrongFamily`] if the network has another family.
@@ -70,7 +70,7 @@ pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpN
 pub struct PoolQuery<'a> {
     /// The family of the requested addresses.
     pub family: Family,
-    /// The networks of the requested pools, in the order of the request. If this list is empty, pools are chosen by
+    /// The networks of the requested pools, in the order of the request. If no pools are listed, pools are chosen by
     /// their selectors.
     pub requested: &'a [IpNet],
     /// The name of the node for which addresses are requested.
@@ -89,8 +89,8 @@ pub struct PoolQuery<'a> {
 ///
 /// `all` contains all pools, ordered by name. Requested pools are selected in the order of the request, regardless of
 /// their selectors and assignment modes. If no pools are requested, the function selects the pools with automatic
-/// assignment whose selectors match both the node and the namespace. In both cases, a pool must be enabled, must allow
-/// the requested use, and must have blocks with more addresses than are reserved for the node.
+/// assignment whose selectors match both the node and the namespace. A selected pool is always enabled, allows the
+/// requested use, and has blocks with more addresses than are reserved for the node.
 ///
 /// # Errors
 /// [`PoolError`] if no pool can be used, or if a requested pool does not exist.
@@ -243,14 +243,14 @@ pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
 }
 
 /// Returns the index of the block at which a host starts its search in each pool. The index is the 32-bit FNV-1 hash of
-/// the host's name. Different hosts thus start at different blocks, and rarely compete for the same block.
+/// the host's name. Different hosts usually start at different blocks, so they rarely compete for the same block.
 pub fn start_of(host: &str) -> u64 {
     let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
     hash.into()
 }
 
-/// Returns all possible blocks of a pool, each once. The first returned block has the index `start`, modulo the number
-/// of blocks. After the pool's last block, the iterator continues with the pool's first block.
+/// Returns all possible blocks of a pool, each once. The first block that is returned has the index `start`, modulo the
+/// number of blocks. After the pool's last block, the iterator continues with the pool's first block.
 ///
 /// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For pools whose blocks have
 /// one address each, a random `start` is better, since a host cannot use such a block twice.
@@ -258,7 +258,7 @@ pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
         // Only the pool ::/0 with blocks of one address has 2^128 blocks, which is too large for `u128` by one. The
-        // last block of this pool is therefore never used.
+        // last block of the pool ::/0 is therefore never used.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
@@ -405,7 +405,7 @@ mod tests {
         let error = |requested: &[&str]| names(&pools, requested, &[], |_| ()).unwrap_err();
         assert_eq!(error(&["10.9.0.0/16"]), "the given pool (10.9.0.0/16) does not exist, or is not enabled");
         assert_eq!(error(&["10.3.0.0/24"]), "the given pool (10.3.0.0/24) does not exist, or is not enabled");
-        // As in Calico, if no pool is enabled at all, the error says so instead of naming the requested pool.
+        // As in Calico, if no pool is enabled at all, the error says this and does not name the requested pool.
         let only_off = &pools[3..4];
         assert_eq!(names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
         assert_eq!(
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn blocks_come_once_from_start_of_host() {
-        // These hashes are published values of 32-bit FNV-1.
+        // The expected hashes are published values of 32-bit FNV-1.
         assert_eq!(start_of(""), 0x811c_9dc5);
         assert_eq!(start_of("a"), 0x050c_5d7e);
         assert_eq!(start_of("foobar"), 0x31f0_b262);
@@ -496,7 +496,7 @@ mod tests {
         let one = make(new("p", "10.0.0.0/26"));
         assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
         // The block size is larger than the pool, or its prefix length is longer than an address. Only programs other
-        // than Margay write such pools.
+        // than Margay write pools with impossible block sizes.
         for block_size in [20, 33, 255] {
             let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
             assert_eq!(blocks_from(&odd, 7).count(), 0);
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn blocks_of_huge_network_are_found_at_once() {
-        // These networks reserve all addresses of the pool except fd06::10 to fd06::17.
+        // The reserved networks are all addresses of the pool except fd06::10 to fd06::17.
         let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
         let rest = (0..58_u8)
             .map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());

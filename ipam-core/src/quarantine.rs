@@ -1,12 +1,12 @@
-//! Manages the quarantine of free addresses that some device on the network uses although the store does not assign
-//! them. A quarantined address is reserved for a day, or until an operator releases it.
+//! Manages the quarantine of addresses that a device on the network uses although the store has not assigned them to
+//! the device. A quarantined address is reserved for a day, or until an operator releases it.
 //!
 //! One IPReservation with a fixed name lists all quarantined addresses, so neither Margay nor Calico assigns them on
 //! any node. An annotation of the reservation records when and why each address was quarantined. Entries older than a
 //! day are removed when the next address is quarantined.
 //!
-//! The commit of a quarantine guards the reservation, the blocks that lose an address, and the attachment's handle. The
-//! attachment's address is released and quarantined in this one commit.
+//! The commit of a quarantine guards the reservation, the blocks that lose an address, and the attachment's handle. One
+//! commit releases and quarantines the attachment's address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ use crate::write_set::WriteSet;
 pub const QUARANTINE: &str = "margay-quarantine";
 /// The annotation of the quarantine's reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
 const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
-/// Maximum number of quarantined addresses. The number is limited because each ADD reads all quarantined addresses.
+/// Maximum number of quarantined addresses. The quarantine is limited because each ADD reads all quarantined addresses.
 pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
 /// How long an address stays in quarantine, unless the quarantine is full.
 pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
@@ -85,8 +85,8 @@ fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
     parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
-/// Returns a reservation without the addresses whose time in quarantine is over, for use by assignments. Such an
-/// address can be assigned again, and is then probed again.
+/// Returns a reservation without the addresses whose time in quarantine is over, for use by assignments. An address
+/// whose quarantine is over can be assigned again, and is probed again when it is assigned.
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);

@@ -6,10 +6,10 @@
 //! that has got another holder meanwhile is not released. A release by handle reads the blocks that the handle names.
 //! If no address is found, nothing is written or guarded: the handle held no address at the revision that was read.
 //!
-//! Calico releases all addresses of a handle, regardless of the node's name. Margay does not, because two nodes can use
-//! the same container id if a person chooses it. An allocation that names another node is released with the attachment
-//! only under two conditions. Its handle, network and interface must match. And the container id must be one that
-//! runtimes generate at random, or the other node must not be registered any more.
+//! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
+//! can use the same container id if a person chooses the id. An allocation that names another node is released with the
+//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
+//! must be one that runtimes generate at random, or the other node must not be registered any more.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The blocks show whether another pod is an owner. The commit guards the blocks
@@ -43,8 +43,8 @@ const MAX_BLOCKS_PER_COMMIT: usize = 4;
 /// Maximum number of single addresses that one commit releases. Each address can have a handle of its own, which must
 /// be guarded.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
-/// After this number of attempts, a release no longer lowers the quota counters, because concurrent releases may
-/// conflict on these counters again and again.
+/// Number of attempts in which a release lowers the quota counters. Concurrent releases may conflict on the counters
+/// again and again, so later attempts do not lower them.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of [`Ipam::release_ips`].
@@ -59,9 +59,9 @@ pub struct ReleasedAddresses {
 impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
     /// on its node without a recorded interface. If the node was renamed, addresses of the container may be recorded
-    /// under the node's former name. These addresses are released if the container id is one that runtimes generate at
-    /// random, or if the former name is no longer registered. If there are no addresses, the call succeeds, so it can
-    /// be repeated.
+    /// under the node's former name. Addresses under the former name are released if the container id is one that
+    /// runtimes generate at random, or if the former name is no longer registered. A call succeeds even if there are no
+    /// addresses to release, so it can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is
     /// settled first, so that its commit cannot be executed after the release. `old_handles` are the handles that
@@ -122,8 +122,8 @@ impl Ipam {
             let kept = gone.kept.clone();
             Ok(((gone.write(work, &own.node).await?, renamed), kept))
         })?;
-        // When the workload is recreated, its assignment first reads the blocks in which its sticky addresses wait, so
-        // these blocks are remembered as hints.
+        // When the workload is recreated, its assignment needs the blocks in which its sticky addresses wait, so the
+        // blocks are remembered as hints.
         if !kept.is_empty() {
             self.remember(attachment, &recalled, &hints::with_used(&recalled, kept.into_iter()));
         }
@@ -204,9 +204,9 @@ impl Ipam {
     /// several commits.
     ///
     /// # Errors
-    /// `ReleaseConflict` if the handle or the sequence number of an address differs from that of its request. In this
-    /// case, addresses of earlier commits have been released, but no others. Any store error; some addresses may have
-    /// been released before the error.
+    /// `ReleaseConflict` if the handle or the sequence number of an address differs from that of its request. On a
+    /// `ReleaseConflict`, the addresses of earlier commits have been released, but no other addresses. Any store error;
+    /// some addresses may have been released before the error.
     #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
@@ -374,7 +374,8 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` requests, and further requests for the same address as the last of these.
+/// Returns the first `most` requests. The requests that follow are included if they have the same address as the last
+/// of the first `most`.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
@@ -418,8 +419,8 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
 }
 
 /// Releases blocks of the node that became empty and whose pool no longer selects the node, as Calico does after a
-/// release. The node and the pools are read without guards. If one of them changes before the commit, the node's next
-/// assignment releases the blocks.
+/// release. The node and the pools are read without guards. If the node or a pool changes before the commit, the node's
+/// next assignment releases the blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -500,9 +501,9 @@ impl OtherHandles {
 impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. All addresses of the machine are released if
     /// no owner is left, and the machine is being deleted or the setting by which machines keep their addresses is off.
-    /// The same commit releases addresses of the container itself, as
-    /// [`release_attachment_of`](Self::release_attachment_of) does. If there are no addresses, the call succeeds, so it
-    /// can be repeated.
+    /// The commit also releases addresses of the container itself, as
+    /// [`release_attachment_of`](Self::release_attachment_of) does. A call succeeds even if there are no addresses to
+    /// release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.
@@ -549,8 +550,8 @@ impl Ipam {
     }
 }
 
-/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. Also returns true if
-/// another pod is an owner of any address.
+/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. The returned flag is
+/// true if another pod is an owner of any address.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

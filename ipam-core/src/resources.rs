@@ -14,8 +14,8 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
 use crate::write_set::WriteSet;
 
-/// A key that every commit which creates a pool guards and writes if there are too many pools to guard each of them.
-/// Concurrent creations of pools then conflict.
+/// A key for stores with too many pools to guard each of them. Every commit that creates a pool guards and writes the
+/// key, so concurrent creations of pools conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
@@ -120,10 +120,10 @@ impl Ipam {
     }
 
     /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
-    /// if another writer changed the settings before the commit. Thus no change of another writer is lost, whereas
-    /// Calico overwrites such changes. Unknown fields of the stored settings are kept. Unchanged settings are not
-    /// written. The commits of assignments that have read the old settings fail and are retried. Existing allocations
-    /// are kept.
+    /// if another writer changed the settings before the commit. No concurrent change of another writer is lost,
+    /// whereas Calico overwrites concurrent changes. Unknown fields of the stored settings are kept. Unchanged settings
+    /// are not written. The commits of assignments that have read the old settings fail and are retried. Existing
+    /// allocations are kept.
     ///
     /// The commit guards the settings.
     ///

@@ -1,13 +1,13 @@
 //! Implements sticky addresses, which a named workload keeps when it is restarted or recreated.
 //!
 //! While a workload holds a sticky address, the address's entry in the block records the workload's name and how long
-//! the address will wait for it. A release removes the handle from this entry, and records the end of the wait. Calico
-//! ignores an entry without a handle, so it neither assigns nor garbage-collects the address. The next assignment to a
-//! workload of the same name assigns the waiting address again. An address whose wait is over is assigned to other
-//! workloads only when no other address is free.
+//! the address will wait for it. A release of a sticky address removes the handle from the block's entry, and records
+//! the end of the wait. Calico ignores a block's entry without a handle, so Calico neither assigns nor garbage-collects
+//! the address. The next assignment to a workload with the same name assigns the waiting address again. An address
+//! whose wait is over is assigned to other workloads only when no other address is free.
 //!
-//! For each workload, a record lists the workload's sticky addresses ([`StickyRecord`](crate::model::StickyRecord)).
-//! The record is written only when this list changes, so it is not written when a sticky address is released or
+//! For each workload, a record lists the workload's sticky addresses ([`StickyRecord`](crate::model::StickyRecord)). A
+//! workload's record is written only when its list of addresses changes, and not when a sticky address is released or
 //! assigned again.
 
 use std::time::Duration;

@@ -20,7 +20,7 @@ pub fn rfc3339(at: OffsetDateTime) -> String {
     at.to_offset(UtcOffset::UTC).format(SECONDS).unwrap_or_default()
 }
 
-/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` for other text.
+/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` if the text is no such time.
 pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::parse(text, &Rfc3339).ok()
 }
@@ -30,19 +30,19 @@ pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
 pub fn go_string(at: OffsetDateTime) -> String {
     let at = at.to_offset(UtcOffset::UTC);
     let format = if at.nanosecond() == 0 { GO_SECONDS } else { GO_FRACTION };
-    // Formatting cannot fail here for the same reason as in `rfc3339`.
+    // Formatting cannot fail, because an `OffsetDateTime` has all components of the format.
     at.format(format).unwrap_or_default() + " +0000 UTC"
 }
 
-/// Parses a time in the format of [`go_string`]. Returns `None` for other text.
+/// Parses a time in the format of [`go_string`]. Returns `None` if the text does not have this format.
 pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
     let text = text.strip_suffix(" +0000 UTC")?;
     let format = if text.contains('.') { GO_FRACTION } else { GO_SECONDS };
     PrimitiveDateTime::parse(text, format).ok().map(PrimitiveDateTime::assume_utc)
 }
 
-/// Parses a duration, which is a whole number followed by `s`, `m`, `h` or `d`. Returns `None` for other text, and if
-/// the number of seconds does not fit into 64 bits.
+/// Parses a duration, which is a whole number followed by `s`, `m`, `h` or `d`. Returns `None` if the text is no
+/// duration, or if the number of seconds does not fit into 64 bits.
 pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     let units = [('s', 1), ('m', 60), ('h', 60 * 60), ('d', 24 * 60 * 60)];
     let seconds = units.into_iter().find_map(|(unit, seconds)| {

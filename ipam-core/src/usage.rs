@@ -1,5 +1,6 @@
 //! Defines read-only queries: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
-//! addresses. These queries change nothing and take no locks. The answer to each query is consistent at one revision.
+//! addresses. The queries of this module change nothing and take no locks. The answer to each query is consistent at
+//! one revision.
 
 use std::net::IpAddr;
 
@@ -234,9 +235,9 @@ impl Ipam {
         })
     }
 
-    /// Returns the handle of an address, and the attributes of its active and its alternate owner. Unlike in
-    /// [`holding`](Self::holding), an address without a holder is an error, as in Calico. Addresses of disabled pools,
-    /// and in blocks whose pool was deleted, are found as well.
+    /// Returns the handle of an address, and the attributes of its active and its alternate owner. As in Calico, an
+    /// address without a holder is an error; in [`holding`](Self::holding) it is not. Addresses of disabled pools, and
+    /// in blocks whose pool was deleted, are found as well.
     ///
     /// # Errors
     /// `Unassigned`, with Calico's error message, if the address has no holder. `CoolingDown` if the address was
@@ -266,7 +267,8 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
 pub struct BorrowedAddresses {
     /// The borrowed addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// The number of held addresses without a recorded node. These addresses may be borrowed, too.
+    /// The number of held addresses without a recorded node. Held addresses without a recorded node may be borrowed,
+    /// too.
     pub without_node: usize,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! A virtual machine's addresses are held under the machine's own handle, `<network>.vmi.<namespace>.<name>`. The pod
 //! that runs the machine is the active owner of each of its addresses. The pod to which the machine migrates is the
-//! alternate owner. The addresses of a stopped machine have no owner. They are released only when the machine is
-//! deleted.
+//! alternate owner. The addresses of a stopped machine have no owner. A machine's addresses are released only when the
+//! machine is deleted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -42,7 +42,8 @@ pub struct VmPod {
     pub role: PodRole,
     /// Whether the virtual machine outlives this pod.
     pub fate: VmFate,
-    /// The attributes that describe the virtual machine. They are recorded among the attributes of an address's owner.
+    /// The attributes that describe the virtual machine. An assignment records these attributes of the machine with the
+    /// owner of each address.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -67,8 +68,7 @@ pub enum VmFate {
 /// The outcome of an assignment to a virtual machine's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
-    /// The virtual machine keeps the addresses that it already had. Addresses of a family that it lacked may have been
-    /// added.
+    /// The virtual machine keeps the addresses that it already had. Addresses of a missing family may have been added.
     Kept(Vec<AssignedAddress>),
     /// The virtual machine had no address before, and gets these addresses.
     First(Vec<AssignedAddress>),
@@ -83,8 +83,8 @@ impl VmPod {
     }
 }
 
-/// True if a virtual machine holds the address. Such an address never counts as unused, because the machine may only be
-/// stopped.
+/// True if a virtual machine holds the address. A virtual machine's address never counts as unused, because the machine
+/// may only be stopped.
 pub fn is_vms(entry: &Attribute) -> bool {
     let Some(handle) = entry.handle() else { return false };
     match entry.get(NETWORK) {
@@ -142,8 +142,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects the wrong counts of the handle. Each of these blocks is also rewritten, so that a concurrent writer of
-    /// the block fails and retries.
+    /// Corrects the wrong counts of the handle. Each block with a wrong count is also rewritten, so that a concurrent
+    /// writer of the block fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
@@ -155,9 +155,9 @@ impl VmHoldings {
 
 impl Ipam {
     /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
-    /// a handle. The update names the expected owners; if the address has another owner, nothing is changed. Both
-    /// owners are changed in one commit. If the attributes are already as requested, nothing is written, so the call
-    /// can be repeated.
+    /// a handle. The update names the expected owners; if the address has another owner, nothing is changed. The active
+    /// and the alternate owner are changed in one commit. If the attributes are already as requested, nothing is
+    /// written, so the call can be repeated.
     ///
     /// The new attributes replace all existing attributes of the owner, including `node` and Margay's attributes
     /// (`margay.io/...`), so the caller must pass the attributes to keep. The handle, the sequence number and other
@@ -168,8 +168,8 @@ impl Ipam {
     ///
     /// # Errors
     /// `Unassigned` if the address has no holder. `Owner` if the address is not held under the handle (for example,
-    /// because it is in cooldown), or if its owner is not the expected owner. Both have Calico's error messages. Any
-    /// store error.
+    /// because it is in cooldown), or if its owner is not the expected owner. The error messages of `Unassigned` and
+    /// `Owner` equal Calico's. Any store error.
     #[boxed_future]
     pub async fn set_owner_attributes(
         &self,

@@ -2,21 +2,22 @@
 //!
 //! Blocks are read without a guard. A block is guarded as soon as the transaction changes it. When the changes are
 //! written, each changed block gets its next sequence number, and the handles' counts are updated. An empty block
-//! without an owner is deleted. Thus blocks, handles and affinities agree after every commit of Margay.
+//! without an owner is deleted. After every commit of Margay, blocks, handles and affinities agree.
 //!
 //! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
-//! address, it decreases the count after it has written the block. Therefore a count can temporarily exceed the number
-//! of addresses in the block. Margay keeps such a surplus, because otherwise Calico's next step could leave an address
-//! without a handle. A handle's count for a block is removed only when the handle holds no address of the block any
-//! more. The block is then rewritten as well, so that another writer that is about to write the block fails and
-//! retries.
+//! address, it decreases the count after it has written the block. Between Calico's two steps, a handle's count can
+//! exceed the number of its addresses in the block. Margay does not lower a count that is too high, because otherwise
+//! Calico's next step could leave an address without a handle. A handle's count for a block is removed only when the
+//! handle holds no address of the block any more. When a handle's count for a block is removed, the block is rewritten
+//! as well, so that another writer that is about to write the block fails and retries.
 //!
-//! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check reads
-//! the keys of possible overlapping blocks, and the commit guards that no such key is created after the check.
-//! Assignments from existing blocks do not conflict with this guard, because they create no such key. Calico checks
-//! only the key of the block that it creates, so Calico can create overlapping blocks, as could Margay's first version.
-//! Therefore an assignment also checks whether the existing block that it uses overlaps with another block. This second
-//! check has no guard, since Calico does not check for overlaps before it creates a block.
+//! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
+//! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
+//! created after the check. Assignments from existing blocks do not conflict with this guard, because they create no
+//! blocks. Calico checks only the key of the block that it creates, so Calico can create overlapping blocks, as could
+//! Margay's first version. An assignment therefore also checks whether the existing block that it uses overlaps with
+//! another block. The check of an existing block has no guard, since Calico could create an overlapping block at any
+//! time.
 
 mod quotas;
 
@@ -44,7 +45,7 @@ pub const BLOCKS_PER_READ: usize = 16;
 /// The blocks, handles and affinities that one transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction. Callers may use it to read and write other keys.
+    /// The transaction, which callers may also use to read and write other keys.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
@@ -53,8 +54,8 @@ pub struct WriteSet<'t> {
     changed: BTreeSet<IpNet>,
     /// For each changed block, the handles of its held addresses before the first change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with an address whose recorded release time is too far in the future. The time is set to now in the copy
-    /// in memory; until a commit writes this copy, the address stays in cooldown.
+    /// Blocks with an address whose recorded release time is too far in the future. The release time is set to now in
+    /// the copy of the block in memory. Until a commit writes the copy, the address stays in cooldown.
     misdated: Vec<IpNet>,
     /// For each block whose key was read without the value, the revision of its last write; `None` if the block does
     /// not exist.
@@ -115,8 +116,8 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
-    /// the call also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, it does not, because too
-    /// many requests would be needed.
+    /// the call also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
+    /// overlapping blocks are not read, because too many requests would be needed.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
@@ -158,10 +159,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip, and keeps some of them in the write set. Kept are blocks that `keep` accepts,
-    /// blocks with a release time too far in the future, and blocks that were read before. The other blocks are dropped
-    /// immediately, so that a search through a pool of thousands of blocks does not fill the memory. Damaged blocks are
-    /// logged and skipped. Returns the kept blocks, in the given order.
+    /// Reads blocks in one round trip, and keeps some of them in the write set. The kept blocks are those that `keep`
+    /// accepts, blocks with a release time too far in the future, and blocks that were read before. Blocks that are not
+    /// kept are dropped immediately, so that a search through a pool of thousands of blocks does not fill the memory.
+    /// Damaged blocks are logged and skipped. Returns the kept blocks, in the given order.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -188,8 +189,8 @@ impl<'t> WriteSet<'t> {
         &self.full
     }
 
-    /// Returns the revision of the last write of each block, or `None` for a block that does not exist. Only keys are
-    /// read, without a guard; see [`Transaction::peek`].
+    /// Returns the revision of the last write of each block, or `None` for a block that does not exist. The function
+    /// reads only the keys of the blocks, without a guard; see [`Transaction::peek`].
     pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         self.probe_with(blocks, &[]).await
     }
@@ -472,7 +473,7 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Returns the revisions of blocks like [`Self::probe`]. The same request also reads the key ranges that
+    /// Returns the revisions of blocks like [`Self::probe`]. In addition, the request reads the key ranges that
     /// [`Self::obstacle`] needs for the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         // Neighboring blocks share key ranges. For blocks that are scattered over a pool, more key ranges are needed,
@@ -487,8 +488,9 @@ impl WriteSet<'_> {
     }
 
     /// Returns the networks in a pool in which no block can be created, because a stored block overlaps. For a stored
-    /// block that is smaller than the pool's block size, this is the possible block around it. For a larger stored
-    /// block, it is this block. The keys of all blocks of the family are read without a guard.
+    /// block that is smaller than the pool's block size, the result has the pool's possible block around the stored
+    /// block. For a larger stored block, the result has the stored block itself. The keys of all blocks of the family
+    /// are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

@@ -190,8 +190,8 @@ impl BlockEventKind {
         }
     }
 
-    /// The time of the event by the node's clock, if the block records the time. If the store has no commit times, this
-    /// is the only known time of the event.
+    /// The time of the event by the node's clock, if the block records the time. If the store has no commit times, no
+    /// other time of the event is known.
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
@@ -458,7 +458,7 @@ pub struct EventRow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AddressHolder {
     /// The holder's handle; `null` in JSON if the address has no handle. In JSON, only events with a holder have the
-    /// field `handle`; the daemon's web page relies on this.
+    /// field `handle`; the daemon's web page uses the field to recognize such events.
     pub handle: Option<String>,
     /// The holder's node; `null` in JSON if unknown.
     pub node: Option<String>,

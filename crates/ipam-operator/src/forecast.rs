@@ -1,8 +1,8 @@
 //! Estimates when a pool will be full if the number of held addresses keeps growing at the recent rate.
 //!
 //! The forecast compares the current number of held addresses with the number at the oldest readable revision of the
-//! last week. The age of this revision is computed from the store's commit time, or else from a time that the documents
-//! record.
+//! last week. The age of the oldest readable revision is computed from the store's commit time, or else from a time
+//! that the documents record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -137,7 +137,8 @@ impl Operator {
             let mut reading = SnapshotReader::new(deadline);
             reading.at = then.revision;
             let at = self.ipam().now() - then.age;
-            // Damaged blocks are logged and not counted here; inspections report them as findings.
+            // Damaged blocks are logged and not counted in the forecast; an inspection reports damaged blocks as
+            // findings.
             self.ipam()
                 .for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
                     if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {

@@ -15,7 +15,7 @@ use crate::events::{BlockEvent, BlockEventKind, Holder, of_batch};
 
 /// How long [`time_after`] waits for the next change on its watch.
 const FIRST_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
-/// [`time_after`] stops its search after this number of revisions whose time is unknown.
+/// Maximum number of revisions without a known time that [`time_after`] reads before it gives up.
 const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 
 /// The address, container or node whose history is reported.
@@ -37,9 +37,9 @@ impl From<&str> for HistoryOf {
 }
 
 impl HistoryOf {
-    /// The key ranges whose changes can concern this address, handle, container or node. The ranges contain unrelated
-    /// keys, too. If the first range has no matching event, the caller tries the next range: an address lies either in
-    /// a block of single addresses or inside an assigned prefix.
+    /// The key ranges whose changes can concern this address, handle, container or node. The ranges can also contain
+    /// unrelated keys. If the first range has no matching event, the caller tries the next range: an address lies
+    /// either in a block of single addresses or inside an assigned prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {

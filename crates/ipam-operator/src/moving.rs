@@ -6,7 +6,7 @@
 //! store. A [`Renaming`] turns the documents of one node into documents of another node. The type [`DocumentCounts`]
 //! counts the copied documents for a message to the user.
 //!
-//! While a store is being filled by a migration or an import, it has an [import lock](ipam_core::import_lock).
+//! A store has an [import lock](ipam_core::import_lock) while it is being filled by a migration or an import.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -29,8 +29,8 @@ pub enum KeyRole {
     /// IPAM data: a block, a handle, an affinity, the settings, a pool or a reservation. The target store must not have
     /// any IPAM data before the migration.
     Books,
-    /// A document about the cluster, such as a node or the cluster information. If the target store already has this
-    /// key, its value is kept.
+    /// A document about the cluster, such as a node or the cluster information. If the target store already has a key
+    /// of this role, its value there is not changed.
     Around,
 }
 
@@ -114,9 +114,9 @@ pub struct Difference {
     pub kept: u64,
 }
 
-/// Compares a key range of the source store with the same range of the target store. Both arguments must be sorted by
-/// key. The function calls `then`, in ascending order, with every key and value that the target store has after the
-/// changes.
+/// Compares a key range of the source store with the same range of the target store. The caller must sort `source` and
+/// `target` by key. The function calls `then`, in ascending order, with every key and value that the target store has
+/// after the changes.
 pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
     let mut found = Difference::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
@@ -281,10 +281,10 @@ pub struct DocumentCounts {
     pub reservations: u64,
     /// Number of nodes.
     pub nodes: u64,
-    /// Number of blocks that cannot be decoded. These blocks are copied unchanged.
+    /// Number of blocks that cannot be decoded. Blocks that cannot be decoded are copied unchanged.
     pub damaged: u64,
-    /// The networks of the blocks, serialized as the number of blocks that lie inside another block. These blocks are
-    /// copied unchanged, but no address is assigned from them.
+    /// The networks of the blocks, serialized as the number of blocks that lie inside another block. Overlapping blocks
+    /// are copied unchanged, but no address is assigned from them.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }

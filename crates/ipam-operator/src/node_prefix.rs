@@ -28,7 +28,7 @@ impl Operator {
     /// Assigns a prefix of a pool to a node. If the node already has a prefix of this pool, the function returns that
     /// prefix. The node keeps the prefix until the prefix's handle is released.
     ///
-    /// The prefix is assigned by [`ipam_core::Ipam::assign_to_handle`], in a commit with the same guards.
+    /// The assignment has the guards of [`ipam_core::Ipam::assign_to_handle`], which this function calls.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes but not this node;

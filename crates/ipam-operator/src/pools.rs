@@ -1,16 +1,16 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
 //! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from the pool.
-//! Then the pool's blocks are deleted, and finally the pool itself. Each step has its own commits. After an interrupted
-//! deletion, a repeated deletion of the same pool continues with the remaining steps.
+//! Then the pool's blocks are deleted, and finally the pool document. Each step of the deletion has its own commits.
+//! After an interrupted deletion, a repeated deletion of the same pool continues with the remaining steps.
 //!
 //! A pool can be split into several smaller pools, called parts. The split does not change the pool's blocks and
 //! addresses; afterwards, each block belongs to the part that contains the block. A split into up to 60 parts is one
 //! commit that creates the parts and deletes the pool, so readers see either the pool or all parts. More than 60 new
 //! parts do not fit in one commit. If a pool is split into more than 60 parts, the pool is first disabled and annotated
-//! with the split. The parts are then created in several commits, and each part can be used as soon as it exists. The
-//! disabled pool is deleted last, so an address is never in two enabled pools. An interrupted split of a pool continues
-//! when the same split is requested again.
+//! with the split. The parts are then created in several commits, and each part can be used as soon as its document
+//! exists. The disabled pool is deleted last, so an address is never in two enabled pools. An interrupted split of a
+//! pool continues when the same split is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -43,8 +43,8 @@ pub enum InUse {
     #[default]
     Refuse,
     /// The pool of a bridged network is deleted even if addresses are in use. The deletion of any other pool with
-    /// addresses in use fails. The containers keep their addresses, and can release them later. A block without a pool
-    /// exists until all its addresses are released.
+    /// addresses in use fails. Containers with an address of the deleted pool keep the address, and can release it
+    /// later. A block without a pool exists until all its addresses are released.
     DeleteBridged,
 }
 
@@ -53,9 +53,9 @@ impl Operator {
     /// made for the pool.
     ///
     /// The pool is disabled first, so that no address is assigned from the pool. Then the pool's blocks are deleted,
-    /// one commit each, and finally the pool. If the deletion fails, for example because an address is in use, the pool
-    /// is enabled again. After an interrupted deletion the pool stays disabled, and the next call for this pool
-    /// continues the deletion.
+    /// one commit each, and finally the pool document. If the deletion fails, for example because an address is in use,
+    /// the pool is enabled again. After an interrupted deletion the pool stays disabled, and the next call for this
+    /// pool continues the deletion.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.

@@ -13,8 +13,8 @@ use crate::Operator;
 /// Maximum number of quota counters (of a subject's addresses) deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota and the number of addresses counted against it, as shown by `margay quota list` (as JSON) and by the
-/// daemon's web page.
+/// A quota, and the number of its subject's addresses, as shown by `margay quota list` (as JSON) and by the daemon's
+/// web page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
     /// The kind of the quota's subject: `namespace`, `network` or `node`.

@@ -65,9 +65,9 @@ impl Operator {
     /// Pins an address, so that only the workload with this name can get the address from now on. An address that is in
     /// use stays with its holder, and waits for the workload after its release.
     ///
-    /// If `network` is set, the workload can get the address in this network only. If `network` is `None`, a free
-    /// address can be used in any network. An address that is in use, or waits for its workload, can then be used only
-    /// in its current network and interface.
+    /// If `network` is set, the workload can get the address in this network only. If `network` is `None`, a pinned
+    /// free address can be used in any network; a pinned address that is in use, or waits for its workload, can be used
+    /// only in its current network and interface.
     ///
     /// The commit guards the address's block and the workload's record.
     ///

@@ -212,8 +212,8 @@ impl Assignment<'_> {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// Returns the other one of the node's two owners of blocks, which are the node itself and the virtual owner of its
-    /// secondary networks.
+    /// A node has two owners of blocks: the node itself, and the virtual owner of its secondary networks. Returns the
+    /// one that [`Self::owner`] does not return.
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -338,8 +338,8 @@ impl SpecificRequest<'_> {
 
 impl Assignment<'_> {
     /// Assigns addresses of one family on a bridged network. If the configuration defines several sets of ranges,
-    /// assigns one address from each set without an assigned address, but at most `wanted` addresses. Otherwise assigns
-    /// `wanted` addresses from the requested pools.
+    /// assigns one address from each set without an assigned address, but at most `wanted` addresses. Without such
+    /// sets, assigns `wanted` addresses from the requested pools.
     async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
@@ -417,8 +417,8 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns a free address from the first of these pools that has one. If no pool has a free address, assigns a
-    /// sticky address whose wait for its workload has ended.
+    /// Assigns a free address from the first pool in `pools` that has a free address. If no pool has a free address,
+    /// assigns a sticky address whose wait for its workload has ended.
     async fn first_with_room(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -441,8 +441,8 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // If one pool fails because of the block limit and another because it is full, the block limit is
-                // reported, since an operator can change this limit.
+                // If one pool has no free address because of the block limit, and another pool because it is full, the
+                // block limit is reported, since an operator can change the limit.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);
@@ -504,8 +504,8 @@ impl Assignment<'_> {
     }
 
     /// Returns the gateway that the network requests in one of its pools: a configured gateway inside the pool, or else
-    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, this pool
-    /// gets a gateway of its own: the recorded gateway, or else the first host address.
+    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, `pool` gets
+    /// a gateway of its own: the recorded gateway, or else the first host address.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

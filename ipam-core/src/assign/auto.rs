@@ -1,8 +1,9 @@
 //! Assigns free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
 //! another owner's block. This module also computes the possible blocks of a pool, and finds the stored blocks.
 //!
-//! The commit guards the blocks and affinities that it changes. Blocks from which no address is assigned are read
-//! without a guard. If an address becomes free in such a block meanwhile, the assignment only misses this address.
+//! The commit of an assignment guards the blocks and affinities that it changes. Blocks from which no address is
+//! assigned are read without a guard. If an address becomes free in an unguarded block meanwhile, the assignment merely
+//! does not use the address.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -24,13 +25,13 @@ use crate::sticky::overdue;
 use crate::timestamps::unix_nanos;
 use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
-/// An empty block can be taken over by another host when its owner claimed it at least this long ago. A host that has
-/// claimed a block more recently may be about to use the block.
+/// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that has just
+/// claimed a block may be about to use the block.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// If a host has at most this number of blocks, all of them are read in one request. If the host has more blocks, their
-/// last write revisions are queried first, which costs one more round trip.
+/// Maximum number of a host's blocks that are read in one request. If a host has more blocks, the revisions of their
+/// last writes are queried first, which costs one more round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
-/// The search for an empty block ends after this number of stored blocks, if a block with an address to borrow is
+/// Maximum number of stored blocks that are searched for an empty block, once a block with an address to borrow is
 /// known.
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
 /// Number of a pool's blocks that are scanned in one round trip, after a smaller first chunk.
@@ -55,8 +56,8 @@ pub(super) struct FamilyAssigner<'a> {
     /// The pools from which addresses may be assigned, in the order in which they are tried.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The other one of the node's two owners of blocks, which are the node itself and the virtual owner of its
-    /// secondary networks.
+    /// The second owner of the node's blocks: the node itself if `owner` is the virtual owner of its secondary
+    /// networks, or else that virtual owner.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
@@ -150,7 +151,8 @@ impl FamilyAssigner<'_> {
         let (kept, others): (Vec<_>, Vec<_>) = affine.into_iter().partition(|cidr| self.pool_of(*cidr).is_some());
         self.release_unselected(work, &others).await?;
 
-        // Blocks that the transaction has already read are tried first, because they cost no further request.
+        // Blocks that the transaction has already read are tried first, because another read of these blocks costs no
+        // request.
         let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
@@ -167,8 +169,8 @@ impl FamilyAssigner<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first block usually has a free address, so only this block is read at first. If it is full, the other
-        // blocks are read in large chunks.
+        // The first block usually has a free address, so only this block is read at first. If the first block is full,
+        // the other blocks are read in large chunks.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -185,8 +187,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Sorts the blocks by their last write, most recent first. A recently written block probably has a free address,
-    /// because an address was assigned or released in it. A block without recent writes is usually full. In contrast,
-    /// Calico tries a host's blocks in the order of their keys.
+    /// because an address was assigned or released in it. A block without recent writes is usually full. Calico tries a
+    /// host's blocks in the order of their keys instead.
     async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
@@ -201,10 +203,10 @@ impl FamilyAssigner<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// Completes or deletes the host's affinity to a block. Returns true if the host owns the block afterwards, and
-    /// addresses may be assigned from it. A stale affinity is deleted, and an unconfirmed affinity is confirmed. A
-    /// missing block is created, unless its size differs from the pool's block size or it would overlap with a stored
-    /// block; in these two cases the affinity is deleted.
+    /// Completes or deletes the host's affinity to a block. Returns true if the host then owns the block, so that
+    /// addresses may be assigned from the block. A stale affinity is deleted, and an unconfirmed affinity is confirmed.
+    /// A missing block is created if its size equals the pool's block size and it overlaps with no stored block;
+    /// otherwise the affinity is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -281,8 +283,8 @@ impl FamilyAssigner<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// True if no other stored block overlaps with this block. Overlapping blocks may exist because Calico and Margay
-    /// 0.1.0 could create them.
+    /// True if no other stored block overlaps with this block. Stored blocks may overlap, because Calico and Margay
+    /// 0.1.0 could create overlapping blocks.
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
@@ -328,9 +330,10 @@ impl FamilyAssigner<'_> {
         self.find_used(work, may_claim).await
     }
 
-    /// Takes over a stored block for the host, or else chooses a block from which an address can be borrowed. Calico
-    /// reads all blocks of all pools for this choice. Margay searches at most [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks
-    /// for an empty block if it knows a block from which an address can be borrowed.
+    /// Takes over a stored block for the host, or else chooses a block from which an address can be borrowed. To find a
+    /// block to take over or to borrow from, Calico reads all blocks of all pools. Margay searches at most
+    /// [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks for an empty block if it knows a block from which an address can be
+    /// borrowed.
     async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
@@ -385,8 +388,9 @@ impl FamilyAssigner<'_> {
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // For the first two chunks, the keys of overlapping blocks are read in the same request. For later chunks
-            // they are not, because in a pool with this many claimed blocks such reads would probably be wasted.
+            // The request for each of the first two chunks also reads the keys of overlapping blocks. If the first two
+            // chunks have no unclaimed block, the pool is nearly full, and reading keys of overlapping blocks for later
+            // chunks would probably be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -469,8 +473,8 @@ enum StoredBlockUse {
 }
 
 impl FamilyAssigner<'_> {
-    /// Returns the owner's first block in these pools, in the order of the blocks' keys, even if the block is full. If
-    /// the owner has no block, claims one. Also completes claims of blocks that another writer left unfinished.
+    /// Returns the owner's first block in the pools, in the order of the blocks' keys, even if the block is full. If
+    /// the owner has no block, claims a block. Completes claims of blocks that another writer left unfinished.
     ///
     /// # Errors
     /// `BlockLimit` or `NoNewBlocks` if the owner has no block and cannot claim one.
@@ -501,10 +505,10 @@ impl FamilyAssigner<'_> {
     }
 }
 
-/// Number of blocks for which one round trip queries whether they are stored.
+/// Maximum number of blocks whose existence is queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
 /// Number of chunks of blocks that are chosen from places scattered over a pool. If 99 % of the pool's blocks are
-/// claimed, the 256 blocks of these chunks contain an unclaimed block with a probability of 92 %.
+/// claimed, the 256 blocks of the scattered chunks contain an unclaimed block with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
 /// Pools with fewer than 2^9 blocks are scanned in order instead of at scattered places.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;
@@ -521,8 +525,9 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
 }
 
 /// The order in which a host searches for a block that is not stored yet, in chunks of one round trip. The first chunk
-/// begins at the host's start block. In a large pool, the next chunks are scattered over the whole pool, because
-/// claimed blocks form long runs of consecutive blocks. The remaining blocks of the pool follow in ascending order.
+/// of blocks begins at the host's start block. In a large pool, the next chunks are scattered over the whole pool,
+/// because claimed blocks form long runs of consecutive blocks. The remaining blocks of the pool follow in ascending
+/// order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -551,8 +556,7 @@ impl<'a> CandidateBlocks<'a> {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Returns one chunk of blocks that are scattered over the pool. Each host and each chunk number has different
-    /// blocks.
+    /// Returns one chunk of blocks that are scattered over the pool. The blocks differ by host and chunk number.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -561,15 +565,15 @@ impl<'a> CandidateBlocks<'a> {
     }
 }
 
-/// Hashes a number to 32 bits, so that consecutive numbers are far apart. The number is multiplied by 2^64 divided by
-/// the golden ratio; the result is the upper half of the product, which depends on all bits of the number.
+/// Hashes a number to 32 bits, so that the hashes of consecutive numbers are far apart. The hash is the upper half of
+/// the product of the number and 2^64 divided by the golden ratio.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
-/// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, these are all possible
-/// blocks, in the order in which the host tries them. For a larger pool, these are the stored blocks, in the order of
-/// their keys. The blocks are listed without a guard.
+/// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, the result is all
+/// possible blocks, in the order in which the host tries them. For a larger pool, the result is the stored blocks,
+/// listed without a guard in the order of their keys.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
@@ -580,8 +584,8 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
 }
 
-/// Fails if a new block of single addresses is wanted in a pool that has blocks of prefixes. Such a pool has lost its
-/// prefix annotation, because another program rewrote the pool without it.
+/// Fails if a new block of single addresses is wanted in a pool that has blocks of prefixes. A pool of prefixes loses
+/// its prefix annotation if another program rewrites the pool without the annotation.
 ///
 /// # Errors
 /// `Invalid` if the pool has a block of prefixes; the message names this block. Any store error.

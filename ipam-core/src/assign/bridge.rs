@@ -1,8 +1,9 @@
 //! Prepares the pools of bridged networks: chooses the gateway, and reserves the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The commit
-//! of the first assignment for a bridged network reserves these addresses in an IPReservation, `margay-bridge-<pool>`,
-//! which names the gateway in an annotation. Neither Margay nor Calico assigns reserved addresses.
+//! of the first assignment for a bridged network reserves the three addresses in an IPReservation,
+//! `margay-bridge-<pool>`, which names the gateway in an annotation. Neither Margay nor Calico assigns reserved
+//! addresses.
 
 use std::net::IpAddr;
 
@@ -111,8 +112,9 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
-/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. Containers can use such a
-/// gateway. The gateway needs no reservation, because no address outside the network is assigned.
+/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. Containers can use a
+/// gateway outside their network. A gateway outside the network needs no reservation, because no address outside the
+/// network is assigned.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)

@@ -4,14 +4,15 @@
 //! The commit of the network's first assignment creates the pool, and reserves the addresses outside the configured
 //! ranges. If the ranges in the configuration change later, the next assignment updates the reservation. Networks with
 //! the same subnet share one pool. The reservation for a shared pool records the ranges of each network, and covers
-//! only the addresses outside all these ranges. An assignment for one of the networks uses only addresses in the
-//! network's own ranges.
+//! only the addresses outside all these ranges. An assignment for a network uses only addresses in the network's own
+//! ranges.
 //!
-//! An assignment finds the defined pool by its subnet. If the stored pool with the defined name has another subnet, the
-//! new pool replaces it, provided that the network no longer uses the stored pool and none of its addresses is in use.
-//! Otherwise the new pool gets a numbered name. The commit that creates the new pool also deletes the replaced pool
-//! with its blocks, affinities and reservations. This commit guards the replaced pool and its reservations, and fails
-//! if a block of the family was created or changed after the read.
+//! An assignment finds the defined pool by its subnet. If the stored pool with the defined name has another subnet, a
+//! new pool is created. The new pool replaces the stored pool if the network no longer uses the stored pool and none of
+//! its addresses is in use. If the stored pool cannot be replaced, the new pool gets a numbered name. The commit that
+//! creates the new pool also deletes the replaced pool with its blocks, affinities and reservations. The commit that
+//! replaces a pool guards the pool and its reservations, and fails if a block of the family was created or changed
+//! after the read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -156,7 +157,7 @@ async fn name_for(
             }
             continue;
         }
-        // The name may be the name of a damaged pool document, which is not in `context.pools`.
+        // The store may have a damaged pool document of this name, which is not in `context.pools`.
         if work.tx.get(&keys::resource(ResourceKind::IpPool, &name)).await?.is_none() {
             return Ok(name);
         }
@@ -247,7 +248,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
         if first > next {
             gaps.push((next, first - 1));
         }
-        // Ranges may overlap, since they can be those of several networks.
+        // The ranges may overlap, since several networks can have ranges in one pool.
         match last.checked_add(1) {
             Some(after) => next = next.max(after),
             None => return networks(cidr, gaps),
@@ -276,18 +277,18 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// An unused pool is replaced only if at most this number of blocks of its family is stored. The replacement guards all
-/// these blocks, and the store must check each of them.
+/// Maximum number of stored blocks of a family for which an unused pool of the family is replaced. The commit guards
+/// all blocks of the family, and the store must check each of them.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of deleted keys per pool, in addition to its blocks and affinities: the keys of the pool and of its two
 /// reservations.
 const KEYS_PER_POOL: usize = 3;
 
 /// True if the new pool with network `cidr` may replace this pool: an earlier configuration of this network created the
-/// pool, and the current configuration does not define it. The pool must have the family of `cidr`. An operator must
-/// not have disabled the pool or opened it to other networks. If the pool overlaps with `cidr`, it must have the new
-/// pool's block size; otherwise the assignment would still see an old block that overlaps with a new block, because old
-/// blocks are deleted only by the same commit.
+/// pool, and the current configuration does not define it. The pool must have the family of `cidr`. A pool that an
+/// operator has disabled, or opened to other networks, is not replaced. A pool that overlaps with `cidr` must have the
+/// new pool's block size. With another block size, a new block would overlap with an old block, which exists until the
+/// commit deletes it.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)

@@ -53,8 +53,8 @@ pub struct Explanation {
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// The reason why the assignment cannot use the pool; `None` if the assignment can use it. An error if a selector
-    /// of the pool cannot be parsed.
+    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. An error if a
+    /// selector of the pool cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
     /// The address counts of the pool.
     pub stock: PoolStock,
@@ -108,22 +108,22 @@ pub enum AddressSource {
     Own,
     /// A block that is not stored yet and that the node would claim.
     New,
-    /// A stored block that the node would take over from this owner; `None` if the block has no owner.
+    /// A stored block that the node would take over from its present owner; `None` if the block has no owner.
     TakenOver(Option<Owner>),
-    /// A block from which the node would borrow the address. The block stays with this owner; `None` if the block has
-    /// no owner.
+    /// A block from which the node would borrow the address. The value is the block's owner; `None` if the block has no
+    /// owner.
     Borrowed(Option<Owner>),
 }
 
 impl Ipam {
     /// Predicts an assignment of one address on a node, without a write. The explanation names the block that would be
     /// used, and the reason why each unsuitable pool would not be used. The quotas of the node and of the namespace are
-    /// checked, but not those of networks; the namespace's name is read from its labels. If `family` is `None`, the
-    /// family of the named pools is used, or else IPv4. If `namespace` is `None`, the labels of the pod's namespace are
-    /// unknown.
+    /// checked, but the quotas of networks are not. The namespace's name is read from the namespace's labels. If
+    /// `family` is `None`, the family of the named pools is used, or else IPv4. If `namespace` is `None`, the labels of
+    /// the pod's namespace are unknown.
     ///
     /// # Errors
-    /// Any store error. `Malformed` for damaged settings. If the assignment would fail, this is not an error but a
+    /// Any store error. `Malformed` for damaged settings. A predicted failure of the assignment is not an error, but a
     /// [`PredictedOutcome`].
     #[boxed_future]
     pub async fn explain(

@@ -1,5 +1,6 @@
 //! Assigns addresses to a handle without a container, for example that of a load balancer's service, a tunnel or a
-//! virtual machine. Also ensures that an owner has a block, without an assignment of an address.
+//! virtual machine. The function [`Ipam::ensure_blocks`] ensures that an owner has a block, without an assignment of an
+//! address.
 //!
 //! An address that is assigned to a handle without a container has no attachment, so no interface and no boot id are
 //! recorded for the address. Each assignment to the handle adds addresses, which are held until they are released by
@@ -46,7 +47,7 @@ impl HandleRequest {
     }
 
     /// Sets the maximum number of addresses that the handle may hold in each requested family, including the addresses
-    /// that it already holds. A request that would exceed this limit fails.
+    /// that it already holds. A request that would exceed the maximum fails.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
@@ -61,7 +62,7 @@ impl HandleRequest {
         self
     }
 
-    /// Sets the use of the addresses. Only pools whose allowed uses include this use are tried.
+    /// Sets the use of the addresses, for example for workloads or tunnels. Only pools that allow the use are tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
@@ -90,9 +91,9 @@ impl HandleRequest {
         self
     }
 
-    /// Checks that the handle is not empty and contains neither a slash nor a carriage return. A handle is the last
-    /// segment of a key, so a slash is impossible. Text after a carriage return is ignored, because an old migration of
-    /// Calico left such text in handles.
+    /// Checks that the handle is not empty and contains neither a slash nor a carriage return. A handle must not
+    /// contain a slash, because it is the last segment of a key. Text after a carriage return in a handle is ignored,
+    /// because an old migration of Calico left such text in handles.
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
@@ -112,9 +113,9 @@ impl Ipam {
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. If the calling process is killed during the call, a store in another process may
-    /// still execute the commit, so the handle may hold addresses that no caller knows; release the handle to free
-    /// them. Two concurrent requests must differ in an attribute. Otherwise they write equal values, and if the store's
-    /// answer to one request is lost, both requests may return the same address.
+    /// still execute the commit, so the handle may hold addresses that no caller knows. The caller should then release
+    /// the handle. Two concurrent requests must differ in an attribute. Two requests with equal attributes write equal
+    /// values, so both may return the same address if the store's answer to one of them is lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -188,7 +189,7 @@ pub struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// Creates a request that `owner` gets a block of each of these families.
+    /// Creates a request for one block of each family in `families`, for `owner`.
     pub fn new(owner: Owner, families: &[Family]) -> Self {
         let one = |family| usize::from(families.contains(&family));
         let terms = AssignRequest::of_owner(&owner, RequestedAddresses::any(one(Family::V4), one(Family::V6)));
@@ -203,7 +204,7 @@ impl BlockRequest {
         self
     }
 
-    /// Sets the use of the addresses. Only pools whose allowed uses include this use are tried.
+    /// Sets the use of the addresses, for example for workloads or tunnels. Only pools that allow the use are tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
@@ -224,7 +225,7 @@ impl Ipam {
     /// claimed in one commit, or none is claimed. If the owner already has a block of each family, nothing is written.
     /// No address is assigned.
     ///
-    /// The commit guards the same keys as that of [`assign`](Self::assign).
+    /// The commit guards the keys that a commit of [`assign`](Self::assign) guards.
     ///
     /// # Errors
     /// `NoNewBlocks` if the settings forbid new blocks, or if no block can be claimed. `Pool` if no pool can be used

@@ -69,8 +69,9 @@ impl Ipam {
     /// commit, which also creates or repairs the keys that these assignments need. If any address cannot be assigned,
     /// nothing is written.
     ///
-    /// A repeated request of an attachment gets the same answer. If [pending commits](crate::pending_commits) are
-    /// recorded, an interrupted earlier assignment to the attachment is settled first.
+    /// If an attachment requests its addresses again, it gets the same answer. If [pending
+    /// commits](crate::pending_commits) are recorded, an interrupted earlier assignment to the attachment is settled
+    /// first.
     ///
     /// # Errors
     /// Any [`Error`], with Calico's error messages.
@@ -97,8 +98,9 @@ impl Ipam {
         assigned
     }
 
-    /// Repeats an assignment that found no free address, and frees leftover addresses of earlier boots in the same
-    /// commit. Returns the original error if this does not help, or if no leftover address may be freed.
+    /// Repeats an assignment that found no free address; the same commit frees leftover addresses of earlier boots.
+    /// Returns the original error if no leftover address may be freed, or if the repeated assignment finds no free
+    /// address.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -107,8 +109,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The evidence must be gathered after the leftovers were listed. An attachment that gets an address during or
-        // after the gathering is then not in the list.
+        // The evidence must be gathered after the leftovers were listed. The list then contains no attachment that gets
+        // an address while the evidence is gathered.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -131,22 +133,23 @@ impl Ipam {
         }
     }
 
-    /// Releases leftover addresses if released addresses have a cooldown. The current assignment cannot use these
-    /// addresses, because their cooldown only begins.
+    /// Releases leftover addresses if released addresses have a cooldown. The current assignment cannot use the
+    /// released addresses, because they are in cooldown.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // Only one batch of leftovers is released, as many as an assignment frees if there is no cooldown.
+        // Only one batch of leftovers is released, because an assignment in a store without a cooldown also frees only
+        // one batch.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
         Ok(())
     }
 
-    /// Changes recorded release times that are too far in the future to the current time. Without this correction, such
-    /// addresses would stay in cooldown too long, and assignments could go on failing. A successful assignment needs no
-    /// correction.
+    /// Changes recorded release times that are too far in the future to the current time. Without the correction,
+    /// addresses with a wrong release time stay in cooldown too long, and assignments may fail again and again. A
+    /// successful assignment needs no correction.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -159,8 +162,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads the context of an assignment from an owner's blocks in one round trip. The same round trip also reads
-    /// `keys`, and lists the keys in the `named` ranges.
+    /// Reads the context of an assignment from an owner's blocks in one round trip. The round trip also reads the keys
+    /// in `keys`, and lists the keys in the `named` ranges.
     async fn read_context(
         &self,
         tx: &mut Transaction,
@@ -209,8 +212,8 @@ impl Ipam {
         first.extend(
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
-        // If no recently used block is known, the assignment probably creates a new block. The creation of a block
-        // lists the blocks of prefixes, so they are prefetched here.
+        // If no recently used block is known, the assignment probably creates a new block. Before a block is created,
+        // the blocks of prefixes are listed, so the keys of these blocks are prefetched.
         let mut named = Vec::new();
         for family in [Family::V4, Family::V6] {
             if wanted.these.iter().any(|ip| Family::of(*ip) == family)

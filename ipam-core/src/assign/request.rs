@@ -68,12 +68,13 @@ pub enum RepeatPolicy {
 /// Whether the labels of the container's namespace are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceLabels {
-    /// The request contains the labels of the container's namespace. If the namespace does not exist, it has no labels.
+    /// The request contains the labels of the container's namespace. A namespace that does not exist counts as a
+    /// namespace without labels.
     #[default]
     Known,
-    /// The labels of the container's namespace have not been read yet. If the assignment needs them for a pool's
-    /// namespace selector, the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). The
-    /// caller must then read the labels and repeat the request.
+    /// The labels of the container's namespace have not been read yet. If a pool's namespace selector needs the labels,
+    /// the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). The caller must then read
+    /// the labels and repeat the request.
     NotYetRead,
 }
 
@@ -85,7 +86,7 @@ pub enum Gateway {
     Recorded,
     /// The gateway that the pool's reservation records, or the pool's first host address if none is recorded.
     First,
-    /// This gateway address, from the network's configuration.
+    /// The gateway address that the network's configuration names.
     At(IpAddr),
 }
 
@@ -121,9 +122,9 @@ pub struct PoolDefinition {
     /// family: from the first pool of the set that has a free address.
     #[serde(default)]
     pub set: usize,
-    /// If this field is set, the pool is found by its name and family, regardless of its network. If no such pool
-    /// exists, a pool is created with a private network of the family and size of `cidr`. The chosen network overlaps
-    /// neither with a pool nor with the networks in this field.
+    /// If `free_of` is set, the pool is found by its name and family, regardless of its network. If the pool does not
+    /// exist, it is created with a private network of the family and size of `cidr`. The private network overlaps
+    /// neither with a pool nor with the networks in `free_of`.
     #[serde(default)]
     pub free_of: Option<Vec<IpNet>>,
     /// The gateway that the network configuration names for this pool.
@@ -146,18 +147,18 @@ impl PoolDefinition {
 pub struct AssignRequest {
     /// The attachment that gets the addresses. Its handle and attributes are recorded with each address.
     pub attachment: Attachment,
-    /// Additional attributes that are recorded with each address: `pod`, `namespace`, `timestamp`. The keys of this map
-    /// are Calico's attribute names. For a secondary network, Margay's names of these attributes are recorded instead;
-    /// see [`AttributeNames`].
+    /// Additional attributes that are recorded with each address: `pod`, `namespace`, `timestamp`. The keys of the map
+    /// are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's names; see
+    /// [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,
     /// Whether the request fails if the attachment already holds a specifically requested address.
     pub repeated: RepeatPolicy,
-    /// The pools from which IPv4 addresses are assigned, by name or network. If this list is empty, the pools that
+    /// The pools from which IPv4 addresses are assigned, by name or network. If no pools are listed, the pools that
     /// select the node are used.
     pub v4_pools: Vec<String>,
-    /// The pools from which IPv6 addresses are assigned, by name or network. If this list is empty, the pools that
+    /// The pools from which IPv6 addresses are assigned, by name or network. If no pools are listed, the pools that
     /// select the node are used.
     pub v6_pools: Vec<String>,
     /// The use of the requested addresses.
@@ -177,7 +178,7 @@ pub struct AssignRequest {
     /// the pool that contains its address, instead of the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
-    /// The pools that the network's configuration defines. The assignment creates those that do not exist.
+    /// The pools that the network's configuration defines. The assignment creates the defined pools that do not exist.
     pub define: Vec<PoolDefinition>,
     /// The workload that keeps the addresses over restarts, if any.
     #[serde(default)]

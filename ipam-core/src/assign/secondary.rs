@@ -1,9 +1,10 @@
-//! Decides who owns the blocks of secondary networks and who may borrow from them, in a store that Calico also uses.
+//! Decides which owners have the blocks of secondary networks, and which networks may borrow from a block, in a store
+//! that Calico also uses.
 //!
 //! Calico's routing is based on the blocks that nodes own: each node drops packets to unassigned addresses of its
-//! blocks, and announces its blocks to the other nodes. Therefore the owners of blocks of secondary networks are
-//! virtual owners, one for each node, which Calico's routing ignores. A node may still own blocks with addresses of
-//! secondary networks, from before Calico used the store. An assignment that searches for free addresses moves such
+//! blocks, and announces its blocks to the other nodes. A block of a secondary network therefore has a virtual owner,
+//! one for each node, and Calico's routing ignores blocks of virtual owners. A node may still own blocks with addresses
+//! of secondary networks, from before Calico used the store. An assignment that searches for free addresses moves such
 //! blocks: its commit changes the block's owner, both affinities and the names of the recorded attributes. A block that
 //! also has addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
 
@@ -55,9 +56,9 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks in the pools that belong to the other one of the node's two owners. These blocks
-    /// also count towards the node's block limit. For a secondary network, the function moves such blocks to the
-    /// virtual owner if possible, and assigns addresses from them.
+    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has, and that count
+    /// towards the node's block limit, too. For a secondary network, the function moves blocks of the node to the
+    /// virtual owner if possible, and assigns addresses from the moved blocks.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,
@@ -81,7 +82,7 @@ impl FamilyAssigner<'_> {
         Ok(count)
     }
 
-    /// Returns the blocks in the pools to which the other one of the node's two owners has affinities.
+    /// Returns the blocks in the pools to which the node's second owner ([`Self::other`]) has affinities.
     pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };
@@ -90,7 +91,7 @@ impl FamilyAssigner<'_> {
         Ok(blocks)
     }
 
-    /// True if the request's network may borrow an address from a block of this owner. Calico's routing is based on the
+    /// True if the request's network may borrow an address from a block of `owner`. Calico's routing is based on the
     /// blocks of nodes, so a secondary network borrows from a node's block only if the block can be moved to a virtual
     /// owner. Calico's networks do not borrow from blocks of secondary networks.
     pub(super) fn may_borrow(&self, block: &Block, owner: &Owner) -> bool {

@@ -28,7 +28,7 @@ pub(super) struct WorkloadAddresses {
     is_changed: bool,
     /// The block entry for an assigned address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot get its sticky address now. In these families, the workload gets
+    /// The families in which the workload cannot get its sticky address now. In a family of the list, the workload gets
     /// another address, which it does not keep.
     elsewhere: Vec<Family>,
 }
@@ -39,7 +39,7 @@ enum StickyState {
     Waits,
     /// The address is pinned by an operator, and waits for the workload without a time limit.
     Pinned,
-    /// A container of an earlier boot of this machine holds the address under this handle.
+    /// A container of an earlier boot of the machine holds the address, under the handle in this variant.
     Leftover(String),
     /// Another container of the workload holds the address.
     InUse,
@@ -104,7 +104,7 @@ impl Assignment<'_> {
         self.kept.as_ref().map_or(&self.holder, |kept| &kept.plain)
     }
 
-    /// Assigns the workload's sticky address of a family, if the address is available in one of these pools. Ignores
+    /// Assigns the workload's sticky address of a family, if the address is available in one of the pools. Ignores
     /// sticky addresses that `is_wanted` rejects.
     pub(super) async fn take_kept(
         &mut self,
@@ -139,8 +139,8 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // If the record names no network for the address, another network of the workload may use the address,
-                // so the workload goes on keeping it.
+                // If the record names no network for an address, another network of the workload may use the address,
+                // so the address stays in the record.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // The pool of the address may be disabled only temporarily, so the address continues to wait for the
@@ -171,7 +171,7 @@ impl Assignment<'_> {
             }
             if work.block(cidr).await?.is_some_and(|block| block.owner().is_none()) {
                 // A block that was created when an operator pinned the address has no owner. The first node that uses
-                // the address becomes its owner.
+                // the pinned address becomes the block's owner.
                 let owner = self.owner();
                 work.change(cidr, |block| block.set_owner(&owner, self.ipam.now())).await?;
                 work.confirm_affinity(&owner, cidr).await?;
@@ -197,7 +197,7 @@ impl Assignment<'_> {
     }
 
     /// Moves full blocks of assigned sticky addresses to the end of the hints, because the next container will find no
-    /// free address in them.
+    /// free address in a full block.
     pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());
@@ -250,9 +250,9 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns overdue sticky addresses, whose wait for their workload has ended, from the blocks that the transaction
-    /// has read. This is done only when no other address is free. Addresses in the owner's own blocks are assigned
-    /// first, so that different nodes use different blocks. Within the owner's blocks, and then within other blocks,
-    /// the address that has been overdue for longest is assigned first.
+    /// has read. Overdue addresses are assigned only when no other address is free. Addresses in the owner's own blocks
+    /// are assigned first, so that different nodes use different blocks. Within the owner's blocks, and then within
+    /// other blocks, the address that has been overdue for longest is assigned first.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

@@ -1,9 +1,9 @@
 //! Assigns the addresses of a virtual machine to its pods. The machine's first pod gets new addresses; every later pod
 //! gets the machine's existing addresses.
 //!
-//! The commit guards the blocks that it changes. When a machine gets its first addresses, the commit also guards the
-//! machine's handle; two pods that start at the same time then get the same addresses. All the machine's addresses, of
-//! both families, get their new owner in one commit.
+//! The commit of an assignment guards the blocks that it changes. When a machine gets its first addresses, the commit
+//! also guards the machine's handle; two pods that start at the same time then get the same addresses. All the
+//! machine's addresses, of both families, get their new owner in one commit.
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
@@ -23,8 +23,8 @@ use crate::write_set::WriteSet;
 impl Ipam {
     /// Makes a pod the active owner of its virtual machine's addresses, or the alternate owner if the pod is the target
     /// of a migration. A machine without addresses gets the requested addresses, at most one of each family. If a
-    /// machine has addresses but none of a family, a specifically requested address of this family is assigned in
-    /// addition.
+    /// machine has addresses but none of a family, a specifically requested address of the missing family is assigned
+    /// in addition.
     ///
     /// The attributes of a virtual machine's addresses are recorded under Calico's names. Of the request's attributes,
     /// only the timestamp is recorded. The pod's container and interface are not recorded, because the addresses belong
@@ -145,9 +145,9 @@ impl Ipam {
     }
 }
 
-/// Returns the part of a request that a machine with the addresses `kept` still needs. This is the whole request if the
-/// machine has no addresses. Otherwise it is the specifically requested addresses of a family in which the machine has
-/// no address.
+/// Returns the part of a request that a machine with the addresses `kept` still needs. If the machine has no addresses,
+/// the result is the whole request. If the machine has addresses, the result is the specifically requested addresses of
+/// a family in which the machine has none.
 fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
@@ -156,9 +156,9 @@ fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> Reques
     RequestedAddresses::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
-/// Returns those of the machine's addresses whose family is requested, or all addresses if there are none. The filter
-/// is needed because Calico's main CNI plugin makes one request for each address, and fails if two answers contain the
-/// same address.
+/// Returns those of the machine's addresses whose family is requested, or all its addresses if no address has a
+/// requested family. A filter by family is needed because Calico's main CNI plugin makes one request for each address,
+/// and fails if two answers contain the same address.
 fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
     let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

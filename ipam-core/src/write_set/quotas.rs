@@ -3,8 +3,8 @@
 //!
 //! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject, so one of
 //! two concurrent assignments fails and is retried. A counter is an upper bound of the number of addresses: it is too
-//! high after releases that skip the counter, and after releases by other programs. Therefore, before an assignment
-//! fails because of a quota, the subject's addresses in all blocks are counted at the transaction's revision.
+//! high after releases that skip the counter, and after releases by other programs. Before an assignment fails because
+//! of a quota, the subject's addresses in all blocks are therefore counted at the transaction's revision.
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
@@ -38,9 +38,10 @@ pub(super) struct QuotaChanges {
     quotas: Quotas,
     /// The revision at which the quotas document was last written.
     at: Revision,
-    /// For each subject, the negated number of its addresses that the changed blocks had before their change.
+    /// For each subject, the number of its addresses that the changed blocks had before their change, as a negative
+    /// number.
     before: Vec<QuotaChange>,
-    /// True if counters are not lowered unless this is required.
+    /// True if the commit lowers only those counters that it must lower.
     leaves: bool,
 }
 
@@ -50,8 +51,8 @@ struct QuotaChange {
     subject: QuotaSubject,
     /// The change of the number of the subject's addresses that Margay has assigned to attachments.
     own: i64,
-    /// The change of the number of the subject's other addresses. The counter may not include them, because other
-    /// programs assign addresses without a counter.
+    /// The change of the number of the subject's other addresses. The quota counter may not include the other
+    /// addresses, because other programs assign addresses without updating it.
     other: i64,
     /// The number of the subject's addresses before this change; set when the check of the quota has succeeded.
     used: Option<u64>,
@@ -145,8 +146,8 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Makes the commit of a release leave the quota counters unchanged. Callers use this after several attempts that
-    /// may have conflicted on these counters.
+    /// Makes the commit of a release leave the quota counters unchanged. A caller skips the counters after several
+    /// attempts that may have conflicted on quota counters.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         if let QuotaLimits::Some(counts) = &mut self.limits {
@@ -165,8 +166,8 @@ impl WriteSet<'_> {
     }
 
     /// Checks that every subject that gets addresses stays within its quota. If `store` is `None`, as in a trial, only
-    /// the counters are checked, because addresses cannot be counted. In this case, a warning is logged if a quota is
-    /// nearly used up.
+    /// the counters are checked, because addresses cannot be counted. A trial logs a warning if a quota is nearly used
+    /// up.
     ///
     /// # Errors
     /// `Quota` if the transaction would exceed a quota. Any store error.

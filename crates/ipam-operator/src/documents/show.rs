@@ -1,4 +1,4 @@
-//! Reads stored documents and completes them for display.
+//! Reads stored documents, and completes their fields for display.
 
 use ipam_core::model::{Document, IpamConfig, Malformed, NewPool, Pool};
 use ipam_core::{Error, Result, transact};
@@ -66,7 +66,7 @@ impl Operator {
     }
 
     /// Reads the documents of the given kinds and full names at one revision, in the given order. The result for a
-    /// missing document is `NotFound`.
+    /// document that does not exist is `NotFound`.
     ///
     /// # Errors
     /// `Malformed` for a damaged document; any store error.

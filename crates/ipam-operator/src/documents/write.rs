@@ -19,7 +19,7 @@ use super::{
 use crate::Operator;
 use crate::pools::InUse;
 
-/// Whether a document of the same name must, may or must not be stored before a write.
+/// Whether a write requires, allows or forbids that a document of the same name is already stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
     /// The write fails if a document of the same name is stored.
@@ -225,8 +225,8 @@ fn same(stored: &[u8], wanted: &[u8]) -> bool {
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
 }
 
-/// Prefix of the names of Margay's own annotations. A write keeps a stored annotation with this prefix unless the
-/// written document has an annotation of the same name.
+/// Prefix of the names of Margay's own annotations. A write keeps a stored annotation with the prefix `margay.io/`
+/// unless the written document has an annotation of the same name.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
 /// The fields of a node's spec.

@@ -3,7 +3,8 @@
 //! change or release, in a store that Calico reads.
 //!
 //! A network is secondary if any of its addresses has the attribute `margay.io/node`. If all addresses of a secondary
-//! network were assigned before Margay had this attribute, the network is not recognized as secondary.
+//! network were assigned by a version of Margay without the attribute `margay.io/node`, the network is not recognized
+//! as secondary.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -200,7 +201,7 @@ impl BlockFacts {
 fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
     let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
-    // The result of the shift is an offset inside the block, so it fits in 128 bits.
+    // The shifted ordinal is an offset inside the block, so the shift loses no bits.
     for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
         let is_twice = out.has((distance + place) >> out.host_bits);
         if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
@@ -255,7 +256,7 @@ impl SecondaryBlocks {
             }
         }
         // To save memory, no note is kept for blocks in which no address has a recorded network. Most blocks of a
-        // cluster are of this kind.
+        // cluster have only addresses of Calico, without a recorded network.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);
         }

@@ -56,8 +56,8 @@ impl ClusterDocuments {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// The addresses of all reservations. They are computed on the first call, so all reservations must be added
-    /// before.
+    /// The addresses of all reservations. The set is computed on the first call, so all reservations must be added
+    /// before this call.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }

@@ -1,8 +1,8 @@
 //! Checks workload endpoints: compares their addresses with the blocks, and their nodes with the registered nodes.
 //!
 //! Only endpoints that a CNI plugin wrote (orchestrators `cni` and `k8s`) are checked, because other orchestrators such
-//! as OpenStack may assign addresses without these blocks. An inspection reads the endpoints before the blocks, to keep
-//! little data about blocks in memory.
+//! as OpenStack may assign addresses without Calico's blocks. An inspection reads the endpoints before the blocks, to
+//! keep little data about blocks in memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -218,8 +218,8 @@ fn is_of_plugin(endpoint: &WorkloadEndpoint) -> bool {
     [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == endpoint.orchestrator())
 }
 
-/// The nodes that an endpoint names. The endpoint's name and its document each name a node; the result has two nodes if
-/// they disagree.
+/// The nodes that an endpoint names. The endpoint's name and the endpoint's document each name a node, so the result
+/// has two nodes if the two names differ.
 fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
     let mut nodes: Vec<String> = split_endpoint_name(endpoint.name()).into_iter().map(|[node, ..]| node).collect();
     if !endpoint.node().is_empty() && !nodes.iter().any(|node| node == endpoint.node()) {

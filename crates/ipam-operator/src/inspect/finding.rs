@@ -200,8 +200,8 @@ pub struct Inspection {
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// Facts about the cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, in the order of their blocks. This field is empty unless the inspection was
-    /// started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
+    /// The addresses that are not free, in the order of their blocks. The list of addresses is empty unless the
+    /// inspection was started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,
@@ -244,7 +244,7 @@ macro_rules! codes {
             /// All kinds of findings, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The code as text, such as `BLK-01`. This text never changes between versions of Margay.
+            /// The code as text, such as `BLK-01`. The text of a code is the same in all versions of Margay.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => $text),+ }
             }

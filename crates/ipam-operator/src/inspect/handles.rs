@@ -16,8 +16,8 @@ use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
 /// The number of addresses by handle and block, for each handle whose document was not compared yet. A store can have
-/// half a million handles, and nearly all of them have addresses in one block only. The first block of a handle is
-/// therefore stored in a map without a `Vec`.
+/// half a million handles, and nearly all of them have addresses in one block only. To save memory, the first block of
+/// each handle is stored in a map without a `Vec`.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     /// For each handle, the first block with addresses of the handle, and their number.
@@ -61,8 +61,8 @@ impl Handles {
     /// Compares the counts of a stored handle with the numbers of addresses in the blocks. The caller must have added
     /// all blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
-        // An old migration of Calico appended a carriage return and further text to some handle ids. This suffix is
-        // ignored.
+        // An old migration of Calico appended a carriage return and further text to some handle ids. The appended text
+        // is ignored.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
@@ -166,7 +166,8 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Joins networks or addresses with commas. Only the first few are shown, followed by the number of omitted ones.
+/// Joins networks or addresses with commas. Only the first few networks or addresses are shown, followed by the number
+/// of the omitted ones.
 pub(super) fn join(nets: &[impl ToString]) -> String {
     const MAX_SHOWN_BLOCKS: usize = 3;
     let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");

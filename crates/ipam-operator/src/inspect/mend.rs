@@ -2,8 +2,8 @@
 //!
 //! The commit of a repair guards the keys that it changes and the keys that the finding depends on. Repairing a finding
 //! that no longer exists writes nothing and is not an error. A repair does not change handles and affinities that were
-//! written after the inspection: other programs write one key per commit, so such a key may be part of an unfinished
-//! change.
+//! written after the inspection. These may be parts of unfinished changes, because other programs write one key per
+//! commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -217,8 +217,8 @@ pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }
 
-/// Maximum number of addresses released in one commit. The limit keeps the commit small, because each released address
-/// can have a handle of its own that must be guarded and written.
+/// Maximum number of addresses released in one commit. Each released address can have a handle of its own, which the
+/// commit must guard and write.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
 /// The outcome of [`Operator::reclaim`] for each requested address.
@@ -227,8 +227,8 @@ pub struct ReclaimResult {
     /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
     /// address.
     pub released: Vec<IpAddr>,
-    /// The addresses that were not released: the holder differs from the request, or [`Operator::reclaim`] never
-    /// releases addresses of this kind.
+    /// The addresses that were not released, because the holder differs from the request or because
+    /// [`Operator::reclaim`] never releases such addresses.
     pub changed: Vec<IpAddr>,
 }
 
@@ -245,8 +245,8 @@ impl Operator {
     /// Releases addresses, each only if its handle and sequence number are still those of the request. Three kinds of
     /// addresses are never released: addresses of virtual machines, addresses that wait for their workload, and
     /// addresses of secondary networks whose node is registered. The requests are usually made from a report of
-    /// calicoctl, which lists addresses of secondary networks as unused even when they are in use. Each commit releases
-    /// at most 60 addresses of one block.
+    /// calicoctl. Such a report lists all addresses of secondary networks as unused, even those in use. Each commit
+    /// releases at most 60 addresses of one block.
     ///
     /// # Errors
     /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released before the
@@ -364,7 +364,8 @@ fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
     // A virtual machine keeps its address while the machine is stopped, even if the machine's last node is gone. An
-    // address that waits for its workload must not be released either: it is unused only until the workload returns.
+    // address that waits for its workload must not be released, because the workload needs the address when it starts
+    // again.
     !is_vms(entry)
         && waits_until(entry).is_none()
         && request.sequence_number.is_none_or(|said| said == number)

@@ -1,9 +1,9 @@
 //! Checks all IPAM documents and the workload endpoints, and repairs faults that can be repaired without guessing.
 //!
 //! An inspection reads all keys at one revision. An inspection takes no lock and changes nothing, so inspections can
-//! run at any time. If another program makes a change with several commits, an inspection may see only some of them.
-//! [`Operator::mend`] therefore reads the documents again. It commits a repair only if the finding still exists, and
-//! fails if a key that the finding depends on changes meanwhile.
+//! run at any time. If another program makes a change in several commits, an inspection may see only the first of these
+//! commits. Before a repair, [`Operator::mend`] therefore reads the documents again. A repair is committed only if the
+//! finding still exists and no key that the finding depends on changes meanwhile.
 //!
 //! Each fault in the store is reported as a [`Finding`] with a [`Code`]. An inspection never guesses who uses an
 //! address, so no repair frees an allocated address.
@@ -52,7 +52,7 @@ pub enum AddressReporting {
 
 /// An inspection in progress. The caller reads all ranges of [`Inspector::ranges`] at one revision, in the given order,
 /// and adds every key with its value in ascending order of keys within a range. An inspector keeps only a small part of
-/// this data in memory.
+/// the added data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
@@ -82,7 +82,7 @@ impl Inspector {
         }
     }
 
-    /// The key ranges that the caller must read and add to the inspector, in this order.
+    /// The key ranges that the caller must read and add to the inspector, in the order of the returned list.
     pub fn ranges() -> Vec<Range> {
         let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
@@ -257,8 +257,8 @@ impl Inspector {
         seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
-    /// Checks a held address. Returns two flags: whether the address is borrowed, and whether the holder's node is
-    /// gone.
+    /// Checks a held address. Returns two flags: the first is true if the address is borrowed, the second if the
+    /// holder's node is gone.
     fn inspect_held(
         &mut self,
         block: &Block,
@@ -307,7 +307,7 @@ impl AddressSample {
 }
 
 /// Faults of a block's addresses. Each kind of fault is reported once per block, with the number of affected addresses
-/// and the first of them.
+/// and the first affected address.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

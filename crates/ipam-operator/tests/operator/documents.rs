@@ -21,7 +21,7 @@ fn pool(name: &str, cidr: &str) -> Manifest {
 #[tokio::test]
 async fn pools_that_overlap_are_made_only_once() {
     let world = World::new().await;
-    // With few pools, a commit guards each pool separately; with 70 pools, these would be too many guards.
+    // In a store with 70 pools, a commit cannot guard each pool separately, because it would have too many guards.
     for others in [0, 70] {
         for number in 0..others {
             let cidr = format!("10.{}.0.0/24", number + 100);

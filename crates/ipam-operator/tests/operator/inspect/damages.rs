@@ -446,8 +446,8 @@ async fn damage_is_found_and_repaired_without_touching_address() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // These codes are for overlaps with another store or with the machine's routes, which an inspection of one store
-    // cannot find.
+    // `NET-01` and `NET-02` are for overlaps with another store or with the machine's routes, which an inspection of
+    // one store cannot find.
     let missing: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).filter(|code| !kinds.contains(code)).collect();
     assert_eq!(missing, ["NET-01", "NET-02"]);
 }

@@ -105,7 +105,7 @@ async fn endpoint_of_foreign_address_is_ignored() {
         put(&world, &format!("a-k8s-{pod}-eth0"), more).await;
     }
     assert_eq!(reported(&world).await, Vec::<String>::new());
-    // Endpoints that list these addresses for other containers are reported.
+    // An endpoint is reported if it lists an address that another container holds.
     put(
         &world,
         "a-k8s-web-eth0",
