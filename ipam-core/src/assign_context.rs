@@ -18,10 +18,10 @@ const MAX_KEYS_DELETED: usize = 40;
 /// The settings, reservations, pools and node that an assignment uses.
 ///
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
-/// read, so no assignment violates a new rule. Deletions of reservations are not guarded, because an assignment stays
-/// valid when a reservation is deleted. The pool of the assigned addresses is guarded separately. A commit can check at
-/// most 64 pools and at most 64 reservations. If a store has more pools or reservations, they are not guarded, except
-/// the pool of the assigned addresses.
+/// read. No assignment can therefore violate a new rule. Deletions of reservations are not guarded, because an
+/// assignment stays valid when a reservation is deleted. The pool of the assigned addresses is guarded separately. A
+/// commit can check at most 64 pools and at most 64 reservations. If a store has more pools or reservations, they are
+/// not guarded, except the pool of the assigned addresses.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,

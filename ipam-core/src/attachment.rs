@@ -1,9 +1,9 @@
 //! Defines attachments, and the attributes by which a block records the holder of an address.
 //!
-//! A handle consists of the names of a network and a container. A handle does not identify an attachment, because a
-//! container can have several interfaces in one network, and two nodes of a cluster can use the same container id.
-//! Margay therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps
-//! Margay's attributes.
+//! A handle consists of the names of a network and a container. A handle does not identify an attachment. A container
+//! can have several interfaces in one network, and two nodes of a cluster can use the same container id. Margay
+//! therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps Margay's
+//! attributes.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ pub const INTERFACE: &str = "margay.io/ifname";
 /// value is the first 8 characters of the boot id.
 ///
 /// The 8 characters are 32 random bits, which are compared only with those of the node's current boot. If an earlier
-/// boot had equal bits (a chance of 1 in 4,294,967,296 at each boot), addresses of the earlier boot count as addresses
-/// of the current boot. Addresses of the earlier boot are then kept until the next boot, or until other evidence shows
-/// that they are unused. An address of a running container never counts as an address of an earlier boot, because equal
-/// boots always have equal bits.
+/// boot had equal bits, addresses of the earlier boot count as addresses of the current boot. The probability of equal
+/// bits is 1 in 4,294,967,296 at each boot. Addresses of the earlier boot are then kept until the next boot, or until
+/// other evidence shows that they are unused. An address of a running container never counts as an address of an
+/// earlier boot, because equal boots always have equal bits.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin

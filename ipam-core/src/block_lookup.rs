@@ -16,9 +16,9 @@ use crate::pools;
 /// Maximum number of block keys read in one round trip.
 const KEYS_PER_READ: usize = 64;
 
-/// Groups release requests by the stored block that contains their address. If there is no stored block, the key is the
-/// network that the block would have in the address's pool, or a network of one address if there is no pool. The blocks
-/// are read without a guard.
+/// Groups release requests by the stored block that contains their address. If no block is stored, the key is the
+/// network that the block would have in the address's pool. If there is no pool either, the key is a network of one
+/// address. The blocks are read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
@@ -66,8 +66,8 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// The blocks that were read, by network. The value for a network is `None` if no block is stored, and `Some(None)` if
-/// the stored block cannot be decoded.
+/// The stored blocks that were read so far, by their network. The value for a network is `None` if no block is stored,
+/// and `Some(None)` if the stored block cannot be decoded.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
@@ -87,9 +87,9 @@ impl StoredBlocks {
         Ok(())
     }
 
-    /// Returns whether the address of a request is not free in a block, or `None` if the block is not stored. In a
-    /// damaged block, every address counts as not free, so release requests are grouped under the damaged block and its
-    /// damage is reported.
+    /// Returns true if the address of a request is held or in cooldown in a block, false if it is free, and `None` if
+    /// the block is not stored. In a damaged block, every address counts as held, so release requests are grouped under
+    /// the damaged block and its damage is reported.
     fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
         let block = self.0.get(&cidr)?.as_ref()?;
         Some(block.as_ref().is_none_or(|block| {

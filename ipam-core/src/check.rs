@@ -42,8 +42,8 @@ pub enum Standing {
 /// The result of comparing an attachment's addresses with the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses that the attachment holds, and the addresses that its handle holds without a recorded interface
-    /// and not for another node.
+    /// All addresses that the attachment holds. Included are addresses that its handle holds without a recorded
+    /// interface, unless they are recorded for another node.
     pub held: Vec<IpAddr>,
     /// The state of each address that the caller passed.
     pub standings: Vec<(IpAddr, Standing)>,
@@ -102,8 +102,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address that is free in the block that its pool and the pool's block size imply. The address
-/// may be assigned in a stored block of another size.
+/// Returns the state of an address in a stored block of another size than its pool's block size. Called if the address
+/// is free in its pool's block.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],

@@ -1,10 +1,10 @@
 //! Defines the import lock: a key that reserves a store for an import or a migration into this store.
 //!
 //! While the import lock's key exists, no address is assigned or released. Every operation of the allocator reads the
-//! lock's key in the same request as its other keys, and guards in its commit that the lock's key is absent. While the
-//! lock exists, only the program that fills the store can assign or release addresses, even if other programs are
-//! already configured to use the store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` plans
-//! the copying of a store's content.
+//! lock's key in the same request as its other keys. The commit of the operation guards that the lock's key is absent.
+//! While the lock exists, only the program that fills the store can assign or release addresses, even if other programs
+//! are already configured to use the store. Calico's own programs ignore the lock. The crate `margay-ipam-operator`
+//! plans the copying of a store's content.
 
 use std::fmt;
 

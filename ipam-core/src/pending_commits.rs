@@ -1,18 +1,18 @@
 //! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome, the
 //! record allows another process to find it out.
 //!
-//! If the store is another process, such as etcd, a commit may be executed after its sender has died, and even after
-//! another process has searched for the commit's effect in vain. The transaction is therefore recorded before it is
-//! sent, and the record is removed once the transaction can no longer be executed. The next operation on the same
-//! attachment finds the pending commit and sends the recorded transaction again. If the transaction succeeds, its
-//! addresses can be found in the store. If its guards fail, either the transaction was executed before, or a guarded
-//! key has changed.
+//! If the store is another process, such as etcd, a commit may be executed after its sender has died. It may even be
+//! executed after another process has searched for the commit's effect in vain. The transaction is therefore recorded
+//! before it is sent, and the record is removed once the transaction can no longer be executed. The next operation on
+//! the same attachment finds the pending commit and sends the recorded transaction again. If the transaction succeeds,
+//! its addresses can be found in the store. If its guards fail, either the transaction was executed before, or a
+//! guarded key has changed.
 //!
 //! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
-//! affinity and the handle are absent, and these keys may be absent again when a delayed copy of the transaction
-//! arrives. To exclude a delayed execution, the settling process checks the existing keys that the transaction guards.
-//! If all of them are unchanged, the process rewrites one of them with an equal value. Each transaction guards at least
-//! one existing key, the pool's document. After the rewrite, the guards of a delayed copy fail.
+//! affinity and the handle are absent. These keys may be absent again when a delayed copy of the transaction arrives.
+//! To exclude a delayed execution, the settling process checks the existing keys that the transaction guards. If all of
+//! them are unchanged, the process rewrites one of them with an equal value. Each transaction guards at least one
+//! existing key, the pool's document. After the rewrite, the guards of a delayed copy fail.
 //!
 //! A pending commit belongs to one attachment. If pending commits are recorded, no commit assigns addresses to several
 //! attachments.
@@ -164,8 +164,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     tracing::info!(%key, "rewriting an unchanged key, so that the store can no longer apply the pending commit");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // The rewrite fails if another process has changed the key first. After a change by another process, the guards of
-    // the pending transaction fail anyway.
+    // The rewrite of the key fails if another process has changed the key first. After a change by another process, the
+    // guards of the pending transaction fail anyway.
     send_again(store, &again, deadline).await.map(drop)
 }
 

@@ -277,8 +277,7 @@ pub struct PoolBlocks {
 
 impl PoolBlocks {
     /// Returns the next block with at least one unreserved address. A run of fully reserved blocks is skipped in one
-    /// step, because a network with a small configured range can have too many reserved IPv6 blocks to visit each of
-    /// them.
+    /// step, because an IPv6 pool can have too many reserved blocks to visit each of them.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
         loop {
             let current = self.index;

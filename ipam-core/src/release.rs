@@ -2,9 +2,10 @@
 //! released in one commit. Other releases can need several commits. Each commit also updates the handles of the
 //! addresses that it releases.
 //!
-//! The commit of a release guards every block that loses an address, and the handles of these addresses, so an address
-//! that has got another holder meanwhile is not released. A release by handle reads the blocks that the handle names.
-//! If no address is found, nothing is written or guarded: the handle held no address at the revision that was read.
+//! The commit of a release guards every block that loses an address, and the handles of these addresses. An address
+//! that has got another holder meanwhile is therefore not released. A release by handle reads the blocks that the
+//! handle names. If no address is found, nothing is written or guarded: the handle held no address at the revision that
+//! was read.
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
@@ -500,10 +501,10 @@ impl OtherHandles {
 
 impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. All addresses of the machine are released if
-    /// no owner is left, and the machine is being deleted or the setting by which machines keep their addresses is off.
-    /// The commit also releases addresses of the container itself, as
-    /// [`release_attachment_of`](Self::release_attachment_of) does. A call succeeds even if there are no addresses to
-    /// release, so it can be repeated.
+    /// no owner is left and the machine no longer needs them. A machine no longer needs its addresses if it is being
+    /// deleted, or if the setting by which machines keep their addresses is off. The commit also releases addresses of
+    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. A call succeeds even if
+    /// there are no addresses to release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.

@@ -211,8 +211,7 @@ impl Ipam {
 
 impl Ipam {
     /// Returns the addresses that a handle holds on any node, in ascending order. The addresses are read from the
-    /// blocks, so the result is correct even if the handle has a wrong count or names a block that does not exist.
-    /// Addresses in cooldown are not returned.
+    /// blocks, so the result is correct even if the handle has wrong counts. Addresses in cooldown are not returned.
     ///
     /// # Errors
     /// `NotFound` if the handle does not exist. Any store error. `Malformed` if the handle or a block is damaged.
@@ -284,7 +283,7 @@ pub struct BorrowedAddress {
     pub block: IpNet,
     /// The owner of the block; empty if the block has no owner.
     pub block_owner: String,
-    /// The kind of the address's holder: `pod`, a kind of tunnel, or empty if no kind is recorded.
+    /// The kind of the address's holder, which is `pod` or a kind of tunnel; empty if no kind is recorded.
     pub kind: String,
     /// The pod's namespace and name, or the handle if no pod is recorded.
     pub allocated_to: String,

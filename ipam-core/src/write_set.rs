@@ -9,7 +9,7 @@
 //! exceed the number of its addresses in the block. Margay does not lower a count that is too high, because otherwise
 //! Calico's next step could leave an address without a handle. A handle's count for a block is removed only when the
 //! handle holds no address of the block any more. When a handle's count for a block is removed, the block is rewritten
-//! as well, so that another writer that is about to write the block fails and retries.
+//! as well. Another writer that is about to write the block then fails and retries.
 //!
 //! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
 //! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is

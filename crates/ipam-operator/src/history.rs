@@ -38,8 +38,8 @@ impl From<&str> for HistoryOf {
 
 impl HistoryOf {
     /// The key ranges whose changes can concern this address, handle, container or node. The ranges can also contain
-    /// unrelated keys. If the first range has no matching event, the caller tries the next range: an address lies
-    /// either in a block of single addresses or inside an assigned prefix.
+    /// unrelated keys. If the first range has no matching event, the caller tries the next range. Two ranges are
+    /// needed, because an address can lie in a block of single addresses or inside an assigned prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {

@@ -177,8 +177,8 @@ pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     nodes
 }
 
-/// A change of a node's name in all documents: in the node's blocks and affinities, in the block entries of its
-/// containers and tunnels, in its prefixes, its quota, and its own document.
+/// A change of a node's name in all documents. The name is changed in the node's blocks, affinities, prefixes and
+/// quota, in the block entries of its containers and tunnels, and in the node's own document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renaming {
     from: String,

@@ -31,8 +31,8 @@ impl Operator {
     /// The assignment has the guards of [`ipam_core::Ipam::assign_to_handle`], which this function calls.
     ///
     /// # Errors
-    /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes but not this node;
-    /// `Invalid` for a pool of single addresses; any error of [`ipam_core::Ipam::assign_to_handle`].
+    /// `NotFound` if the pool does not exist. `UnknownNode` if the store has registered nodes, but not this node.
+    /// `Invalid` for a pool of single addresses. Any error of [`ipam_core::Ipam::assign_to_handle`].
     pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
         let pools = self.ipam().inventory(deadline).await?.pools;
         let found = pools.iter().find(|one| one.name() == pool);

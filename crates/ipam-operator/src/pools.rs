@@ -256,9 +256,9 @@ impl Operator {
     /// changed to name the parts.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's error messages, for an impossible number of parts, and for a pool that does not exist,
-    /// is too small, belongs to a bridged network, or was defined by a network's own configuration; `Document` if a
-    /// pool with the name of a part exists.
+    /// `Invalid`, with Calico's error messages, for an impossible number of parts. `Invalid` also for a pool that does
+    /// not exist, is too small, belongs to a bridged network, or was defined by a network's own configuration.
+    /// `Document` if a pool with the name of a part exists.
     pub async fn split_pool(&self, which: PoolChoice<'_>, number: u32, deadline: Deadline) -> Result<SplitResult> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");

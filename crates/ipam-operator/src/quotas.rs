@@ -17,7 +17,7 @@ const COUNTERS_PER_COMMIT: usize = 50;
 /// web page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
-    /// The kind of the quota's subject: `namespace`, `network` or `node`.
+    /// The kind of the quota's subject, which is `namespace`, `network` or `node`.
     pub kind: &'static str,
     /// Maximum number of addresses that the subject may have.
     pub limit: u64,

@@ -65,16 +65,16 @@ impl Operator {
     /// Pins an address, so that only the workload with this name can get the address from now on. An address that is in
     /// use stays with its holder, and waits for the workload after its release.
     ///
-    /// If `network` is set, the workload can get the address in this network only. If `network` is `None`, a pinned
-    /// free address can be used in any network; a pinned address that is in use, or waits for its workload, can be used
-    /// only in its current network and interface.
+    /// If `network` is set, the workload can get the address in this network only. If `network` is `None`, the pin of a
+    /// free address is valid in any network. The pin of an address that is in use, or waits for its workload, is valid
+    /// only in the address's current network and interface.
     ///
     /// The commit guards the address's block and the workload's record.
     ///
     /// # Errors
-    /// `Invalid` for an impossible workload name, and for an address that is in no pool, is reserved, is kept for
-    /// another workload, is in use in another network than `network`, or belongs to a virtual machine; `CoolingDown`
-    /// for an address in cooldown.
+    /// `Invalid` for an impossible workload name. `Invalid` also for an address that is in no pool, is reserved, is
+    /// kept for another workload, is in use in another network than `network`, or belongs to a virtual machine.
+    /// `CoolingDown` for an address in cooldown.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
         transact!(self.ipam(), deadline, |tx| {
@@ -193,8 +193,8 @@ impl Operator {
     }
 }
 
-/// Fails for an address that is in use and could not wait for the pin's workload after its release, because the holder
-/// is a virtual machine or is in another network than the pin.
+/// Fails if an address in use cannot be pinned, because its holder is a virtual machine or is in another network than
+/// the pin.
 fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) -> Result<()> {
     if is_vms(entry) {
         let text = format!("{ip} is a virtual machine's, which keeps it without a pin");

@@ -212,8 +212,8 @@ impl Assignment<'_> {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// A node has two owners of blocks: the node itself, and the virtual owner of its secondary networks. Returns the
-    /// one that [`Self::owner`] does not return.
+    /// Returns the second owner of the node's blocks: the node itself if [`Self::owner`] is the virtual owner of its
+    /// secondary networks, or else that virtual owner.
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -441,8 +441,8 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // If one pool has no free address because of the block limit, and another pool because it is full, the
-                // block limit is reported, since an operator can change the limit.
+                // The pools can fail for different reasons. The block limit is reported rather than a full pool, since
+                // an operator can change the limit.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);

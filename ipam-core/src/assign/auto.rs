@@ -229,8 +229,8 @@ impl FamilyAssigner<'_> {
         Ok(true)
     }
 
-    /// True if the missing block of an affinity can be created. The block may be impossible, because the pool may have
-    /// been recreated with another block size after the affinity was created.
+    /// True if the missing block of an affinity can be created. A block cannot be created if its pool was recreated
+    /// with another block size after the affinity was created.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
@@ -426,8 +426,8 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if the block may have an address to assign: a free address, an address of this host that may be a leftover
-    /// of an earlier boot, or a sticky address whose wait for its workload has ended.
+    /// True if the block has a free address, or an address that may become free. The latter are addresses of this host,
+    /// which may be leftovers of an earlier boot, and sticky addresses whose wait for their workload has ended.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0

@@ -130,9 +130,9 @@ async fn create(
     Ok(name)
 }
 
-/// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has.
-/// Deletes pools that the network no longer uses and that have no addresses in use, if such a pool overlaps with the
-/// new pool or occupies one of the tried names. The blocks of a deleted pool are removed from `stored`.
+/// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has. A
+/// pool that overlaps with the new pool, or has one of the tried names, is deleted if the network no longer uses it and
+/// none of its addresses is in use. The blocks of a deleted pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -284,11 +284,11 @@ const MAX_BLOCKS_GUARDED: usize = 64;
 /// reservations.
 const KEYS_PER_POOL: usize = 3;
 
-/// True if the new pool with network `cidr` may replace this pool: an earlier configuration of this network created the
-/// pool, and the current configuration does not define it. The pool must have the family of `cidr`. A pool that an
-/// operator has disabled, or opened to other networks, is not replaced. A pool that overlaps with `cidr` must have the
-/// new pool's block size. With another block size, a new block would overlap with an old block, which exists until the
-/// commit deletes it.
+/// True if the new pool with network `cidr` may replace `pool`. An earlier configuration of the network must have
+/// created `pool`, and the current configuration must not define it. The pool must have the family of `cidr`. A pool
+/// that an operator has disabled, or opened to other networks, is not replaced. A pool that overlaps with `cidr` must
+/// have the new pool's block size. With another block size, a new block would overlap with an old block, which exists
+/// until the commit deletes it.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)

@@ -113,9 +113,9 @@ impl Ipam {
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. If the calling process is killed during the call, a store in another process may
-    /// still execute the commit, so the handle may hold addresses that no caller knows. The caller should then release
-    /// the handle. Two concurrent requests must differ in an attribute. Two requests with equal attributes write equal
-    /// values, so both may return the same address if the store's answer to one of them is lost.
+    /// still execute the commit. The handle may then hold addresses that no caller knows, and should be released. Two
+    /// concurrent requests must differ in an attribute. Two requests with equal attributes write equal values, so both
+    /// may return the same address if the store's answer to one of them is lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of

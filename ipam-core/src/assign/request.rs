@@ -147,9 +147,9 @@ impl PoolDefinition {
 pub struct AssignRequest {
     /// The attachment that gets the addresses. Its handle and attributes are recorded with each address.
     pub attachment: Attachment,
-    /// Additional attributes that are recorded with each address: `pod`, `namespace`, `timestamp`. The keys of the map
-    /// are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's names; see
-    /// [`AttributeNames`].
+    /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`. The keys
+    /// of the map are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's
+    /// names; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,
@@ -258,8 +258,8 @@ impl AssignRequest {
         pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
-    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded: Calico's names
-    /// for a routed network, Margay's names for a bridged network.
+    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded. A routed network
+    /// has Calico's names, and a bridged network has Margay's names.
     pub(super) fn names(&self) -> AttributeNames {
         if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }
@@ -290,7 +290,8 @@ pub struct AssignedAddress {
 
 impl AssignedAddress {
     /// Returns the address that the container's interface gets. From an assigned prefix, the interface gets the second
-    /// address, because the first address must not be a host's address (in IPv6 it is the routers' anycast address).
+    /// address, because the first address must not be a host's address. In IPv6, the first address is the routers'
+    /// anycast address.
     pub fn interface_ip(&self) -> IpAddr {
         let second = |length| nth(IpNet::new(self.ip, length).ok()?, 1);
         self.prefix_length.and_then(second).unwrap_or(self.ip)

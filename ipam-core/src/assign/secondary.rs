@@ -1,7 +1,7 @@
 //! Decides which owners have the blocks of secondary networks, and which networks may borrow from a block, in a store
 //! that Calico also uses.
 //!
-//! Calico's routing is based on the blocks that nodes own: each node drops packets to unassigned addresses of its
+//! Calico's routing is based on the blocks that nodes own. Each node drops packets to unassigned addresses of its
 //! blocks, and announces its blocks to the other nodes. A block of a secondary network therefore has a virtual owner,
 //! one for each node, and Calico's routing ignores blocks of virtual owners. A node may still own blocks with addresses
 //! of secondary networks, from before Calico used the store. An assignment that searches for free addresses moves such
@@ -91,9 +91,9 @@ impl FamilyAssigner<'_> {
         Ok(blocks)
     }
 
-    /// True if the request's network may borrow an address from a block of `owner`. Calico's routing is based on the
-    /// blocks of nodes, so a secondary network borrows from a node's block only if the block can be moved to a virtual
-    /// owner. Calico's networks do not borrow from blocks of secondary networks.
+    /// True if the request's network may borrow an address from a block of `owner`. A secondary network borrows from a
+    /// node's block only if the block can be moved to a virtual owner, because Calico's routing is based on the blocks
+    /// of nodes. Calico's networks do not borrow from blocks of secondary networks.
     pub(super) fn may_borrow(&self, block: &Block, owner: &Owner) -> bool {
         match owner {
             Owner::Host(_) if self.is_secondary() => {

@@ -1,10 +1,11 @@
 //! Determines how a transaction changes the numbers of addresses that count against quotas, and updates the stored
 //! counters.
 //!
-//! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject, so one of
-//! two concurrent assignments fails and is retried. A counter is an upper bound of the number of addresses: it is too
-//! high after releases that skip the counter, and after releases by other programs. Before an assignment fails because
-//! of a quota, the subject's addresses in all blocks are therefore counted at the transaction's revision.
+//! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject. One of two
+//! concurrent assignments to the subject therefore fails and is retried. A counter is an upper bound of the number of
+//! addresses: it is too high after releases that skip the counter, and after releases by other programs. Before an
+//! assignment fails because of a quota, the subject's addresses in all blocks are therefore counted at the
+//! transaction's revision.
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 

@@ -3,9 +3,9 @@
 //! writes endpoints and profiles.
 //!
 //! A written document replaces the stored document of the same name. A field that the written spec lacks gets its
-//! default. A write keeps these values of the stored document: the uid, the creation time, the status, Margay's own
-//! annotations, and fields that this version of Margay does not know. An unknown field of a written document is an
-//! error, because the field may be misspelt.
+//! default. A write keeps the stored document's uid, creation time and status. It also keeps Margay's own annotations,
+//! and fields that this version of Margay does not know. An unknown field of a written document is an error, because
+//! the field may be misspelt.
 
 mod show;
 mod write;

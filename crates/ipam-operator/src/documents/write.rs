@@ -56,16 +56,16 @@ impl Operator {
     /// Writes a document in one commit. The module docs of [`crate::documents`] say which fields of the stored document
     /// are kept. If the written document has a version, the version must equal the version of the stored document.
     ///
-    /// Before a new pool is written, stale affinities in the pool's range are deleted, one commit each: affinities to
-    /// blocks that do not exist and do not have the pool's block size.
+    /// Before a new pool is written, stale affinities in the pool's range are deleted, one commit each. An affinity is
+    /// stale if its block does not exist and has another size than the pool's blocks.
     ///
     /// The commit guards the document's key. The commit that creates a pool fails if any other pool is created or
     /// changed meanwhile.
     ///
     /// # Errors
-    /// `Document` for a document that cannot be written, including kinds that only the CNI plugin writes; `Invalid`
-    /// with Calico's error message for a pool that Calico's rules forbid; `Malformed` if the stored document is
-    /// damaged; any store error.
+    /// `Document` for a document that cannot be written, including kinds that only the CNI plugin writes. `Invalid`,
+    /// with Calico's error message, for a pool that Calico's rules forbid. `Malformed` if the stored document is
+    /// damaged. Any store error.
     pub async fn write_document(
         &self,
         manifest: &Manifest,
@@ -163,8 +163,8 @@ impl Operator {
     /// default settings apply.
     ///
     /// # Errors
-    /// `Document` for a document that cannot be deleted, including profiles, which only the CNI plugin deletes;
-    /// `PoolInUse` if addresses of the pool are in use; any store error.
+    /// `Document` for a document that cannot be deleted, including profiles, which only the CNI plugin deletes.
+    /// `PoolInUse` if addresses of the pool are in use. Any store error.
     pub async fn delete_document(&self, manifest: &Manifest, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = super::key(kind, name);

@@ -214,7 +214,7 @@ impl Inspection {
     }
 }
 
-/// Formats a number of addresses with the matching verb: `1 address is` or `2 addresses are`.
+/// Formats a number of addresses with the matching verb, for example `1 address is` or `2 addresses are`.
 pub(super) fn addresses(count: u64) -> String {
     if count == 1 { "1 address is".to_owned() } else { format!("{count} addresses are") }
 }
@@ -230,7 +230,8 @@ pub enum Severity {
 }
 
 /// Defines the kinds of findings. Each kind of finding has a code that never changes, a severity, a meaning, advice for
-/// a person, and a description of the automatic repair (empty if only a person can repair the finding).
+/// a person, and a description of the automatic repair. The description is empty if only a person can repair the
+/// finding.
 macro_rules! codes {
     ($($kind:ident = $text:literal, $severity:ident, $meaning:literal, $advice:literal, $repair:literal;)+) => {
         /// The kind of a finding.

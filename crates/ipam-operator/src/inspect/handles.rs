@@ -182,9 +182,9 @@ impl Operator {
     /// inspection found addresses of the handle.
     ///
     /// The commit guards all counted blocks. If the handle's count for a block is too high, the commit also rewrites
-    /// the block, because Calico may be in the middle of an assignment: Calico raises the handle's count first, and
-    /// writes the block second. After the rewrite of the block, Calico's second write fails, and Calico retries from
-    /// the start.
+    /// the block, because Calico may be in the middle of an assignment. In an assignment, Calico first raises the
+    /// handle's count, and then writes the block. After the rewrite of the block by Margay, Calico's write of the block
+    /// fails, and Calico retries the assignment.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -245,8 +245,8 @@ impl Operator {
     /// Releases addresses, each only if its handle and sequence number are still those of the request. Three kinds of
     /// addresses are never released: addresses of virtual machines, addresses that wait for their workload, and
     /// addresses of secondary networks whose node is registered. The requests are usually made from a report of
-    /// calicoctl. Such a report lists all addresses of secondary networks as unused, even those in use. Each commit
-    /// releases at most 60 addresses of one block.
+    /// calicoctl. A report of calicoctl lists all addresses of secondary networks as unused, even those in use. Each
+    /// commit releases at most 60 addresses of one block.
     ///
     /// # Errors
     /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released before the
@@ -352,8 +352,8 @@ fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeS
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
 }
 
-/// True for an address of a secondary network that is held for a registered node. calicoctl reports every address of a
-/// secondary network as unused, since secondary networks have no workload endpoints.
+/// True for an address of a secondary network that is held for a registered node. Every address of a secondary network
+/// is unused in a report of calicoctl, since secondary networks have no workload endpoints.
 fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
     let entry = block.attributes_of(request.address);
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))

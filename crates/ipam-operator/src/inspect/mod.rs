@@ -50,9 +50,9 @@ pub enum AddressReporting {
     Addresses,
 }
 
-/// An inspection in progress. The caller reads all ranges of [`Inspector::ranges`] at one revision, in the given order,
-/// and adds every key with its value in ascending order of keys within a range. An inspector keeps only a small part of
-/// the added data in memory.
+/// An inspection in progress. The caller reads all ranges of [`Inspector::ranges`] at one revision, in the given order.
+/// Within a range, the caller adds every key with its value, in ascending order of the keys. An inspector keeps only a
+/// small part of the added data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
