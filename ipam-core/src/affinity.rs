@@ -190,7 +190,7 @@ impl Ipam {
                 if work.has_confirmed(&owner, cidr).await? {
                     return Ok(true);
                 }
-                // The block is rewritten without a change. A concurrent assignment from this block then fails and
+                // The block is rewritten without a change, so that a concurrent assignment from this block fails and
                 // retries.
                 work.change(cidr, |_| ()).await?;
             }
@@ -326,8 +326,8 @@ impl Ipam {
     }
 
     /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
-    /// pool's block size. Margay and Calico create the missing block of an affinity when they need it, and the created
-    /// block could overlap with blocks of the new pool. Returns the number of deleted affinities.
+    /// pool's block size. Margay and Calico create the missing block of an affinity when a node needs a block, and the
+    /// created block could overlap with blocks of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
     /// Any store error; some affinities may have been deleted before the error.
@@ -371,7 +371,7 @@ impl Ipam {
     ///
     /// # Errors
     /// Any error of [`release_all_affinities`](Self::release_all_affinities). If the release of blocks fails, the keys
-    /// of old versions are deleted nevertheless, unless the store cannot be reached.
+    /// of old versions of Calico are deleted nevertheless, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {

@@ -45,8 +45,8 @@ pub(crate) struct AssignContext {
 }
 
 impl AssignContext {
-    /// Reads the context in one round trip. The round trip also reads the keys in `keys`, and lists the keys in the
-    /// `named` ranges.
+    /// Reads the settings, reservations, pools and node of an assignment in one round trip. The round trip also reads
+    /// the keys in `keys`, and lists the keys in the `named` ranges.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
@@ -89,7 +89,7 @@ impl AssignContext {
         self.count_reservations();
     }
 
-    /// Removes a reservation that the commit will delete.
+    /// Removes a reservation from the context, because the commit will delete the reservation.
     pub(crate) fn remove_reservation(&mut self, name: &str) {
         self.reservation_documents.retain(|other| other.name() != name);
         self.count_reservations();

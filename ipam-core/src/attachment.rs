@@ -22,7 +22,7 @@ pub const INTERFACE: &str = "margay.io/ifname";
 /// boot had equal bits, addresses of the earlier boot count as addresses of the current boot. The probability of equal
 /// bits is 1 in 4,294,967,296 at each boot. Addresses of the earlier boot are then kept until the next boot, or until
 /// other evidence shows that they are unused. An address of a running container never counts as an address of an
-/// earlier boot, because equal boots always have equal bits.
+/// earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
@@ -137,7 +137,7 @@ impl Attachment {
     }
 
     /// Returns the attributes for a new allocation: the attributes in `attributes`, and the attributes that describe
-    /// the attachment. They have Calico's or Margay's names, as `names` selects.
+    /// the attachment. The attributes have Calico's or Margay's names, as `names` selects.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,

@@ -1,6 +1,6 @@
 //! Finds the stored block that contains an address. Usually the block follows from the address's pool and the pool's
-//! block size. If the pool was deleted, or its block size was changed after the block was created, the block of the
-//! address is another stored block.
+//! block size. If the pool was deleted, or its block size was changed after the block was created, a stored block of
+//! another size can contain the address.
 
 use std::collections::BTreeMap;
 

@@ -42,8 +42,8 @@ pub enum Standing {
 /// The result of comparing an attachment's addresses with the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses that the attachment holds. Included are addresses that its handle holds without a recorded
-    /// interface, unless they are recorded for another node.
+    /// All addresses that the attachment holds. Addresses that the attachment's handle holds without a recorded
+    /// interface are included, unless they are recorded for another node.
     pub held: Vec<IpAddr>,
     /// The state of each address that the caller passed.
     pub standings: Vec<(IpAddr, Standing)>,
@@ -102,8 +102,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address in a stored block of another size than its pool's block size. Called if the address
-/// is free in its pool's block.
+/// Returns the state of an address in a stored block of another size than its pool's block size. The caller has found
+/// that the address is free in the block of its pool's block size.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -144,14 +144,13 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// True if the address was assigned recently, and in the host's current boot. An unknown time counts as recent, an
-    /// unknown boot as the current one.
+    /// True if the address was assigned recently, and in the host's current boot. An unknown time counts as recent, and
+    /// an unknown boot as the current boot.
     is_current: bool,
 }
 
 /// Minimum age of an assignment whose timestamp a repeated request updates. The new timestamp keeps garbage collection
-/// from freeing an address that is about to be used. When a runtime retries an ADD immediately, the assignment is
-/// younger, and no write is needed.
+/// from freeing an address that is about to be used. If a runtime retries an ADD within this time, no write is needed.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks

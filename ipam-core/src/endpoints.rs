@@ -162,8 +162,8 @@ pub enum DatastoreReadiness {
     No,
 }
 
-/// An endpoint that a main CNI plugin will store after it has set up the interface. [`Ipam::begin_endpoint`] reads, and
-/// [`PendingEndpoint::store`] commits.
+/// An endpoint that a main CNI plugin will store after it has set up the interface. [`Ipam::begin_endpoint`] reads the
+/// existing endpoints, and [`PendingEndpoint::store`] commits the new endpoint.
 ///
 /// If the store stays open between reading and committing, the commit costs only one request, which guards the keys
 /// that were read.
@@ -194,7 +194,7 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // A read fails if the store fails, or if its revision was compacted between two requests.
+                // A read fails if the store fails, or if the read's revision was compacted between two requests.
                 // `Attempts::end` returns the error or allows another attempt.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {

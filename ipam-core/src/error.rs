@@ -49,7 +49,7 @@ pub enum Error {
     /// A specifically requested address lies in a block of another owner, and the settings require strict affinity.
     #[error(transparent)]
     NotOwner(#[from] NotOwner),
-    /// The host has reached its block limit, and no address is free in its own blocks or can be borrowed.
+    /// The host has reached its block limit, has no free address in its own blocks, and cannot borrow an address.
     #[error("cannot allocate new block due to per host block limit")]
     BlockLimit,
     /// No address is free in a stored block, and no block can be claimed because the settings forbid new blocks or no
@@ -125,7 +125,7 @@ pub enum Error {
     /// The resource that was to be created exists already.
     #[error("{kind} {name} exists already")]
     Exists {
-        /// The kind of the existing resource.
+        /// The kind of the resource that exists already.
         kind: ErrorSubject,
         /// The name of the resource.
         name: String,
@@ -133,7 +133,7 @@ pub enum Error {
     /// A resource that the operation needs does not exist.
     #[error("{kind} {name} does not exist")]
     NotFound {
-        /// The kind of the resource.
+        /// The kind of the resource that does not exist.
         kind: ErrorSubject,
         /// The name of the resource.
         name: String,
@@ -173,7 +173,7 @@ pub enum Error {
         /// The gateway's address, if the pool belongs to a bridged network.
         gateway: Option<String>,
     },
-    /// A document of an operator could not be written, deleted or found.
+    /// A document that operators edit could not be written, deleted or found.
     #[error(transparent)]
     Document(#[from] DocumentError),
 }
@@ -396,7 +396,7 @@ pub enum VmError {
     OutsidePools(IpAddr),
 }
 
-/// A block with addresses in use, in an error about a pool.
+/// A block of a pool, in which addresses are in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockInUse {
     /// The network of the block.

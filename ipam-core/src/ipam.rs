@@ -47,7 +47,8 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 /// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Minimum number of full blocks at which they are remembered. Fewer full blocks can be read again at low cost.
+/// Minimum number of full blocks that an assignment must find for the full blocks to be remembered. Fewer full blocks
+/// can be read again at low cost.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// Decides which nodes can get addresses.
@@ -292,8 +293,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the name by which the store knows the node that is now called `name`. The names differ only if no node
-    /// is registered and the store has recorded another name for its only node.
+    /// Returns the name by which the store knows the node that is now called `name`. The returned name differs from
+    /// `name` only if no node is registered and the store has recorded another name for its only node.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),

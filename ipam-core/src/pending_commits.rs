@@ -1,18 +1,19 @@
 //! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome, the
 //! record allows another process to find it out.
 //!
-//! If the store is another process, such as etcd, a commit may be executed after its sender has died. It may even be
-//! executed after another process has searched for the commit's effect in vain. The transaction is therefore recorded
-//! before it is sent, and the record is removed once the transaction can no longer be executed. The next operation on
-//! the same attachment finds the pending commit and sends the recorded transaction again. If the transaction succeeds,
-//! its addresses can be found in the store. If its guards fail, either the transaction was executed before, or a
-//! guarded key has changed.
+//! If the store is another process, such as etcd, a commit may be executed after its sender has died. A commit may even
+//! be executed after another process has searched for the commit's effect in vain. The transaction is therefore
+//! recorded before it is sent, and the record is removed once the transaction can no longer be executed. The next
+//! operation on the same attachment finds the pending commit and sends the recorded transaction again. If the repeated
+//! transaction succeeds, its addresses can be found in the store. If the guards of the repeated transaction fail, the
+//! transaction was executed before, or a guarded key has changed.
 //!
 //! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
-//! affinity and the handle are absent. These keys may be absent again when a delayed copy of the transaction arrives.
-//! To exclude a delayed execution, the settling process checks the existing keys that the transaction guards. If all of
-//! them are unchanged, the process rewrites one of them with an equal value. Each transaction guards at least one
-//! existing key, the pool's document. After the rewrite, the guards of a delayed copy fail.
+//! affinity and the handle are absent. The three keys may be absent again when a delayed copy of the transaction
+//! arrives. To exclude a delayed execution, the settling process checks the existing keys that the transaction guards.
+//! If all these keys are unchanged, the settling process rewrites one of the keys with an equal value. Each transaction
+//! guards at least one existing key, the pool's document. After the rewrite, the guards of a delayed copy of the
+//! transaction fail.
 //!
 //! A pending commit belongs to one attachment. If pending commits are recorded, no commit assigns addresses to several
 //! attachments.
@@ -51,9 +52,9 @@ pub struct PendingCommit {
     pub txn: Txn,
 }
 
-/// Keeps records of pending commits. The records must survive the end of the process, but not that of the machine.
-/// Every assignment waits for the methods of this trait, so the methods must be fast and should not write to a disk.
-/// The methods may be slower if an earlier process left a record.
+/// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
+/// the machine. Every assignment waits for the methods of this trait, so the methods must be fast and should not write
+/// to a disk. The methods may be slower if an earlier process left a record.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
@@ -131,8 +132,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has succeeded and has written an existing key that it guards. After such a success, a
-/// delayed second copy of the transaction always fails.
+/// True if the transaction has succeeded and has written an existing key that it guards, so that a delayed second copy
+/// of the transaction always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));

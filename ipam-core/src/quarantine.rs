@@ -99,7 +99,7 @@ pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpRe
     document
 }
 
-/// Adds addresses to the quarantine and removes addresses whose time is over. If more than
+/// Adds addresses to the quarantine, and removes addresses whose time in quarantine is over. If more than
 /// [`MAX_QUARANTINED_ADDRESSES`] remain, also removes the oldest addresses and returns them.
 fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
     let before = recorded(document);

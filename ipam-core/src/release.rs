@@ -375,8 +375,7 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` requests. The requests that follow are included if they have the same address as the last
-/// of the first `most`.
+/// Returns the first `most` requests. Further requests are included if their address equals that of the last request.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();

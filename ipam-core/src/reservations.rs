@@ -36,7 +36,7 @@ impl Reservations {
     }
 
     /// Creates the set of all addresses in these reservations. Also returns the entries that cannot be parsed, so that
-    /// the caller can log them. As in Calico, such entries reserve nothing.
+    /// the caller can log them. As in Calico, entries that cannot be parsed reserve nothing.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {

@@ -93,8 +93,8 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(WaitEnd::Forever, WaitEnd::At))
 }
 
-/// Tolerated lead of other machines' clocks over the local clock. An end of a wait that another machine has recorded is
-/// corrected if that machine's clock was further ahead.
+/// Tolerated lead of other machines' clocks over the local clock. If another machine's clock had a greater lead, the
+/// end of a wait that the machine has recorded is corrected.
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
 /// Returns a corrected end of a wait, if the recorded end is too late because the recording machine's clock was ahead.

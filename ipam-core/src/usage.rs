@@ -235,8 +235,8 @@ impl Ipam {
     }
 
     /// Returns the handle of an address, and the attributes of its active and its alternate owner. As in Calico, an
-    /// address without a holder is an error; in [`holding`](Self::holding) it is not. Addresses of disabled pools, and
-    /// in blocks whose pool was deleted, are found as well.
+    /// address without a holder is an error, in contrast to [`holding`](Self::holding). Addresses of disabled pools,
+    /// and in blocks whose pool was deleted, are found as well.
     ///
     /// # Errors
     /// `Unassigned`, with Calico's error message, if the address has no holder. `CoolingDown` if the address was

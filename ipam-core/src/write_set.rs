@@ -5,11 +5,11 @@
 //! without an owner is deleted. After every commit of Margay, blocks, handles and affinities agree.
 //!
 //! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
-//! address, it decreases the count after it has written the block. Between Calico's two steps, a handle's count can
-//! exceed the number of its addresses in the block. Margay does not lower a count that is too high, because otherwise
-//! Calico's next step could leave an address without a handle. A handle's count for a block is removed only when the
-//! handle holds no address of the block any more. When a handle's count for a block is removed, the block is rewritten
-//! as well. Another writer that is about to write the block then fails and retries.
+//! address, it decreases the count after it has written the block. While Calico assigns or releases an address, a
+//! handle's count can exceed the number of its addresses in the block. Margay does not lower a count that is too high,
+//! because otherwise Calico's next step could leave an address without a handle. A handle's count for a block is
+//! removed only when the handle holds no address of the block any more. When a handle's count for a block is removed,
+//! the block is rewritten as well. Another writer that is about to write the rewritten block fails and retries.
 //!
 //! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
 //! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
@@ -458,11 +458,11 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with a stored block of single addresses. No guard is added. The call costs
-    /// one request, or none if the ranges of [`overlaps_of_addresses`] have been read before.
+    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The call
+    /// costs one request, or none if the ranges of [`overlaps_of_addresses`] have been read before.
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
-            // No other block can overlap here, because Calico does not create blocks of prefixes.
+            // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.
             return Ok(None);
         }
         let stored = match &self.around {

@@ -349,8 +349,8 @@ fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
 }
 
-/// True if two entries of a block have equal lasting attributes. Ignored are the time and the boot id of the request,
-/// the workload that keeps the address, and whether attribute names are Calico's or Margay's.
+/// True if two entries of a block have equal lasting attributes. The comparison ignores the time and the boot id of the
+/// request, the workload that keeps the address, and whether attribute names are Calico's or Margay's.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
         let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));

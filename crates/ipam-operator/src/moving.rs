@@ -29,8 +29,8 @@ pub enum KeyRole {
     /// IPAM data: a block, a handle, an affinity, the settings, a pool or a reservation. The target store must not have
     /// any IPAM data before the migration.
     Books,
-    /// A document about the cluster, such as a node or the cluster information. If the target store already has a key
-    /// of this role, its value there is not changed.
+    /// A document about the cluster, such as a node or the cluster information. A migration does not change the target
+    /// store's own documents about the cluster.
     Around,
 }
 
@@ -196,7 +196,7 @@ impl Renaming {
         &self.from
     }
 
-    /// Returns the key of a document after the renaming; `key` is the document's key before.
+    /// Returns the key of a document after the renaming; `key` is the document's key before the renaming.
     pub fn key(&self, key: Key) -> Key {
         if let Some((owner, cidr)) = keys::parse_affinity(&key)
             && let Some(renamed) = owner.renamed(&self.from, &self.to)
@@ -215,7 +215,7 @@ impl Renaming {
         key
     }
 
-    /// Returns the value of a document after the renaming; `key` and `value` are the document's key and value before.
+    /// Returns the value of a document after the renaming; `key` and `value` are those before the renaming.
     ///
     /// # Errors
     /// [`Malformed`] if the document may contain the node's name, but cannot be decoded.

@@ -82,7 +82,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns `wanted` addresses of one family, without a choice of specific addresses by the request.
+    /// Assigns `wanted` addresses of one family; the allocator chooses the addresses.
     pub(super) async fn any(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {
             return Ok(());
@@ -338,8 +338,8 @@ impl SpecificRequest<'_> {
 
 impl Assignment<'_> {
     /// Assigns addresses of one family on a bridged network. If the configuration defines several sets of ranges,
-    /// assigns one address from each set without an assigned address, but at most `wanted` addresses. Without such
-    /// sets, assigns `wanted` addresses from the requested pools.
+    /// assigns one address from each set without an assigned address, but at most `wanted` addresses. Without sets of
+    /// ranges, assigns `wanted` addresses from the requested pools.
     async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
@@ -353,7 +353,7 @@ impl Assignment<'_> {
                 continue;
             }
             left -= 1;
-            // Allow again the addresses that the restriction to the previous set of ranges has excluded.
+            // End the restriction to the ranges of the previous set, before the ranges of the current set apply.
             self.context.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();
@@ -441,8 +441,8 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // The pools can fail for different reasons. The block limit is reported rather than a full pool, since
-                // an operator can change the limit.
+                // Pools can lack a free address for different reasons. The block limit is reported rather than a full
+                // pool, since an operator can change the limit.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);

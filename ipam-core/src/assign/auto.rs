@@ -220,8 +220,8 @@ impl FamilyAssigner<'_> {
                 return Ok(false);
             }
             BlockSlot::There(_) if is_confirmed => return Ok(true),
-            // The block is rewritten without a change. A concurrent writer that is about to claim the block then fails
-            // and retries.
+            // The block is rewritten without a change, so that a concurrent writer that is about to claim the block
+            // fails and retries.
             BlockSlot::There(_) => drop(work.change(cidr, |_| ()).await?),
             BlockSlot::Absent => self.create(work, cidr).await?,
         }
@@ -338,8 +338,8 @@ impl FamilyAssigner<'_> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
-            // One of the first blocks usually has a free address, so the first chunk is small. If all its blocks are
-            // full, many more blocks may have to be scanned, so the next chunks are larger.
+            // One of the first blocks usually has a free address, so the first chunk is small. If all blocks of the
+            // first chunk are full, many more blocks may have to be scanned, so the next chunks are larger.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
@@ -426,8 +426,9 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if the block has a free address, or an address that may become free. The latter are addresses of this host,
-    /// which may be leftovers of an earlier boot, and sticky addresses whose wait for their workload has ended.
+    /// True if the block has a free address, or an address that may become free. An address of this host may become
+    /// free because it may be a leftover of an earlier boot. A sticky address may become free because its wait for its
+    /// workload has ended.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0
@@ -556,7 +557,8 @@ impl<'a> CandidateBlocks<'a> {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Returns one chunk of blocks that are scattered over the pool. The blocks differ by host and chunk number.
+    /// Returns one chunk of blocks that are scattered over the pool. Different hosts, and different chunk numbers, get
+    /// different blocks.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));

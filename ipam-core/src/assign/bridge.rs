@@ -1,7 +1,7 @@
 //! Prepares the pools of bridged networks: chooses the gateway, and reserves the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The commit
-//! of the first assignment for a bridged network reserves the three addresses in an IPReservation,
+//! of the first assignment for a bridged network reserves these special addresses in an IPReservation,
 //! `margay-bridge-<pool>`, which names the gateway in an annotation. Neither Margay nor Calico assigns reserved
 //! addresses.
 

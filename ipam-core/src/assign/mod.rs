@@ -45,14 +45,15 @@ pub use request::{
 };
 use sticky::WorkloadAddresses;
 
-/// Maximum number of specific addresses in a request for which the block is prefetched. For each address, the keys of
-/// the block in every possible block size are read.
+/// Maximum number of specifically requested addresses whose blocks are prefetched. The prefetch for an address reads
+/// one key for every possible block size.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
 /// Findings of one attempt at an assignment that the next attempt needs.
 #[derive(Debug, Default)]
 struct AttemptFindings {
-    /// The blocks from which the attempt assigned addresses, and the recently used blocks before, most recent first.
+    /// The blocks from which the attempt assigned addresses, followed by the blocks that were used before, most recent
+    /// first.
     used: Vec<IpNet>,
     /// Blocks with an address whose recorded release time is too far in the future.
     misdated: Vec<IpNet>,
@@ -109,8 +110,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The evidence must be gathered after the leftovers were listed. The list then contains no attachment that gets
-        // an address while the evidence is gathered.
+        // The evidence must be gathered after the leftovers were listed. An attachment that gets an address while the
+        // evidence is gathered is then not in the list of leftovers.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -133,8 +134,8 @@ impl Ipam {
         }
     }
 
-    /// Releases leftover addresses if released addresses have a cooldown. The current assignment cannot use the
-    /// released addresses, because they are in cooldown.
+    /// Releases leftover addresses, so that their cooldown begins. The current assignment cannot use the released
+    /// addresses, because they are in cooldown.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;

@@ -145,7 +145,7 @@ impl PoolDefinition {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
-    /// The attachment that gets the addresses. Its handle and attributes are recorded with each address.
+    /// The attachment that gets the addresses. The attachment's handle and attributes are recorded with each address.
     pub attachment: Attachment,
     /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`. The keys
     /// of the map are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's
@@ -258,8 +258,8 @@ impl AssignRequest {
         pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
-    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded. A routed network
-    /// has Calico's names, and a bridged network has Margay's names.
+    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded. The attributes
+    /// have Calico's names for a routed network, and Margay's names for a bridged network.
     pub(super) fn names(&self) -> AttributeNames {
         if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }
@@ -284,7 +284,7 @@ pub struct AssignedAddress {
     pub block: IpNet,
     /// The network of the pool that contains the assigned address.
     pub pool: IpNet,
-    /// The gateway of the pool, for a bridged network that requests one.
+    /// The gateway of the pool, if a bridged network requests a gateway.
     pub gateway: Option<IpAddr>,
 }
 

@@ -22,8 +22,8 @@ use crate::write_set::{BlockSlot, WriteSet};
 
 /// Maximum number of blocks that one assignment moves to a virtual owner.
 const MAX_BLOCKS_MOVED: usize = 16;
-/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. The written blocks
-/// then have at most about 600 kilobytes.
+/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. Blocks with 2,048
+/// addresses in all have about 600 kilobytes.
 const MAX_ADDRESSES_MOVED: usize = 2048;
 
 /// Changes the owner of a block from a node to the virtual owner of the node's secondary networks. Returns false if the

@@ -15,7 +15,8 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of quota counters that one commit lowers without need. Each lowered counter needs a guard.
+/// Maximum number of quota counters that one commit lowers although it need not lower them. Each lowered counter needs
+/// a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
 /// Use of a quota, in percent, from which a trial assignment logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
@@ -252,8 +253,8 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // The counter is set to an invalid value. The write makes the commit of a concurrent assignment that is
-                // counting addresses fail, and the assignment counts again.
+                // The quota counter is set to an invalid value. The write makes the commit of a concurrent assignment
+                // that is counting addresses fail, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };

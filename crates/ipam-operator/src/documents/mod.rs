@@ -3,9 +3,9 @@
 //! writes endpoints and profiles.
 //!
 //! A written document replaces the stored document of the same name. A field that the written spec lacks gets its
-//! default. A write keeps the stored document's uid, creation time and status. It also keeps Margay's own annotations,
-//! and fields that this version of Margay does not know. An unknown field of a written document is an error, because
-//! the field may be misspelt.
+//! default. A write keeps the stored document's uid, creation time and status. A write also keeps Margay's own
+//! annotations, and fields that this version of Margay does not know. An unknown field of a written document is an
+//! error, because the field may be misspelt.
 
 mod show;
 mod write;
@@ -221,7 +221,7 @@ impl Manifest {
         &self.name
     }
 
-    /// Puts the document into a namespace that a person named outside of the document. A document of a kind without
+    /// Sets the document's namespace, which a person has named outside of the document. A document of a kind without
     /// namespaces is returned unchanged.
     ///
     /// # Errors

@@ -201,8 +201,8 @@ fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     }
 }
 
-/// Fails unless the document is stored, in the version that the manifest names. The transaction guards the document's
-/// key.
+/// Fails unless the document is stored and has the version that the manifest names. The transaction guards the
+/// document's key.
 async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
     if tx.get(key).await?.is_none() {
         return Err(DocumentError::NotFound(manifest.kind(), manifest.name().to_owned()).into());

@@ -32,7 +32,7 @@ fn block(owner: Option<&str>) -> Block {
     Block::new(cidr(), owner.map(Owner::host).as_ref(), NOW, None).unwrap()
 }
 
-/// A block with one held address.
+/// Creates a block with one held address.
 fn holding(entry: &Attribute) -> Block {
     let mut block = block(Some("a"));
     block.assign_specific(ip(1), entry).unwrap();

@@ -158,7 +158,7 @@ impl BlockFacts {
         findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
-    /// Compares the blocks with each other and with the affinities. The caller must have added all keys.
+    /// Compares the blocks with each other and with the affinities. The caller must have added all keys of the store.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
             let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about

@@ -1,8 +1,8 @@
 //! Checks workload endpoints: compares their addresses with the blocks, and their nodes with the registered nodes.
 //!
 //! Only endpoints that a CNI plugin wrote (orchestrators `cni` and `k8s`) are checked, because other orchestrators such
-//! as OpenStack may assign addresses without Calico's blocks. An inspection reads the endpoints before the blocks, to
-//! keep little data about blocks in memory.
+//! as OpenStack may assign addresses without Calico's blocks. An inspection reads the endpoints before the blocks, so
+//! that it need not keep the entries of all blocks in memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -55,7 +55,7 @@ struct EndpointNote {
 }
 
 /// The state of an endpoint's address, according to the blocks. If several blocks contain the address, the greatest of
-/// the variants counts.
+/// the resulting states counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// The address is not assigned in any block.
@@ -171,7 +171,7 @@ impl Endpoints {
         self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
     }
 
-    /// Reports the findings about endpoints. The caller must have passed the entries of all blocks.
+    /// Reports the findings about endpoints. The caller must have passed the entries of all blocks to [`Self::see`].
     pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
@@ -195,7 +195,7 @@ impl Endpoints {
 }
 
 impl EndpointNote {
-    /// Compares an address that the endpoint lists with its entry in a block.
+    /// Returns the state of an address that the endpoint lists, from the address's entry in a block.
     fn standing(&self, entry: &Attribute) -> EndpointStanding {
         if entry.released_at().is_some() {
             return EndpointStanding::InCooldown;

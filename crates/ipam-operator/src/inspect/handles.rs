@@ -61,8 +61,8 @@ impl Handles {
     /// Compares the counts of a stored handle with the numbers of addresses in the blocks. The caller must have added
     /// all blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
-        // An old migration of Calico appended a carriage return and further text to some handle ids. The appended text
-        // is ignored.
+        // The text after a carriage return is ignored, because an old migration of Calico appended such text to some
+        // handle ids.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {

@@ -2,8 +2,8 @@
 //!
 //! The commit of a repair guards the keys that it changes and the keys that the finding depends on. Repairing a finding
 //! that no longer exists writes nothing and is not an error. A repair does not change handles and affinities that were
-//! written after the inspection. These may be parts of unfinished changes, because other programs write one key per
-//! commit.
+//! written after the inspection. A recently written key may be part of an unfinished change, because other programs
+//! write one key per commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -168,7 +168,7 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // The block is rewritten without a change. A concurrent writer that is about to claim the block then
+                // The block is rewritten without a change, so that a concurrent writer that is about to claim the block
                 // fails and retries.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
@@ -227,8 +227,8 @@ pub struct ReclaimResult {
     /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
     /// address.
     pub released: Vec<IpAddr>,
-    /// The addresses that were not released, because the holder differs from the request or because
-    /// [`Operator::reclaim`] never releases such addresses.
+    /// The requested addresses that [`Operator::reclaim`] did not release, because their holder differs from the
+    /// request or because they must not be released.
     pub changed: Vec<IpAddr>,
 }
 
@@ -359,7 +359,7 @@ fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>)
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
 }
 
-/// True if an address is still held under the handle, and with the sequence number, that the request names.
+/// True if an address is still held, and its handle and sequence number equal those in the request.
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };

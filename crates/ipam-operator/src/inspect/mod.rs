@@ -158,8 +158,8 @@ impl Operator {
     }
 }
 
-/// Tolerated lead of other machines' clocks over this machine's clock, if the settings have no cooldown. An address
-/// whose release time is further in the future is reported.
+/// Tolerated lead of other machines' clocks over this machine's clock, if the settings have no cooldown. An address is
+/// reported if its release time exceeds the current time by more than this lead.
 const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {

@@ -134,7 +134,8 @@ impl Operator {
     }
 }
 
-/// The addresses that a block keeps for a workload. The flag of an address is true if the address is pinned.
+/// The addresses that a block keeps for a workload. The flag that is returned with an address is true if the address is
+/// pinned.
 fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
     let kept = block.allocated().filter(|(_, entry)| of_workload(entry));

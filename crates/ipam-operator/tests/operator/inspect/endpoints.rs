@@ -159,8 +159,8 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     assert_eq!(reported(&world).await, expected);
     assert!(inspect(&world).await.findings.iter().all(|one| !one.mendable));
 
-    // A missing endpoint is not reported if the container has an endpoint with any address. It is not reported either
-    // if the pod has an endpoint that is unreadable or has no container id.
+    // A missing endpoint is not reported if the container has an endpoint with any address. A missing endpoint is not
+    // reported either if the pod has an endpoint that is unreadable or has no container id.
     put(&world, "a-cni-c5-eth0", json!({"containerID": "c5"})).await;
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web"})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
