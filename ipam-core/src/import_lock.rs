@@ -41,7 +41,7 @@ pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> R
 pub enum MoveKind {
     /// The store is filled from a file by an import.
     Import,
-    /// The store is filled from another store by a migration. The other store may change during the migration.
+    /// The store is filled by a migration from another store, which may change during the migration.
     Migrate,
 }
 

@@ -66,7 +66,7 @@ impl HistoryOf {
 }
 
 impl HistoryOf {
-    /// True if this handle, container or node is the holder in an entry of a block.
+    /// True if the reported history is that of the handle, the container or the node in a block's entry.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -79,7 +79,7 @@ impl HistoryOf {
         }
     }
 
-    /// True if the given owner of a block is this node, or has this name.
+    /// True if the reported history is that of the given owner of a block.
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::Operator;
 
-/// Maximum number of quota counters (of a subject's addresses) deleted in one commit.
+/// Maximum number of quota counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
 /// A quota, and the number of its subject's addresses, as shown by `margay quota list` (as JSON) and by the daemon's

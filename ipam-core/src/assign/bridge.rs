@@ -1,9 +1,9 @@
 //! Prepares the pools of bridged networks: chooses the gateway, and reserves the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The commit
-//! of the first assignment for a bridged network reserves these special addresses in an IPReservation,
-//! `margay-bridge-<pool>`, which names the gateway in an annotation. Neither Margay nor Calico assigns reserved
-//! addresses.
+//! of the first assignment for a bridged network reserves the network address, the broadcast address and the gateway.
+//! The reservation is an IPReservation named `margay-bridge-<pool>`, with the gateway in an annotation. Neither Margay
+//! nor Calico assigns reserved addresses.
 
 use std::net::IpAddr;
 

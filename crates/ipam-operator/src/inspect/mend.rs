@@ -227,8 +227,8 @@ pub struct ReclaimResult {
     /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
     /// address.
     pub released: Vec<IpAddr>,
-    /// The requested addresses that [`Operator::reclaim`] did not release, because their holder differs from the
-    /// request or because they must not be released.
+    /// The requested addresses that were not released: the holder differs from the request, or the address must not be
+    /// released.
     pub changed: Vec<IpAddr>,
 }
 
