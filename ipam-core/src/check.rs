@@ -102,8 +102,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address in a stored block of another size than its pool's block size. The caller has found
-/// that the address is free in the block of its pool's block size.
+/// Returns the state of an address in a stored block of another size than its pool's block size. The caller has already
+/// found the address free in the block that has its pool's block size.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],

@@ -352,8 +352,8 @@ fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeS
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
 }
 
-/// True for an address of a secondary network that is held for a registered node. Every address of a secondary network
-/// is unused in a report of calicoctl, since secondary networks have no workload endpoints.
+/// True for an address of a secondary network that is held for a registered node. A report of calicoctl lists such an
+/// address as unused, since secondary networks have no workload endpoints.
 fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
     let entry = block.attributes_of(request.address);
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
