@@ -1,10 +1,10 @@
-//! Claims blocks for an owner, releases the blocks of an owner or of a pool, and removes owners. An owner is a node, or
-//! a virtual owner such as Calico's load balancer.
+//! Claims blocks for an owner, releases the blocks of an owner or of a pool, and removes owners that no longer exist.
+//! An owner is a node, or a virtual owner such as Calico's load balancer.
 //!
-//! Each block is changed in one commit, after which the block, its handle and its affinity agree. An interrupted call
-//! has changed some blocks completely and the other blocks not at all. Each commit guards the block and the owner's
-//! affinity to the block; a claim of a block also guards the pool and the settings. The list of an owner's affinities
-//! is read without a guard, so a call can miss an affinity that is created during the call.
+//! Each block is claimed or released in one commit, together with its affinity. If a call is interrupted, some blocks
+//! are changed completely and the other blocks not at all. Each commit guards the block and the owner's affinity to the
+//! block; the commit of a claim also guards the pool and the settings. A release of several blocks lists the owner's
+//! affinities without a guard, so it can miss an affinity that is created during the call.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -20,36 +20,36 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. An IPv6 pool has more blocks than a call
-/// could ever claim.
+/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a call could take for
+/// ever, because an IPv6 pool can have more than 2^64 blocks.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
-/// Decides which affinities a release of blocks ends.
+/// Selects the affinities that a release of several blocks ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseIf {
-    /// Ends only affinities to blocks in which no address is held or in cooldown.
+    /// Ends only the affinities to blocks in which no address is held or in cooldown.
     Empty,
-    /// Ends all affinities. Handles keep their addresses in the blocks. A block without an affinity has no owner, and
-    /// is deleted when its last address is released.
+    /// Ends all affinities. The addresses in the released blocks stay assigned to their handles. A released block has
+    /// no owner, and is deleted when its last address is released.
     Any,
 }
 
 /// The outcome of a claim of blocks for an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks that the owner has after the claim, including blocks that the owner had before.
+    /// The blocks of the network that the owner has after the call, including blocks that it had before the call.
     pub claimed: Vec<IpNet>,
-    /// The blocks that were not claimed, because another owner has the block, addresses of the block without an owner
-    /// are in use, or the block would overlap with a stored block.
+    /// The blocks that were not claimed. A block cannot be claimed if it has another owner, has no owner but addresses
+    /// in use, or would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
-/// The outcome of a release of an owner's blocks. Blocks of other owners are in neither list.
+/// The outcome of a release of an owner's blocks. Blocks of other owners are in neither of the two lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
     /// The blocks that the owner had and no longer has.
     pub released: Vec<IpNet>,
-    /// The blocks that [`ReleaseIf::Empty`] kept because some of their addresses are in use.
+    /// The blocks that were not released, because some of their addresses are in use ([`ReleaseIf::Empty`] only).
     pub in_use: Vec<IpNet>,
 }
 
@@ -61,15 +61,15 @@ enum BlockRelease {
 }
 
 impl Ipam {
-    /// Claims every block of a network for the owner. The network must be one or more blocks of an enabled pool. Like
-    /// Calico, this function checks neither the block limit nor node selectors. A block of another owner is never
-    /// taken.
+    /// Claims every block of a network for the owner. The network must consist of one or more blocks of an enabled
+    /// pool. Like Calico, this function checks neither the block limit nor the pool's node selector. A block of another
+    /// owner is not claimed.
     ///
     /// # Errors
     /// `OutsidePools` for a network in no enabled pool, and `SmallerThanBlock` for a network smaller than a block, with
     /// Calico's error messages. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`] blocks, or for an owner that is neither
-    /// a node nor virtual. `UnknownNode` if the node is not registered. Any store error, after which some blocks may be
-    /// claimed already.
+    /// a node nor virtual. `UnknownNode` if the node is not registered. Any store error; some blocks may have been
+    /// claimed before the error.
     #[boxed_future]
     pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
@@ -82,12 +82,12 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases the owner's blocks inside a network. The network must be one or more blocks of a pool, enabled or not.
-    /// No address is released, and no block of another owner is changed.
+    /// Releases the owner's blocks inside a network. The network must consist of one or more blocks of an enabled or
+    /// disabled pool. No address is released, and no block of another owner is changed.
     ///
     /// # Errors
     /// `OutsidePools` for a network in no pool, and `SmallerThanBlock` for a network smaller than a block. `Malformed`
-    /// for damaged blocks, after all other blocks were released. Any store error.
+    /// for damaged blocks; all other blocks are released before this error is returned. Any store error.
     #[boxed_future]
     pub async fn release_affinity(
         &self,
@@ -104,8 +104,8 @@ impl Ipam {
     /// Releases all blocks of an owner, even of a node that is no longer registered. No address is released.
     ///
     /// # Errors
-    /// `Invalid` for an owner that is neither a node nor virtual. `Malformed` for damaged blocks, after all other
-    /// blocks were released. Any store error.
+    /// `Invalid` for an owner that is neither a node nor virtual. `Malformed` for damaged blocks; all other blocks are
+    /// released before this error is returned. Any store error.
     #[boxed_future]
     pub async fn release_all_affinities(
         &self,
@@ -149,7 +149,8 @@ impl Ipam {
         more.and(done)
     }
 
-    /// Returns the usable pool that contains the whole network. The network must have the size of at least one block.
+    /// Returns the pool that contains the whole network and that the `usable` predicate accepts. Fails if the network
+    /// is smaller than a block of the pool.
     async fn pool_around(&self, cidr: IpNet, usable: impl Fn(&Pool) -> bool, deadline: Deadline) -> Result<Pool> {
         let pools = self.inventory(deadline).await?.pools;
         let pool = pools.into_iter().find(|pool| pool.cidr().contains(&cidr) && usable(pool));
@@ -160,7 +161,8 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block for an owner. Returns false if the block is not available.
+    /// Claims a block for an owner. Returns false if the block has another owner, has no owner but addresses in use, or
+    /// would overlap with a stored block.
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -188,7 +190,8 @@ impl Ipam {
                 if work.has_confirmed(&owner, cidr).await? {
                     return Ok(true);
                 }
-                // Rewriting the block makes a concurrent assignment from this block fail and retry.
+                // The block is rewritten without a change, so that a concurrent assignment from this block fails and
+                // retries.
                 work.change(cidr, |_| ()).await?;
             }
             Some((None, true)) => drop(work.change(cidr, |block| block.set_owner(&owner, now)).await?),
@@ -226,15 +229,15 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Returns the blocks to which an owner has affinities.
+    /// Returns the blocks of one family to which an owner has affinities.
     async fn affine_blocks(&self, owner: &Owner, family: Family) -> Result<Vec<IpNet>> {
         let Some(prefix) = keys::affinities_prefix(owner, Some(family)) else { return Ok(Vec::new()) };
         let listing = self.store().list_at(Range::Prefix(prefix), Revision::UNSET, Content::KeysOnly).await?;
         Ok(listing.kvs.iter().filter_map(|kv| Some(keys::parse_affinity(&kv.key)?.1)).collect())
     }
 
-    /// Releases one block of an owner. An affinity to a block that is missing or has another owner is stale, and is
-    /// deleted.
+    /// Releases one block of an owner. If the block does not exist or has another owner, only the owner's stale
+    /// affinity to the block is deleted.
     async fn release_block(
         &self,
         tx: &mut Transaction,
@@ -264,7 +267,7 @@ impl Ipam {
     }
 }
 
-/// Returns the blocks of a pool that lie inside a network, in ascending order.
+/// Returns all possible blocks of a pool that lie inside a network, in ascending order.
 fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     let bits = u32::from(pool.block_size().saturating_sub(cidr.prefix_len()));
     let count = 1_u128.checked_shl(bits).unwrap_or(u128::MAX);
@@ -278,20 +281,21 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// Maximum number of times that the affinities are listed. A stale affinity may mean that the block has another owner
-/// whose affinity was created after the listing, so the affinities are listed again.
+/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. If a listed affinity turns out
+/// to be stale, the block may have got another owner after the listing, so the affinities are listed again.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside a network, of nodes and of virtual owners, before a pool is deleted or divided. The
-    /// network need not be the network of a pool. Disable the pool first, because a block that is claimed during the
-    /// call is missed. No address is released.
+    /// network can be any network, not only that of a pool. The caller should disable the pool first, because a block
+    /// that is claimed during the call may not be released. No address is released.
     ///
-    /// In contrast, Calico skips virtual owners and releases even blocks in use, like [`ReleaseIf::Any`].
+    /// The corresponding function of Calico does not release blocks of virtual owners, and releases blocks in use as
+    /// with [`ReleaseIf::Any`].
     ///
     /// # Errors
-    /// `Malformed` for damaged blocks, after all other blocks were released. Any store error, after which some blocks
-    /// may be released already.
+    /// `Malformed` for damaged blocks; all other blocks are released before this error is returned. Any store error;
+    /// some blocks may have been released before the error.
     #[boxed_future]
     pub async fn release_pool_affinities(
         &self,
@@ -321,12 +325,12 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Deletes affinities to missing blocks that overlap with a new pool and differ from the pool's block size. If
-    /// these affinities were kept, their owners or Calico could create blocks that overlap with the new pool's blocks.
-    /// Returns the number of deleted affinities.
+    /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
+    /// pool's block size. Margay and Calico create the missing block of an affinity when a node needs a block, and the
+    /// created block could overlap with blocks of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
-    /// Any store error, after which some affinities may be deleted already.
+    /// Any store error; some affinities may have been deleted before the error.
     #[boxed_future]
     pub async fn drop_affinities_beside(&self, new: &NewPool, deadline: Deadline) -> Result<usize> {
         let mut dropped = 0;
@@ -346,7 +350,7 @@ impl Ipam {
         Ok(dropped)
     }
 
-    /// Returns the affinities to blocks that overlap with a network, with their owners.
+    /// Returns the affinities to blocks that overlap with a network, each as the owner and the block.
     async fn affinities_inside(&self, cidr: IpNet) -> Result<Vec<(Owner, IpNet)>> {
         let mut inside = Vec::new();
         for prefix in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
@@ -360,13 +364,14 @@ impl Ipam {
 
 impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
-    /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions
-    /// kept for the node. Handles keep their addresses in the released blocks. The addresses of the node's own
-    /// containers must be released by handle. The node's document is not changed. The call can be repeated.
+    /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
+    /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
+    /// release the addresses of the node's containers by handle. The node's document is not changed. A call that failed
+    /// can be repeated.
     ///
     /// # Errors
-    /// The errors of [`release_all_affinities`](Self::release_all_affinities). Even after an error, the keys of old
-    /// versions are deleted, unless the store cannot be reached.
+    /// Any error of [`release_all_affinities`](Self::release_all_affinities). If the release of blocks fails, the keys
+    /// of old versions of Calico are deleted nevertheless, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {
@@ -383,9 +388,10 @@ impl Ipam {
         released
     }
 
-    /// Releases one block of a node that no longer exists, even if addresses of the block are in use. Returns whether
-    /// the node owned the block. The node's name must match exactly. An affinity of the node to a block of another
-    /// owner is deleted as well. The commit fails if the node is registered again.
+    /// Releases one block of a node that no longer exists, even if addresses of the block are in use. Returns true if
+    /// the node, or the virtual owner of its secondary networks, owned the block. The owner's name must equal `node`
+    /// exactly. If the block has another owner, the node's stale affinity to the block is deleted. The commit fails if
+    /// the node is registered again.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. `Malformed` for a damaged block. Any store error.
@@ -409,7 +415,7 @@ impl Ipam {
         })
     }
 
-    /// Deletes the keys that old versions kept for a node that no longer exists.
+    /// Deletes the keys that old versions of Calico stored for a node that no longer exists.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. Any store error.
@@ -421,7 +427,7 @@ impl Ipam {
     }
 }
 
-/// Deletes the keys that old versions kept for a node, as part of a commit.
+/// Deletes the keys that old versions of Calico stored for a node, as part of a commit.
 pub(crate) async fn drop_legacy_in(tx: &mut Transaction, node: &str) -> Result<()> {
     let key = keys::legacy_host(node);
     if tx.get(&key).await?.is_some() {

@@ -1,4 +1,4 @@
-//! Reads the settings, reservations, pools and node that an assignment needs besides blocks.
+//! Reads what an assignment needs in addition to blocks: the settings, the reservations, the pools and the node.
 
 use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, Transaction, TxnRange, Value};
@@ -11,40 +11,42 @@ use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
 use crate::quarantine::in_force;
 use crate::reservations::Reservations;
 
-/// Maximum number of keys of unused pools that one commit deletes. A commit has at most 120 guards, and deleting such a
-/// key takes one or two guards.
+/// Maximum number of keys that one commit deletes in order to replace unused pools. The deletion of a key needs one or
+/// two guards, and a commit can have at most 120 guards.
 const MAX_KEYS_DELETED: usize = 40;
 
-/// The settings, reservations, pools and node of an assignment.
+/// The settings, reservations, pools and node that an assignment uses.
 ///
-/// The commit fails if a pool, a reservation or the settings are created or changed after they were read, so no address
-/// is assigned against an existing rule. Deletions of reservations are not guarded, because they do no harm. The pool
-/// of the assigned addresses has a separate guard. A commit can check at most 64 pools or reservations; with more, only
-/// the pool of the assigned addresses is guarded.
+/// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
+/// read. No assignment can therefore violate a new rule. Deletions of reservations are not guarded, because an
+/// assignment stays valid when a reservation is deleted. The pool of the assigned addresses is guarded separately. A
+/// commit can check at most 64 pools and at most 64 reservations. If a store has more pools or reservations, they are
+/// not guarded, except the pool of the assigned addresses.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
     /// All addresses that reservations exclude from assignment.
     pub(crate) reservations: Reservations,
-    /// The well-formed reservation documents.
+    /// The stored reservations that can be decoded.
     pub(crate) reservation_documents: Vec<IpReservation>,
-    /// How many more keys of unused pools the commit may delete.
+    /// Number of keys that the commit may still delete in order to replace unused pools.
     pub(crate) deletable: usize,
-    /// Reservations that apply to the current request only.
+    /// Temporary reservations that apply only to the current request and are not stored.
     kept_off: Vec<IpReservation>,
     /// All pools, ordered by name.
     pub(crate) pools: Vec<Pool>,
-    /// The node or the virtual owner that requests addresses.
+    /// The node or the virtual owner for which addresses are requested.
     pub(crate) host: Claimant,
-    /// Whether Calico also reads this store, according to Calico's ClusterInformation document. Calico creates this
-    /// document first and never deletes it. The commit does not guard the ClusterInformation document. An assignment
-    /// that does not see the document yet creates blocks as in a store without Calico, and these blocks are moved
-    /// later.
+    /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
+    /// Calico creates its ClusterInformation document before all others and never deletes it. The commit does not guard
+    /// the ClusterInformation document. An assignment that runs just before the ClusterInformation document is created
+    /// may create blocks as in a store without Calico; a later assignment moves such blocks.
     pub(crate) beside_calico: bool,
 }
 
 impl AssignContext {
-    /// Reads the context in one round trip, together with the other requested keys and the keys in the `named` ranges.
+    /// Reads the settings, reservations, pools and node of an assignment in one round trip. The round trip also reads
+    /// the keys in `keys`, and lists the keys in the `named` ranges.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
@@ -80,26 +82,26 @@ impl AssignContext {
         })
     }
 
-    /// Adds a reservation that the commit will write, or replaces the reservation of this name.
+    /// Adds a reservation that the commit will write, or replaces the reservation of the same name.
     pub(crate) fn set_reservation(&mut self, document: IpReservation) {
         self.reservation_documents.retain(|other| other.name() != document.name());
         self.reservation_documents.push(document);
         self.count_reservations();
     }
 
-    /// Removes a reservation that the commit will delete.
+    /// Removes a reservation from the context, because the commit will delete the reservation.
     pub(crate) fn remove_reservation(&mut self, name: &str) {
         self.reservation_documents.retain(|other| other.name() != name);
         self.count_reservations();
     }
 
-    /// Reserves networks for the current request only. Nothing is written to the store.
+    /// Excludes networks from assignment for the current request only. Nothing is written to the store.
     pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
         self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));
         self.count_reservations();
     }
 
-    /// Removes the reservations that [`Self::keep_off`] added.
+    /// Allows again the networks that [`Self::keep_off`] excluded.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();
@@ -125,13 +127,13 @@ pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block:
     pools.into_iter().find(|pool| pool.cidr().contains(&block.network()))
 }
 
-/// True if the pool is enabled, but its node selector excludes a node with these labels. False if the selector cannot
+/// True if the pool is enabled and its node selector does not match the labels of a node. False if the selector cannot
 /// be parsed.
 pub(crate) fn excludes_node(pool: &Pool, node: &Labels) -> bool {
     pool.is_enabled() && pool.selects_node(node) == Ok(false)
 }
 
-/// Reads the IPAM settings and adds a guard for them. Returns the defaults if no settings are stored.
+/// Reads the IPAM settings and guards their key. Returns the default settings if none are stored.
 pub async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
     let key = keys::config();
     Ok(match tx.get(&key).await? {
@@ -147,7 +149,7 @@ async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Ve
     }
 }
 
-/// Decodes the well-formed documents of a listing. Malformed documents are logged and skipped, as in Calico.
+/// Decodes the documents of a listing. Documents that cannot be decoded are logged and skipped, as in Calico.
 pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),

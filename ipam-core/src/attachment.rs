@@ -1,8 +1,9 @@
-//! Attachments and the attributes that identify the holder of an address.
+//! Defines attachments, and the attributes by which a block records the holder of an address.
 //!
-//! Calico's handle contains a network and a container. Calico's handle does not identify an attachment, because a
-//! container can have several interfaces in one network, and the same container id can occur on two nodes of a cluster.
-//! Allocations therefore also carry Margay's own attributes. Calico keeps these attributes when it rewrites a block.
+//! A handle consists of the names of a network and a container. A handle does not identify an attachment. A container
+//! can have several interfaces in one network, and two nodes of a cluster can use the same container id. Margay
+//! therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps Margay's
+//! attributes.
 
 use std::collections::BTreeMap;
 
@@ -10,46 +11,48 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Attribute;
 
-/// The allocation attribute with the network's name.
+/// The allocation attribute that contains the network's name.
 pub const NETWORK: &str = "margay.io/net";
-/// The allocation attribute with the interface's name in the container.
+/// The allocation attribute that contains the name of the interface inside the container.
 pub const INTERFACE: &str = "margay.io/ifname";
-/// The allocation attribute that records in which boot of the host the address was assigned: the first 8 characters of
-/// the boot id.
+/// The allocation attribute that identifies the boot of the host in which the address was assigned. The attribute's
+/// value is the first 8 characters of the boot id.
 ///
-/// The 8 characters are 32 random bits, compared only with the bits of the node's current boot. If an earlier boot has
-/// the same bits (a chance of 1 in 4,294,967,296 at each boot), addresses of the earlier boot count as addresses of the
-/// current boot. The addresses of an earlier boot with equal bits are kept until the next boot, or until other evidence
-/// shows that they are unused. The bits of the current boot are always exact, so an address of a running container
-/// never counts as an address of another boot.
+/// The 8 characters are 32 random bits, which are compared only with those of the node's current boot. If an earlier
+/// boot had equal bits, addresses of the earlier boot count as addresses of the current boot. The probability of equal
+/// bits is 1 in 4,294,967,296 at each boot. Addresses of the earlier boot are then kept until the next boot, or until
+/// other evidence shows that they are unused. An address of a running container never counts as an address of an
+/// earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
-/// The allocation attribute with the container's network namespace: `DEVICE:INODE`, for example `4:4026532201`. An
-/// existing namespace is evidence that the attachment lives. If the plugin runs in a process id namespace of its own, a
-/// slash and the inode of the process id namespace follow. After a reboot the value is meaningless.
+/// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
+/// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
+/// runs in a process id namespace of its own, a slash and the inode of the process id namespace are appended. After a
+/// reboot, the recorded namespace is meaningless.
 pub const NETNS: &str = "margay.io/netns";
-/// Margay's attribute with the node's name, on networks that are not Calico's.
+/// Margay's attribute for the node's name, in allocations of networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
-/// Margay's attribute with the pod's name, on networks that are not Calico's.
+/// Margay's attribute for the pod's name, in allocations of networks that are not Calico's.
 pub const OWN_POD: &str = "margay.io/pod";
-/// Margay's attribute with the pod's namespace, on networks that are not Calico's.
+/// Margay's attribute for the pod's namespace, in allocations of networks that are not Calico's.
 pub const OWN_NAMESPACE: &str = "margay.io/namespace";
-/// Calico's attribute with the node's name. Only addresses of Calico's networks carry this attribute; see
+/// Calico's attribute for the node's name. Only allocations of Calico's networks have this attribute; see
 /// [`AttributeNames`].
 pub const NODE: &str = "node";
-/// Calico's attribute with the pod's name. Only addresses of Calico's networks carry this attribute; see
+/// Calico's attribute for the pod's name. Only allocations of Calico's networks have this attribute; see
 /// [`AttributeNames`].
 pub const POD: &str = "pod";
-/// Calico's attribute with the pod's namespace. Only addresses of Calico's networks carry this attribute; see
+/// Calico's attribute for the pod's namespace. Only allocations of Calico's networks have this attribute; see
 /// [`AttributeNames`].
 pub const NAMESPACE: &str = "namespace";
-/// Calico's attribute with the time of the assignment. Margay records the time of the last request for the address.
+/// Calico's attribute for the time of the assignment. Margay records the time of the holder's last request for the
+/// address.
 pub const TIMESTAMP: &str = "timestamp";
 
-/// The names under which an allocation records its node, pod and namespace.
+/// The attribute names under which an allocation records its node, pod and namespace.
 ///
-/// If an allocation has Calico's names, Calico's kube-controllers searches the status of the pod for the address, and
-/// releases an address that is missing there. An address of a secondary network is never in a pod's status.
-/// kube-controllers ignores an allocation without Calico's `node` attribute.
+/// Calico's kube-controllers releases an allocation with Calico's attribute names if the status of the pod does not
+/// list the address. A pod's status never lists an address of a secondary network. The addresses of secondary networks
+/// are recorded under Margay's names, because kube-controllers ignores allocations without Calico's `node` attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeNames {
     /// Calico's attribute names, for Calico's networks.
@@ -58,15 +61,16 @@ pub enum AttributeNames {
     Own,
 }
 
-/// Pairs of Calico's and Margay's attribute names.
+/// Calico's and Margay's names of the same attributes.
 const NAME_PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
 
-/// Returns Calico's attribute name for a Margay attribute name, and any other name unchanged.
+/// Returns Calico's name of an attribute for Margay's name of the same attribute, and any other name unchanged.
 pub fn common_name(name: &str) -> &str {
     NAME_PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 
-/// Replaces Calico's attribute names in an allocation with Margay's. Returns false if there was no name to replace.
+/// Replaces Calico's attribute names in an allocation with Margay's. Returns false if the allocation has none of
+/// Calico's names.
 pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     let mut changed = false;
     for (calicos, own) in NAME_PAIRS {
@@ -78,17 +82,17 @@ pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     changed
 }
 
-/// Returns the node in the attributes of an allocation, under Calico's or Margay's name.
+/// Returns the node that an allocation records, under Calico's or Margay's attribute name.
 pub fn node_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_NODE, NODE)
 }
 
-/// Returns the pod in the attributes of an allocation, under Calico's or Margay's name.
+/// Returns the pod that an allocation records, under Calico's or Margay's attribute name.
 pub fn pod_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_POD, POD)
 }
 
-/// Returns the namespace in the attributes of an allocation, under Calico's or Margay's name.
+/// Returns the namespace that an allocation records, under Calico's or Margay's attribute name.
 pub fn namespace_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_NAMESPACE, NAMESPACE)
 }
@@ -104,7 +108,7 @@ pub struct Attachment {
     pub network: String,
     /// The container's id.
     pub container: String,
-    /// The interface's name in the container.
+    /// The name of the interface inside the container.
     pub interface: String,
     /// The node's name.
     pub node: String,
@@ -112,26 +116,28 @@ pub struct Attachment {
     pub boot: Option<String>,
 }
 
-/// Whether an allocation under an attachment's handle belongs to the attachment, according to the attributes.
+/// Whether an allocation under an attachment's handle belongs to this attachment, according to the allocation's
+/// attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// The attachment holds the allocation.
     Own,
-    /// The allocation has no attributes of Margay and is not recorded for another node, so only the handle identifies
-    /// the holder.
+    /// The holder is known only by the handle: the allocation has no attributes of Margay, and does not name another
+    /// node.
     Unmarked,
     /// Another attachment holds the allocation.
     Foreign,
 }
 
 impl Attachment {
-    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id.
+    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id for a
+    /// container.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }
 
-    /// Returns the attributes of an allocation for the attachment: the given attributes and the attachment's own
-    /// attributes, under the given attribute names.
+    /// Returns the attributes for a new allocation: the attributes in `attributes`, and the attributes that describe
+    /// the attachment. The attributes have Calico's or Margay's names, as `names` selects.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,
@@ -151,13 +157,15 @@ impl Attachment {
         marked
     }
 
-    /// True if the container's id is one that runtimes generate: 64 hexadecimal digits, which no two containers share.
+    /// True if the container's id has 64 hexadecimal digits. Container runtimes generate such ids at random, so no two
+    /// containers have equal ids.
     pub(crate) fn has_unique_id(&self) -> bool {
         self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
     }
 
-    /// Returns the other node for which an allocation under the attachment's handle is recorded. Returns `None` if an
-    /// attribute shows that the allocation belongs to another attachment.
+    /// Returns the node that an allocation under the attachment's handle names, if it is another node than the
+    /// attachment's. Returns `None` if the recorded network or interface shows that the allocation belongs to another
+    /// attachment.
     pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
         let node = allocation.node().filter(|node| *node != self.node)?;
         let is_alike = match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
@@ -168,7 +176,7 @@ impl Attachment {
         is_alike.then_some(node)
     }
 
-    /// Decides whether an allocation under the attachment's handle belongs to the attachment.
+    /// Decides from the attributes whether an allocation under the attachment's handle belongs to the attachment.
     pub(crate) fn claim(&self, allocation: &Attribute) -> Ownership {
         let same_node = allocation.node().is_none_or(|node| node == self.node);
         match (allocation.get(NETWORK), allocation.get(INTERFACE)) {

@@ -1,5 +1,6 @@
-//! Finds the stored block of an address. Usually the pool of the address determines the block. If the pool's block size
-//! has changed since the block was created, or if the pool was deleted, another stored block contains the address.
+//! Finds the stored block that contains an address. Usually the block follows from the address's pool and the pool's
+//! block size. If the pool was deleted, or its block size was changed after the block was created, a stored block of
+//! another size can contain the address.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,12 @@ use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, is_of_pr
 use crate::net::Family;
 use crate::pools;
 
-/// Number of block keys read in one round trip.
+/// Maximum number of block keys read in one round trip.
 const KEYS_PER_READ: usize = 64;
 
-/// Groups release requests by the stored block of their address. Addresses without a stored block are grouped under the
-/// block that their pool determines, or under a block of a single address. Blocks are read without a guard.
+/// Groups release requests by the stored block that contains their address. If no block is stored, the key is the
+/// network that the block would have in the address's pool. If there is no pool either, the key is a network of one
+/// address. The blocks are read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
@@ -49,8 +51,8 @@ pub async fn group_by_block(
     Ok(grouped)
 }
 
-/// Returns the stored blocks of prefixes that contain some of the requested addresses. The pools of these blocks were
-/// deleted, or no longer have prefixes.
+/// Returns the stored blocks of prefixes that contain requested addresses. Blocks are found even if their pool was
+/// deleted or is no longer a pool of prefixes.
 async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -64,7 +66,8 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// The values of block keys; `Some(None)` for a stored value that is not a valid block.
+/// The stored blocks that were read so far, by their network. The value for a network is `None` if no block is stored,
+/// and `Some(None)` if the stored block cannot be decoded.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
@@ -84,8 +87,9 @@ impl StoredBlocks {
         Ok(())
     }
 
-    /// Returns whether a block holds the address of a request, or `None` if the block is not stored. A damaged block
-    /// counts as holding the address, so that the next step reports the damage.
+    /// Returns true if the address of a request is held or in cooldown in a block, false if it is free, and `None` if
+    /// the block is not stored. In a damaged block, every address counts as held, so release requests are grouped under
+    /// the damaged block and its damage is reported.
     fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
         let block = self.0.get(&cidr)?.as_ref()?;
         Some(block.as_ref().is_none_or(|block| {

@@ -1,5 +1,5 @@
-//! Counts the use of every address of every block and the use of quotas at one revision, for display and metrics. Also
-//! counts one node's share of the pools without reading the blocks of other nodes.
+//! Determines the use of every address of every block, and the use of quotas, at one revision, for display and metrics.
+//! For a single node, its share of the pools is counted without reading all blocks of other nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,12 +23,12 @@ use crate::usage::{SnapshotReader, reread};
 use crate::utilization::{Usage, UtilizationCounter};
 use crate::write_set::each_of;
 
-/// The use of an address of a block. An address that is both in use and reserved counts as in use.
+/// The use of one address of a block. An address that is both in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressUse {
-    /// The address can be assigned.
+    /// The address is free and can be assigned.
     Free,
-    /// The address is never assigned.
+    /// The address is reserved, so it is not assigned.
     Reserved,
     /// The address was released and is in cooldown.
     InCooldown,
@@ -56,7 +56,7 @@ impl BlockCensus {
     }
 }
 
-/// A pool and its blocks, with their use.
+/// A pool and its blocks, with the use of their addresses.
 #[derive(Clone, Debug)]
 pub struct PoolCensus {
     /// The counted pool.
@@ -67,38 +67,39 @@ pub struct PoolCensus {
     pub blocks: Vec<BlockCensus>,
 }
 
-/// The blocks and addresses of a node.
+/// The numbers of blocks and addresses of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCensus {
     /// The number of blocks that the node owns.
     pub blocks: usize,
     /// The number of addresses that the node holds, in its own blocks and in other owners' blocks.
     pub used: usize,
-    /// The number of addresses that the node holds, by the boot of the node in which they were assigned, if recorded.
+    /// The number of addresses that the node holds, by the boot of the node in which they were assigned. Addresses
+    /// without a recorded boot are not counted.
     pub boots: BTreeMap<String, usize>,
 }
 
-/// The use of all addresses of a store.
+/// The use of all addresses and quotas of a store at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
     /// The store revision at which the census was taken.
     pub revision: Revision,
-    /// All pools with their use, ordered by name.
+    /// All pools with the use of their addresses, ordered by name.
     pub pools: Vec<PoolCensus>,
-    /// Blocks that are in no pool, in the order of their addresses.
+    /// Blocks that lie in no pool, in the order of their addresses.
     pub orphaned: Vec<BlockCensus>,
     /// The nodes that have blocks or addresses.
     pub nodes: BTreeMap<String, NodeCensus>,
-    /// The registered nodes; empty if the store has none.
+    /// The names of the registered nodes.
     pub registered: BTreeSet<String>,
-    /// The use of the quotas, ordered by their kind and name.
+    /// The use of the quotas, ordered by the kind and name of their subject.
     pub quotas: Vec<QuotaUse>,
     /// The addresses in quarantine.
     pub quarantined: Quarantine,
 }
 
 impl Census {
-    /// The number of addresses that unregistered nodes hold. 0 if the store has no registered nodes.
+    /// The number of addresses that unregistered nodes hold; 0 if the store has no registered nodes at all.
     pub fn of_gone_nodes(&self) -> usize {
         if self.registered.is_empty() {
             return 0;
@@ -108,8 +109,8 @@ impl Census {
 }
 
 impl Ipam {
-    /// Counts the use of every address of every block. Blocks are read in pages, and one byte of memory is kept for
-    /// each address.
+    /// Determines the use of every address of every block, and the use of the quotas. Blocks are read in pages, and one
+    /// byte of memory is kept for each address.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline. Damaged documents are logged and skipped.
@@ -167,7 +168,7 @@ impl PoolCensus {
 }
 
 impl Census {
-    /// Counts the blocks and addresses of the nodes that use a block, and returns the use of each address.
+    /// Adds a block to the counts of the nodes that use the block, and returns the use of each address of the block.
     fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
         let owner = block.owner();
         let host = owner.as_ref().and_then(Owner::node);
@@ -201,25 +202,25 @@ impl Census {
     }
 }
 
-/// A subject's quota and the number of addresses that the subject holds.
+/// The quota of a namespace, network or node, and the number of addresses that the namespace, network or node holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
     /// The namespace, network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// The maximum number of addresses that the subject may hold.
+    /// Maximum number of addresses that the subject may hold.
     pub limit: u64,
     /// The number of addresses that the subject holds.
     pub used: u64,
 }
 
 impl QuotaUse {
-    /// The percentage of the quota that is used, rounded down; 100 for a limit of 0.
+    /// Percentage of the limit that is used, rounded down; 100 if the limit is 0.
     pub fn percent(&self) -> u64 {
         self.used.saturating_mul(100).checked_div(self.limit).unwrap_or(100)
     }
 }
 
-/// Counts, block by block, the addresses that subjects with a quota hold.
+/// Counts the addresses that subjects with a quota hold, one block at a time.
 struct QuotaTally {
     quotas: Quotas,
     counted: BTreeMap<QuotaSubject, u64>,
@@ -232,7 +233,8 @@ impl QuotaTally {
         });
     }
 
-    /// Returns the use of all specific quotas, and the use of the general quota by each subject with addresses.
+    /// Returns the use of every quota that names its subject, and for each other subject with addresses the use of the
+    /// quota for [`Quotas::ANY_OTHER`].
     fn finish(mut self) -> Vec<QuotaUse> {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();
@@ -246,15 +248,15 @@ impl QuotaTally {
 }
 
 impl Ipam {
-    /// Reads the quotas, so that their use can be counted block by block.
+    /// Reads the quotas and creates a [`QuotaTally`] for them.
     async fn read_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<QuotaTally> {
         let (quotas, counted) = self.read_counters(reading, Range::Key(keys::quotas())).await?;
         Ok(QuotaTally { quotas, counted })
     }
 
-    /// Returns the use of the quotas according to their counters. A quota counter may be too high. A quota counter is
-    /// too low only if other programs also assign addresses. A subject that got no address since the last change of the
-    /// quotas is missing.
+    /// Returns the use of the quotas according to their stored counters. A quota counter may be too high. A quota
+    /// counter is too low only if other programs also assign addresses. Subjects that got no address since the last
+    /// change of any quota are not in the result.
     async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
         let used = |(subject, used): (QuotaSubject, u64)| {
@@ -287,7 +289,7 @@ impl Ipam {
     }
 }
 
-/// The part of a pool that a node uses.
+/// The numbers of a pool's blocks and addresses that a node uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolShare {
     /// The number of blocks that the node owns.
@@ -307,21 +309,23 @@ pub struct PoolShare {
 /// A node's shares of all pools.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// A store revision: all documents were read at this revision or a later one.
+    /// The oldest revision at which documents were read to compute the shares.
     pub revision: Revision,
-    /// The node's share of each pool, by the pool's name, including empty shares.
+    /// The network of each pool and the node's share of the pool, by the pool's name. Pools that the node does not use
+    /// are included.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
-    /// The number of blocks within the read scope that are in no pool.
+    /// The number of blocks, among those that were read, that lie in no pool.
     pub orphaned: usize,
-    /// The number of addresses that the node holds, by the boot in which they were assigned, if recorded.
+    /// The number of addresses that the node holds, by the boot in which they were assigned. Addresses without a
+    /// recorded boot are not counted.
     pub boots: BTreeMap<String, usize>,
     /// The use of the cluster's quotas, according to their counters.
     pub quotas: Vec<QuotaUse>,
 }
 
 impl Ipam {
-    /// Counts a node's shares of all pools, and the blocks that are in no pool, within the read scope. The cost does
-    /// not depend on the size of the cluster.
+    /// Counts a node's shares of all pools, and the blocks that lie in no pool. Only the blocks that `reach` selects
+    /// are read, so the cost does not depend on the size of the cluster.
     ///
     /// # Errors
     /// Any store error. Damaged documents are logged and skipped.

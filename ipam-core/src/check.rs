@@ -1,5 +1,5 @@
-//! Finds the addresses that an attachment holds: for a repeated ADD, and for CHECK, which compares the held addresses
-//! with the addresses that the runtime names.
+//! Finds the addresses that an attachment holds. A repeated ADD returns the addresses that the attachment holds. A
+//! CHECK compares the held addresses with those that the runtime names.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,35 +23,35 @@ use crate::sticky::waits_until;
 use crate::timestamps::parse_go_string;
 use crate::write_set::WriteSet;
 
-/// The state of an address from the view of an attachment that claims it.
+/// The state of an address in relation to an attachment that uses the address according to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
     /// The attachment holds the address.
     Own,
-    /// The holder is unknown: the address has none of Margay's attributes, and is held by the attachment's handle or no
-    /// handle.
+    /// The attachment may hold the address: the allocation has the attachment's handle or no handle, and none of
+    /// Margay's attributes.
     Unmarked,
     /// Another attachment holds the address, under this handle.
     Another(String),
-    /// The address has no holder, and the next assignment may use the address.
+    /// The address has no holder, so the next assignment may assign the address.
     Free,
     /// No pool and no block contains the address, so the store has no information about the address.
     Unknown,
 }
 
-/// The comparison of an attachment's addresses with the store.
+/// The result of comparing an attachment's addresses with the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses that the attachment holds, and addresses that its handle holds on its node without a recorded
-    /// interface.
+    /// All addresses that the attachment holds. Addresses that the attachment's handle holds without a recorded
+    /// interface are included, unless they are recorded for another node.
     pub held: Vec<IpAddr>,
-    /// The states of the queried addresses.
+    /// The state of each address that the caller passed.
     pub standings: Vec<(IpAddr, Standing)>,
 }
 
 impl Ipam {
-    /// Compares an attachment's addresses with the store. `old_handles` are the handles under which earlier versions of
-    /// Calico kept a workload's addresses.
+    /// Compares the addresses that the runtime names for an attachment with the store. `old_handles` are the handles
+    /// that earlier versions of Calico would have used for the attachment.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged documents.
@@ -74,7 +74,7 @@ impl Ipam {
 
             let mut work = WriteSet::new(tx, self.now(), cooldown);
             let held = held_by(&mut work, &own, None, |claim| claim != Ownership::Foreign).await?;
-            // The attachment's blocks count even if their pool was deleted.
+            // The blocks of the attachment's held addresses are read even if their pool was deleted.
             let own_blocks = held.iter().map(|held| held.block);
             let in_pools = addresses.iter().flat_map(|ip| pools.iter().filter_map(|pool| pools::block_of(pool, *ip)));
             let blocks: Vec<IpNet> = own_blocks.chain(in_pools).collect();
@@ -102,8 +102,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address that is free in the block that its pool determines. A stored block of another size
-/// may hold the address.
+/// Returns the state of an address in a stored block of another size than its pool's block size. The caller has already
+/// found the address free in the block that has its pool's block size.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -121,10 +121,10 @@ async fn elsewhere(
     Ok(None)
 }
 
-/// Decides the state of an address for the attachment from the address's entry in the block.
+/// Decides the state of an address in relation to an attachment, from the address's entry in the block.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
     if waits_until(entry).is_some() {
-        // A sticky address has no holder until its workload is started again.
+        // A sticky address that waits has no holder until its workload starts again.
         return Standing::Free;
     }
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
@@ -144,18 +144,18 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// Whether the address was assigned recently and in the host's current boot. An unknown time or boot counts as
-    /// matching.
+    /// True if the address was assigned recently, and in the host's current boot. An unknown time counts as recent, and
+    /// an unknown boot as the current boot.
     is_current: bool,
 }
 
-/// Minimum age of an assignment whose timestamp a repeated request renews. The new timestamp keeps garbage collection
-/// from freeing an address that is about to be used. A runtime's retry of the same ADD comes sooner.
+/// Minimum age of an assignment whose timestamp a repeated request updates. The new timestamp keeps garbage collection
+/// from freeing an address that is about to be used. If a runtime retries an ADD within this time, no write is needed.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
-/// Returns the addresses under the attachment's handle that `counts` accepts as the attachment's. The blocks are read
-/// without a guard, so the answer is valid only for the revision that was read. `asked_at` is the time of the call, if
-/// known.
+/// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks
+/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time of the
+/// request, if known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,
@@ -179,8 +179,8 @@ pub(crate) async fn held_by(
     Ok(held)
 }
 
-/// True if an allocation was made in the host's current boot and shortly before the request. An unknown boot of the
-/// host, or an unknown time of the request, counts as matching.
+/// True if an address was assigned in the host's current boot and shortly before the request. An unknown boot of the
+/// host counts as the current boot, and an unknown time of the request as recent.
 fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: &Attribute) -> bool {
     let same_boot = attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref();
     let given_at = || entry.get(TIMESTAMP).and_then(parse_go_string);
@@ -188,9 +188,10 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
     same_boot && recent
 }
 
-/// Renews boot, time and network namespace of a requested address that the attachment already holds, if it was assigned
-/// in an earlier boot, long ago, or for another network namespace. Runtimes restart containers after a reboot, and
-/// these attributes distinguish the restarted containers' addresses from leftovers of earlier boots.
+/// Updates the recorded boot, time and network namespace of requested addresses that the attachment already holds. An
+/// address is updated if it was assigned in an earlier boot, not recently, or for another network namespace. Runtimes
+/// restart containers after a reboot; the new attributes show that the addresses of these containers are not leftovers
+/// of an earlier boot.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

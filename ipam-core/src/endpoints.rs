@@ -1,6 +1,6 @@
-//! Reads, stores and deletes workload endpoints. A main plugin reads endpoints before it sets up a container's
-//! interface and stores the endpoint afterwards. An endpoint is deleted alone, or in one commit with the release of its
-//! addresses.
+//! Reads, stores and deletes workload endpoints. A main CNI plugin reads existing endpoints before it sets up a
+//! container's interface, and stores the interface's endpoint afterwards. An endpoint is deleted in a commit of its
+//! own, or in one commit with the release of its addresses.
 
 use std::sync::Arc;
 
@@ -17,32 +17,32 @@ use crate::model::{
     Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
 };
 
-/// Number of endpoint documents read in one request.
+/// Maximum number of endpoint documents read in one request.
 const ENDPOINTS_PER_READ: usize = 32;
 
-/// The stored endpoint that a DEL deletes.
+/// The endpoint that a DEL deletes, and a condition for its deletion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointToDelete {
     /// The namespace of the endpoint to delete.
     pub namespace: String,
     /// The name of the endpoint to delete.
     pub name: String,
-    /// The owner that the endpoint must have to be deleted.
+    /// The container to which the endpoint must belong to be deleted.
     pub owner: EndpointOwner,
 }
 
 /// A condition for the deletion of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndpointOwner {
-    /// Deletes the endpoint without a check, since the endpoint's name contains the container.
+    /// The endpoint is deleted without a check, since the endpoint's name already contains the container's id.
     Any,
-    /// Deletes the endpoint only if it names this container or no container. A pod's endpoint may belong to a newer
-    /// sandbox.
+    /// The endpoint is deleted only if it names this container or no container. Without the check of the container, a
+    /// DEL of an old sandbox could delete the endpoint of the pod's newer sandbox.
     Container(String),
 }
 
 impl EndpointToDelete {
-    /// Returns the key of the endpoint.
+    /// Returns the store key of the endpoint.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, &self.name)
     }
@@ -50,8 +50,9 @@ impl EndpointToDelete {
     /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to another
     /// container.
     ///
-    /// A damaged endpoint that may be deleted without a check is deleted. A damaged endpoint of a pod is kept, because
-    /// it may belong to a newer sandbox. In both cases the address must still be released.
+    /// A damaged endpoint is deleted if [`EndpointOwner::Any`] allows it. With [`EndpointOwner::Container`], a damaged
+    /// endpoint is kept, because it may belong to a newer sandbox of the pod. A damaged endpoint is not an error, so
+    /// the caller can still release the container's addresses.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };
@@ -73,8 +74,8 @@ impl EndpointToDelete {
 }
 
 impl Ipam {
-    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. Reads the keys of all
-    /// endpoints of the cluster and the documents of the node's endpoints.
+    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. The function reads the keys of
+    /// all endpoints of the cluster, but only the documents of the node's endpoints.
     ///
     /// # Errors
     /// Any store error.
@@ -118,16 +119,16 @@ impl Ipam {
     }
 }
 
-/// The query of a main plugin before it sets up a container's interface.
+/// What a main CNI plugin reads from the store before it sets up a container's interface.
 #[derive(Clone, Debug)]
 pub struct EndpointQuery {
     /// The namespace of the endpoints to read.
     pub namespace: String,
-    /// The common prefix of the names of the endpoints to read, or `None` to read none.
+    /// The common prefix of the names of the endpoints to read; `None` to read no endpoints.
     pub prefix: Option<String>,
-    /// The name of the profile that the network needs, if any.
+    /// The name of the profile that the container's network needs, if any.
     pub profile: Option<String>,
-    /// Whether to read the pools.
+    /// Whether the query reads the pools.
     pub pools: PoolsToRead,
 }
 
@@ -140,31 +141,32 @@ pub enum PoolsToRead {
     Read,
 }
 
-/// The state of the store before a container's interface is set up.
+/// What an [`EndpointQuery`] has read from the store.
 #[derive(Clone, Debug)]
 pub struct EndpointContext {
-    /// The flag in the cluster's document that allows plugins to work, or `None` if the document is missing.
+    /// The flag `datastoreReady` of Calico's ClusterInformation document; `None` if the document is missing.
     pub ready: Option<DatastoreReadiness>,
     /// The endpoints whose names have the queried prefix, with the revisions of their last writes. Damaged endpoints
     /// are skipped.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
-    /// The pools, if the query has read them.
+    /// The pools; empty if the query does not read the pools.
     pub pools: Vec<Pool>,
 }
 
 /// The flag `datastoreReady` of Calico's ClusterInformation document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatastoreReadiness {
-    /// The flag is true: plugins may work.
+    /// The flag is true, so CNI plugins may use the datastore.
     Yes,
-    /// The flag is false or missing, because an upgrade is in progress.
+    /// The flag is false or missing. CNI plugins must wait, for example until an upgrade is complete.
     No,
 }
 
-/// An endpoint that a main plugin is about to store: first the query, later the commit.
+/// An endpoint that a main CNI plugin will store after it has set up the interface. [`Ipam::begin_endpoint`] reads the
+/// existing endpoints, and [`PendingEndpoint::store`] commits the new endpoint.
 ///
-/// If the store stays open between the query and the commit, the commit costs one request, which guards the keys that
-/// the query read.
+/// If the store stays open between reading and committing, the commit costs only one request, which guards the keys
+/// that were read.
 #[derive(Debug)]
 pub struct PendingEndpoint {
     ipam: Ipam,
@@ -174,7 +176,7 @@ pub struct PendingEndpoint {
 }
 
 impl Ipam {
-    /// Reads the endpoints, the profile and the pools that a main plugin needs, in one request.
+    /// Reads the endpoints, the profile and the pools that a main CNI plugin needs, in one request.
     ///
     /// # Errors
     /// Any store error.
@@ -192,8 +194,8 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // The store failed, or the revision was compacted between two requests. The `attempts` decide whether
-                // the read is repeated.
+                // A read fails if the store fails, or if the read's revision was compacted between two requests.
+                // `Attempts::end` returns the error or allows another attempt.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
                         return Err(Error::Invalid("a failed read was committed".to_owned()));
@@ -237,12 +239,13 @@ impl PendingEndpoint {
         Ok(EndpointContext { ready, endpoints, pools })
     }
 
-    /// Stores an endpoint in one commit, together with the network's profile for this orchestrator if the profile is
-    /// missing. `replaced` is the revision of the endpoint that the query read, or `None` if the query read no
-    /// endpoint.
+    /// Stores an endpoint. The commit also creates the network's profile, for `orchestrator`, if the profile does not
+    /// exist. `replaced` is the revision of the existing endpoint that [`Ipam::begin_endpoint`] has read; `None` if the
+    /// endpoint must not exist.
     ///
     /// # Errors
-    /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint after the query. Any store error.
+    /// `EndpointExists` or `EndpointChanged` if another writer has written the endpoint since [`Ipam::begin_endpoint`].
+    /// Any store error.
     #[boxed_future]
     pub async fn store(
         &mut self,
@@ -291,18 +294,18 @@ impl PendingEndpoint {
         Ok(())
     }
 
-    /// Creates an endpoint with a new unique id.
+    /// Creates an endpoint document with a new unique id, without a write to the store.
     pub fn new_endpoint(&self, name: &str, facts: &EndpointFacts) -> WorkloadEndpoint {
         WorkloadEndpoint::new(&self.query.namespace, name, facts, &self.ipam.uid(), self.ipam.now())
     }
 
-    /// Returns the namespace of the queried endpoints.
+    /// Returns the namespace of the query and of the new endpoint.
     pub fn namespace(&self) -> &str {
         &self.query.namespace
     }
 }
 
-/// Reads the readiness flag of a ClusterInformation document.
+/// Parses the flag `datastoreReady` from a ClusterInformation document.
 fn ready(document: &[u8]) -> DatastoreReadiness {
     #[derive(Deserialize)]
     struct ClusterInformation {

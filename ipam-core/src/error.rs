@@ -13,46 +13,47 @@ use crate::model::{
 use crate::net::Family;
 use crate::pools::PoolError;
 
-/// The result of an operation of the allocator.
+/// The result of an allocator operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the allocator. If Calico has the same error, the error message is Calico's.
+/// An error of an allocator operation. If Calico has the same error, the error message equals Calico's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error of the store.
+    /// The store returned an error.
     #[error("{0}")]
     Store(#[from] kv::Error),
-    /// A stored document that the verb needs is damaged.
+    /// A stored document that the operation needs cannot be decoded.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// No pool can serve the request.
+    /// No pool can be used for the requested addresses.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A pool selects by namespace labels, and the caller did not supply these labels.
+    /// A pool has a namespace selector, and the request does not contain the labels of the namespace.
     #[error("a pool is chosen by the labels of the namespace, and they are not known")]
     NamespaceWanted,
-    /// The node is not registered, but other nodes are.
+    /// The requesting node is not registered.
     #[error("resource does not exist: Node({0}) with error: <nil>")]
     UnknownNode(String),
-    /// A requested address is in use or in cooldown.
+    /// A specifically requested address is in use or in cooldown.
     #[error("resource already exists: {0} with error: Address already assigned in block")]
     AlreadyAssigned(IpAddr),
-    /// A requested address of a bridged network is reserved.
+    /// A specifically requested address of a bridged network is reserved.
     #[error("address {0} is reserved, so that no container of a bridged network can have it")]
     Reserved(IpAddr),
-    /// A network of Calico's requests a pool of prefixes, and Calico also reads the store.
+    /// A network of Calico uses a pool of prefixes, in a store that Calico also uses.
     #[error(
         "pool {0} has prefixes, and Calico's routing knows single addresses only; name the pool in a secondary network"
     )]
     PrefixesBesideCalico(String),
-    /// A requested address lies in a block of another owner, and affinity is strict.
+    /// A specifically requested address lies in a block of another owner, and the settings require strict affinity.
     #[error(transparent)]
     NotOwner(#[from] NotOwner),
-    /// The host has reached its block limit, and there is no free address in its own blocks or in other owners' blocks.
+    /// The host has reached its block limit, has no free address in its own blocks, and cannot borrow an address.
     #[error("cannot allocate new block due to per host block limit")]
     BlockLimit,
-    /// No block can be claimed (claiming is off, or no block is available), and no stored block has a free address.
+    /// No address is free in a stored block, and no block can be claimed because the settings forbid new blocks or no
+    /// block is available.
     #[error("failed to find or claim a block")]
     NoNewBlocks,
     /// Fewer addresses are free than were requested.
@@ -63,36 +64,36 @@ pub enum Error {
     Exhausted {
         /// The address family in which too few addresses are free.
         family: Family,
-        /// How many addresses of the family could have been assigned.
+        /// Number of addresses of the family that could have been assigned.
         assigned: usize,
-        /// How many addresses of the family were requested.
+        /// Number of addresses of the family that were requested.
         requested: usize,
-        /// The obstacles to the assignment, one message per pool.
+        /// Messages that explain why no more addresses are free.
         messages: Vec<String>,
     },
-    /// A bridged network cannot be served.
+    /// An address or a gateway of a bridged network cannot be assigned.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
-    /// A network whose blocks a caller claims or releases is in no pool.
+    /// A network whose blocks were to be claimed or released lies in no pool.
     #[error("The requested CIDR ({0}) is not within any configured pools.")]
     OutsidePools(IpNet),
-    /// A network whose blocks a caller claims or releases is smaller than a block.
+    /// A network whose blocks were to be claimed or released is smaller than a block of its pool.
     #[error("The requested CIDR ({0}) is smaller than the minimum.")]
     SmallerThanBlock(IpNet),
-    /// A released address is held by another handle than the request names, or has another sequence number.
+    /// An address was not released, because its handle or sequence number differs from that of the release request.
     #[error(transparent)]
     ReleaseConflict(#[from] ReleaseConflict),
-    /// An address that should have a holder has none.
+    /// The address is not assigned, but the operation needs an assigned address.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
-    /// The requested address was released and is in cooldown.
+    /// The address was released and is still in cooldown.
     #[error("address {0} is in cooldown")]
     CoolingDown(IpAddr),
-    /// The owner of an address cannot be changed: the address is not held under the handle, or its owner is not the
-    /// expected one.
+    /// The owner of an address was not changed, because the address is not held under the given handle or has another
+    /// owner than expected.
     #[error(transparent)]
     Owner(#[from] OwnerRefusal),
-    /// The request would exceed the handle's limit of addresses of a family.
+    /// The request would exceed the maximum number of addresses that the handle may hold in a family.
     #[error(
         "handle {handle} may hold {most} {family} addresses and holds {held}, so it cannot have {requested} more; release what it \
          does not need, or raise its limit"
@@ -102,60 +103,60 @@ pub enum Error {
         handle: String,
         /// The family of the requested addresses.
         family: Family,
-        /// The maximum number of addresses of the family that the handle may hold.
+        /// Maximum number of addresses of the family that the handle may hold.
         most: usize,
-        /// The number of addresses of the family that the handle holds.
+        /// Number of addresses of the family that the handle already holds.
         held: usize,
-        /// The number of further addresses that were requested.
+        /// Number of additional addresses of the family that were requested.
         requested: usize,
     },
-    /// A namespace, a network or a node has reached its quota.
+    /// The assignment would exceed the quota of a namespace, a network or a node.
     #[error(transparent)]
     Quota(#[from] QuotaReached),
-    /// A pod of a virtual machine gets no address.
+    /// No address of a virtual machine can be assigned to its pod.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// Two blocks overlap, so no address is assigned.
+    /// An address was not assigned, because its block overlaps with another block.
     #[error(transparent)]
     Overlap(#[from] OverlapError),
-    /// The settings contradict each other.
+    /// Two IPAM settings contradict each other.
     #[error(transparent)]
     Settings(#[from] ContradictorySettings),
-    /// The resource to create exists already.
+    /// The resource that was to be created exists already.
     #[error("{kind} {name} exists already")]
     Exists {
-        /// The kind of the resource that exists already or is missing.
+        /// The kind of the resource that exists already.
         kind: ErrorSubject,
         /// The name of the resource.
         name: String,
     },
-    /// The requested resource does not exist.
+    /// A resource that the operation needs does not exist.
     #[error("{kind} {name} does not exist")]
     NotFound {
-        /// The kind of the resource.
+        /// The kind of the resource that does not exist.
         kind: ErrorSubject,
         /// The name of the resource.
         name: String,
     },
-    /// The endpoint was created by another writer while the container's interface was being set up.
+    /// Another writer created the workload endpoint while the container's interface was being set up.
     #[error("resource already exists: {0} with error: <nil>")]
     EndpointExists(String),
-    /// The endpoint was changed by another writer while the container's interface was being set up.
+    /// Another writer changed the workload endpoint while the container's interface was being set up.
     #[error("update conflict: {0}")]
     EndpointChanged(String),
     /// The definition of a pool is invalid.
     #[error(transparent)]
     InvalidPool(#[from] InvalidPool),
-    /// A network cannot be a block.
+    /// A block cannot be created for this network, for example because of its size.
     #[error(transparent)]
     UnusableBlock(#[from] UnusableBlock),
-    /// The request is invalid, independent of the content of the store.
+    /// The request is invalid, as the message explains.
     #[error("{0}")]
     Invalid(String),
-    /// An import or a migration fills the store, so no address may be assigned or released.
+    /// An unfinished import or migration has locked the store, so no address may be assigned or released.
     #[error("{0}")]
     ImportLocked(ImportLocked),
-    /// A pool still has addresses in use.
+    /// A pool was not deleted, because some of its addresses are in use.
     #[error(
         "pool {pool} still has {} in use{}{}",
         if *.addresses == 1 { "1 address".to_owned() } else { format!("{addresses} addresses") },
@@ -165,19 +166,19 @@ pub enum Error {
     PoolInUse {
         /// The pool's name.
         pool: String,
-        /// The number of addresses of the pool in use.
+        /// Number of addresses of the pool that are in use.
         addresses: usize,
-        /// The blocks with addresses in use.
+        /// The blocks of the pool in which addresses are in use.
         places: Vec<BlockInUse>,
-        /// The address of the gateway, if a bridged network uses the pool.
+        /// The gateway's address, if the pool belongs to a bridged network.
         gateway: Option<String>,
     },
-    /// A document could not be written, deleted or found.
+    /// A document that operators edit could not be written, deleted or found.
     #[error(transparent)]
     Document(#[from] DocumentError),
 }
 
-/// A kind of resource, for errors about missing or existing resources.
+/// The kind of resource that an error about a missing or existing resource concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorSubject {
@@ -189,14 +190,14 @@ pub enum ErrorSubject {
     Reservation,
     /// A handle that is identified by its id.
     Handle,
-    /// An address that a container holds, identified by the container's id.
+    /// An address that is identified by the id of the container that holds the address.
     AddressOfContainer,
     /// A quota that is identified by its kind and the name of its subject.
     Quota,
 }
 
 impl ErrorSubject {
-    /// Returns the error for a missing resource of this kind.
+    /// Returns the error for a resource of this kind that does not exist.
     pub fn not_found(self, name: impl fmt::Display) -> Error {
         Error::NotFound { kind: self, name: name.to_string() }
     }
@@ -215,11 +216,11 @@ impl fmt::Display for ErrorSubject {
     }
 }
 
-/// The reason why a bridged network cannot be served.
+/// The reason why an address or a gateway of a bridged network cannot be assigned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
-    /// More than one pool could serve a family, and the network's configuration names no pool.
+    /// More than one pool of a family could be used, and the network's configuration names none of them.
     #[error(
         "a bridged network needs exactly one {family} pool, and {} could serve it: {}; name one of them in {}",
         .candidates.len(),
@@ -227,12 +228,12 @@ pub enum BridgeError {
         if *.family == Family::V4 { "ipv4_pools" } else { "ipv6_pools" }
     )]
     SeveralPools {
-        /// The family that several pools could serve.
+        /// The address family of the candidate pools.
         family: Family,
-        /// The names of the pools that could serve the family.
+        /// The names of the pools that could be used.
         candidates: Vec<String>,
     },
-    /// Calico also assigns addresses from the pool, so the pool cannot serve a network that is not Calico's.
+    /// The pool cannot be used for a secondary network, because Calico also assigns addresses from the pool.
     #[error(
         "pool {pool} is Calico's, too (assignmentMode Automatic), and Calico's routing drops what is sent to the \
          addresses of other networks; make a pool for this network with: margay pool create NAME CIDR --manual, \
@@ -243,7 +244,7 @@ pub enum BridgeError {
         /// The pool's name.
         pool: String,
     },
-    /// A requested address is in a block that also contains addresses of Calico's networks.
+    /// A specifically requested address lies in a block that also has addresses of Calico's networks.
     #[error(
         "address {ip} is in block {block} of node {node}, which has addresses of Calico's networks, and Calico's \
          routing drops what is sent to others there; want an address of another block, or end the containers \
@@ -257,7 +258,7 @@ pub enum BridgeError {
         /// The node that owns the block.
         node: String,
     },
-    /// The network requests a gateway, but the pool has prefixes instead of addresses.
+    /// The network requests a gateway, but its pool is a pool of prefixes, which have no gateways.
     #[error(
         "pool {pool} has prefixes, and each is a network of its own without a gateway; take isGateway, isDefaultGateway \
          and gateway out of the network's configuration, or name a pool of addresses (ptp needs one)"
@@ -266,7 +267,7 @@ pub enum BridgeError {
         /// The pool's name.
         pool: String,
     },
-    /// The pool has too few addresses for a gateway.
+    /// The pool has a single address, and so no address for a gateway.
     #[error("pool {pool} ({cidr}) has a single address, which leaves no room for a gateway; use a larger pool")]
     PoolTooSmall {
         /// The pool's name.
@@ -292,7 +293,7 @@ pub enum BridgeError {
         /// The pool's network.
         cidr: IpNet,
     },
-    /// The configured gateway is the pool's network or broadcast address.
+    /// The configured gateway is not a host address of the pool, for example its network address or broadcast address.
     #[error("gateway {gateway} is not a host address of {cidr}; name another one, or \"first\"")]
     BadGateway {
         /// The configured address of the gateway.
@@ -300,7 +301,7 @@ pub enum BridgeError {
         /// The pool's network.
         cidr: IpNet,
     },
-    /// The network already uses another gateway.
+    /// The configured gateway differs from the gateway that the network already uses.
     #[error(
         "gateway {wanted} was asked for, but the network uses {recorded} (recorded in reservation {reservation}); \
          use that one, or delete the reservation when no container is left"
@@ -313,42 +314,44 @@ pub enum BridgeError {
         /// The name of the reservation that records the network's gateway.
         reservation: String,
     },
-    /// A container holds the gateway's address.
+    /// The address of the gateway is assigned to a container.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
-        /// The address of the gateway that a container holds.
+        /// The configured address of the gateway.
         gateway: IpAddr,
         /// The handle that holds the gateway's address.
         handle: String,
     },
-    /// The ranges of host-local's keys do not fit the existing pools.
+    /// The pools that the network's configuration defines by ranges conflict with existing pools, as the message
+    /// explains.
     #[error("{0}")]
     BadRanges(String),
 }
 
 impl Error {
-    /// True if an assignment failed because no address that the node may use is free, or because a quota is used up.
+    /// True if an assignment failed because the node can get no free address, or because a quota is used up.
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks | Self::Quota(_))
     }
 }
 
-/// Blocks overlap, so that an address could be assigned twice.
+/// A block cannot be used or created, because an address could then be assigned twice in overlapping blocks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlapError {
-    /// A stored block overlaps with the block of the requested address.
+    /// Another stored block overlaps with the block of the requested address.
     #[error(
         "block {other}, which is stored, has addresses of block {block}, so nothing is assigned from block {block}; see \
          what is in use with: margay ipam check --show-all-ips, end the containers there, then: margay ipam check --repair \
          --apply"
     )]
     Block {
-        /// The block from which an address was requested.
+        /// The block that contains the requested address.
         block: IpNet,
-        /// The stored block that overlaps with it.
+        /// The stored block that overlaps with `block`.
         other: IpNet,
     },
-    /// A commit cannot guard against every block that could overlap, because too many are stored.
+    /// A block was not created, because too many blocks are stored around it. One commit cannot guard all keys of
+    /// blocks that might overlap with the new block.
     #[error(
         "block {block} cannot be made: more than 4,096 other blocks are stored around it; delete the empty ones with: \
          margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"
@@ -359,7 +362,7 @@ pub enum OverlapError {
     },
 }
 
-/// The error of an assignment that would exceed a quota.
+/// The error that an assignment would exceed a quota.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the quota of {subject} is used up: {used} of {limit} addresses are in use; end containers there, or raise it with: \
@@ -370,37 +373,37 @@ pub enum OverlapError {
 pub struct QuotaReached {
     /// The namespace, network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// The maximum number of addresses that the subject may hold.
+    /// Maximum number of addresses that the subject may hold.
     pub limit: u64,
-    /// The number of addresses that the subject holds.
+    /// Number of addresses that the subject holds.
     pub used: u64,
-    /// True if the node holds leftover addresses of earlier boots that an assignment by the plugin can free.
+    /// True if the node holds leftover addresses of earlier boots, which an assignment may be able to free.
     pub over_leftovers: bool,
 }
 
-/// The reason why a virtual machine's pod gets no address. The error messages for virtual machines are Calico's.
+/// The reason why no address of a virtual machine can be assigned to its pod. The error messages equal Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
-    /// The pod is the target of a migration, but keeping addresses of virtual machines is turned off.
+    /// The pod is the target of a migration, but the setting by which virtual machines keep their addresses is off.
     #[error("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")]
     TargetWhileOff,
     /// The pod is the target of a migration, and the virtual machine with this handle has no address.
     #[error("migration target pod but no IP allocated to VM handle {0}")]
     NothingToTake(String),
-    /// The virtual machine's address is no longer in any pool.
+    /// The virtual machine's address no longer lies in any pool.
     #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
     OutsidePools(IpAddr),
 }
 
-/// A block in which addresses of a pool are in use.
+/// A block of a pool, in which addresses are in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockInUse {
     /// The network of the block.
     pub block: IpNet,
-    /// The number of addresses in use in the block.
+    /// Number of addresses in use in the block.
     pub addresses: usize,
-    /// The names of the nodes that hold the block's addresses.
+    /// The names of the nodes that hold addresses of the block.
     pub nodes: Vec<String>,
 }
 
@@ -411,7 +414,7 @@ impl fmt::Display for BlockInUse {
     }
 }
 
-/// Displays the first few blocks in use and the number of further blocks.
+/// Displays the first few blocks of a list, and the number of omitted blocks.
 struct PlaceList<'a>(&'a [BlockInUse]);
 
 impl fmt::Display for PlaceList<'_> {

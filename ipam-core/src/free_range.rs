@@ -1,4 +1,4 @@
-//! Finds free private networks for pools that are defined without a network.
+//! Chooses a free private network for a pool that is defined without a network.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,13 +6,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::net::overlap;
 
-/// The private ranges from which IPv4 pools are chosen, preferred first. Docker, podman, libvirt, flannel, k3s,
-/// OpenShift and kubeadm use other ranges by default.
+/// The private ranges from which the networks of IPv4 pools are chosen, preferred first. By default, Docker, podman,
+/// libvirt, flannel, k3s, OpenShift and kubeadm use other private ranges.
 const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
 
-/// Returns a network of this prefix length that overlaps with none of the networks in `taken`. For up to 30 bits,
-/// returns the first free private IPv4 network. For more bits, returns a unique local IPv6 network with a random prefix
-/// (RFC 4193). Returns `None` if no such network is free.
+/// Returns a network of prefix length `bits` that overlaps with none of the networks in `taken`. A prefix length of at
+/// most 30 means IPv4: the result is the first free network in the private ranges. A larger prefix length means IPv6:
+/// the result is a unique local network with a random prefix (RFC 4193). Returns `None` if no network is free.
 pub fn choose(bits: u8, taken: &[IpNet], mut random: impl FnMut() -> u64) -> Option<IpNet> {
     let is_free = |cidr: &IpNet| !taken.iter().any(|other| overlap(*other, *cidr));
     if bits <= 30 {

@@ -1,9 +1,10 @@
-//! The import lock: a key that reserves a store for the import or migration that fills it.
+//! Defines the import lock: a key that reserves a store for an import or a migration into this store.
 //!
-//! While the import lock's key exists, no address is assigned or released. Every verb of the allocator reads the lock's
-//! key in the same request as its other keys, and commits on the condition that the lock's key is absent. The program
-//! that fills a store thus has exclusive use of the store, even if other programs are already configured to use the
-//! store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` copies the contents of stores.
+//! While the import lock's key exists, no address is assigned or released. Every operation of the allocator reads the
+//! lock's key in the same request as its other keys. The commit of the operation guards that the lock's key is absent.
+//! While the lock exists, only the program that fills the store can assign or release addresses, even if other programs
+//! are already configured to use the store. Calico's own programs ignore the lock. The crate `margay-ipam-operator`
+//! plans the copying of a store's content.
 
 use std::fmt;
 
@@ -19,11 +20,11 @@ pub fn import_lock_key() -> Key {
     LOCK_KEY.into()
 }
 
-/// Returns the result of a verb, or an error if the store has an import lock. A store error in the result is returned
-/// unchanged.
+/// Returns the result of an operation, or an error if the store has an import lock. If the operation failed with a
+/// store error, the store error is returned.
 ///
 /// # Errors
-/// `ImportLocked` if the store has an import lock. Any error of the verb. Any store error.
+/// `ImportLocked` if the store has an import lock. Any error of the operation. Any store error.
 pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
     if let Err(Error::Store(_)) = done {
         return done;
@@ -34,13 +35,13 @@ pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> R
     }
 }
 
-/// The kind of source from which the store is filled.
+/// Whether a store is filled by an import or by a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveKind {
-    /// The store is filled from a file.
+    /// The store is filled from a file by an import.
     Import,
-    /// The store is filled from another store, which may change during the migration.
+    /// The store is filled by a migration from another store, which may change during the migration.
     Migrate,
 }
 
@@ -48,28 +49,29 @@ pub enum MoveKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportState {
-    /// Some keys of the source might not be copied yet.
+    /// Some keys of the source may not have been copied yet.
     Copying,
-    /// All keys of one revision were copied and compared.
+    /// All keys of one revision of the source were copied and compared.
     Copied,
-    /// An aborted import or migration removes the copied keys.
+    /// The import or migration was aborted, and the copied keys are being removed.
     Removing,
 }
 
-/// The value of the import lock: the source and the progress, as JSON under [`import_lock_key`].
+/// The value of the import lock's key: the source and the progress of the import or migration, stored as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportLock {
-    /// The kind of source from which the store is filled.
+    /// Whether a store is filled by an import or by a migration.
     pub way: MoveKind,
-    /// The source as an argument of the command line: a URL or a file.
+    /// The source as a command line argument: the URL of a store, or the path of a file.
     pub from: String,
-    /// The store that is filled, as an argument of the command line.
+    /// The store that is being filled, as a command line argument.
     pub to: String,
-    /// The identity of the source: the id of a store, or a checksum of a file and of the changes to its content.
+    /// The identity of the source: the id of a store, or a checksum of a file and of the requested changes to its
+    /// content.
     pub source: String,
-    /// The progress of the import or the migration.
+    /// The progress of the import or migration.
     pub state: ImportState,
-    /// The last copied revision of the source; 0 before the first revision is copied.
+    /// The last revision of the source that was copied completely; 0 if no revision was.
     pub revision: i64,
 }
 
@@ -79,12 +81,12 @@ impl ImportLock {
         Value::new(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    /// Decodes the value of an import lock. Returns `None` if the value cannot be read.
+    /// Decodes the value of the import lock's key. Returns `None` if the value cannot be decoded.
     pub fn decode(value: &[u8]) -> Option<Self> {
         serde_json::from_slice(value).ok()
     }
 
-    /// Returns the command that continues the import or the migration.
+    /// Returns the command line that continues the import or migration.
     pub fn command(&self) -> String {
         let Self { from, to, .. } = self;
         match (self.way, self.state) {
@@ -97,7 +99,7 @@ impl ImportLock {
     }
 }
 
-/// The error of a verb on a store with an import lock.
+/// The error of an operation on a store with an import lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportLocked {
     mark: Option<ImportLock>,

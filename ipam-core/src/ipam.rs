@@ -1,4 +1,4 @@
-//! Defines the allocator: a store, a clock, and one method for each verb.
+//! Defines the allocator [`Ipam`] with its store, its clock and its options.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 use crate::pending_commits::{self, PendingCommits, RecordingStore};
 
-/// Runs the body of a verb as one transaction on the allocator's store, or on the store after `on`, and returns the
-/// body's result. While an [import](crate::import_lock) fills the store, only verbs that are marked `reading` are
-/// allowed.
+/// Runs a block of code as one transaction on the allocator's store, or on the store given after `on`, and returns the
+/// code's result. While the store has an [import lock](crate::import_lock), only transactions that are marked `reading`
+/// succeed.
 #[macro_export]
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
@@ -41,27 +41,28 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// The source of the current time. Tests replace the clock.
+/// A function that returns the current time. Tests replace the function by a clock of their own.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
-/// The source of unique ids for new resources. By default they are random UUIDs, as text.
+/// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Minimum number of full blocks worth remembering. Fewer full blocks are cheap to read again.
+/// Minimum number of full blocks that an assignment must find for the full blocks to be remembered. Fewer full blocks
+/// can be read again at low cost.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
-/// Decides which nodes may have addresses.
+/// Decides which nodes can get addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// Only registered nodes, as in a cluster.
+    /// Only registered nodes can get addresses, as in a cluster.
     Registered,
-    /// If no node is registered, only the node of the first request may have addresses, under the name that the node
-    /// had then. On a store of a single machine no node is registered, and a renamed host remains the same node. An
-    /// unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
+    /// In the store of a single machine, no node is registered, and the node of the first request gets all addresses.
+    /// The store records the node's name in the first request, so a host that is renamed later remains the same node.
+    /// An unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
-/// The allocator of addresses on a store. An `Ipam` is cheap to clone.
+/// The allocator of addresses in a store. Cloning an `Ipam` is cheap.
 #[derive(Clone)]
 pub struct Ipam {
     store: Arc<dyn Store>,
@@ -80,7 +81,7 @@ impl std::fmt::Debug for Ipam {
 }
 
 impl Ipam {
-    /// Creates an allocator on a store, with the system's clock and random ids.
+    /// Creates an allocator that uses a store, the system clock and random ids.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
         Self {
@@ -108,23 +109,24 @@ impl Ipam {
         self
     }
 
-    /// Records each assignment before its commit, so that another process can find out the commit's outcome; see
-    /// [`crate::pending_commits`].
+    /// Makes the allocator record each commit of an assignment before it is sent, so that another process can find out
+    /// the commit's outcome; see [`crate::pending_commits`].
     #[must_use]
     pub fn with_pending_commits(mut self, pending_commits: Arc<dyn PendingCommits>) -> Self {
         self.pending_commits = Some(pending_commits);
         self
     }
 
-    /// Remembers which blocks assignments used, for a networked store; see [`crate::hints`].
+    /// Makes the allocator remember recently used blocks, which saves round trips to a networked store; see
+    /// [`crate::hints`].
     #[must_use]
     pub fn with_hints(mut self, hints: Arc<dyn Hints>) -> Self {
         self.hints = Some(hints);
         self
     }
 
-    /// Lets an assignment that finds no free address release leftover addresses of earlier boots, based on this
-    /// evidence; see [`crate::gc`].
+    /// Allows an assignment that finds no free address to release leftover addresses of earlier boots. The `liveness`
+    /// source provides the evidence that the addresses are unused; see [`crate::gc`].
     #[must_use]
     pub fn with_liveness(mut self, liveness: Arc<dyn LivenessSource>) -> Self {
         self.liveness = Some(liveness);
@@ -135,7 +137,7 @@ impl Ipam {
         self.liveness.as_ref()
     }
 
-    /// Settles every pending commit of this attachment, so that none of these commits can happen later.
+    /// Settles every pending commit of an attachment, so that the store cannot execute any of these commits later.
     pub(crate) async fn settle_pending_commits(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         match &self.pending_commits {
             Some(pending_commits) => {
@@ -145,8 +147,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the store for assignments to an attachment. If pending commits are enabled, the store records each
-    /// commit before it is sent.
+    /// Returns the store to use for assignments to an attachment. If pending commits are recorded, the returned store
+    /// records each commit before sending it.
     pub(crate) fn recording_store(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let store = Arc::clone(&self.store);
         match &self.pending_commits {
@@ -162,7 +164,7 @@ impl Ipam {
         self.hints.as_ref().map(|hints| hints.recall(attachment)).unwrap_or_default()
     }
 
-    /// Remembers the used blocks, unless these blocks equal `recalled`.
+    /// Remembers the recently used blocks, unless they equal `recalled`.
     pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
         if let Some(hints) = self.hints.as_ref().filter(|_| recalled != blocks) {
             hints.remember(attachment, blocks);
@@ -173,14 +175,14 @@ impl Ipam {
         self.hints.as_ref().map(|hints| hints.recall_full(attachment)).unwrap_or_default()
     }
 
-    /// Remembers full blocks, unless there are fewer than [`MIN_REMEMBERED_FULL_BLOCKS`].
+    /// Remembers full blocks if there are at least [`MIN_REMEMBERED_FULL_BLOCKS`].
     pub(crate) fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
         if let Some(hints) = self.hints.as_ref().filter(|_| blocks.len() >= MIN_REMEMBERED_FULL_BLOCKS) {
             hints.remember_full(attachment, blocks);
         }
     }
 
-    /// Returns the pools that had no free address for an attachment's node and network.
+    /// Returns the pools in which no address was recently free for an attachment's node and network.
     pub(crate) fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
         self.hints.as_ref().map(|hints| hints.recall_full_pools(attachment)).unwrap_or_default()
     }
@@ -191,14 +193,14 @@ impl Ipam {
         }
     }
 
-    /// Remembers that a node is about to hold addresses in blocks that it does not own.
+    /// Remembers that a node is about to borrow addresses from blocks of other owners.
     pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
         if let Some(hints) = self.hints.as_ref().filter(|_| !blocks.is_empty()) {
             hints.about_to_hold(node, blocks);
         }
     }
 
-    /// Returns which nodes may have addresses.
+    /// Returns the rule for which nodes can get addresses.
     pub fn nodes(&self) -> Nodes {
         self.nodes
     }
@@ -211,7 +213,7 @@ impl Ipam {
         self.hints.as_ref()
     }
 
-    /// Returns the store of the allocator.
+    /// Returns the allocator's store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
@@ -226,7 +228,7 @@ impl Ipam {
         (self.uids)()
     }
 
-    /// Reads the document of the node that requests addresses. Callers should prefetch the [`Self::host_keys`].
+    /// Finds the node that requests addresses, and reads its labels. Callers should prefetch [`Self::host_keys`].
     pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Claimant> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
@@ -251,8 +253,8 @@ impl Ipam {
         Ok(Claimant { owner: Owner::host(&name), name, labels: Labels::default(), limited: false, pin })
     }
 
-    /// Reads the document of any owner of blocks; see [`Self::host`]. A virtual owner has no document and no labels,
-    /// and the block limit applies to virtual owners.
+    /// Finds the owner for which addresses are requested: a node (see [`Self::host`]) or a virtual owner. A virtual
+    /// owner has no labels, and the block limit applies to virtual owners.
     pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Claimant> {
         match owner {
             Owner::Host(name) => self.host(tx, name).await,
@@ -272,8 +274,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the owner under the name that the store has for the owner, even if the node is no longer registered; see
-    /// [`Self::known_name`].
+    /// Returns an owner with the name by which the store knows the owner (see [`Self::known_name`]), even if a node is
+    /// no longer registered.
     pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
         match owner {
             Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),
@@ -291,8 +293,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the store's name for the node that calls itself `name`. The two names differ only if the store has
-    /// pinned another name and no node is registered.
+    /// Returns the name by which the store knows the node that is now called `name`. The returned name differs from
+    /// `name` only if no node is registered and the store has recorded another name for its only node.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),
@@ -315,14 +317,14 @@ enum Pin {
     Write,
 }
 
-/// The node or the virtual owner that requests addresses.
+/// The node or the virtual owner for which addresses are requested.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimant {
-    /// The name of the node or virtual owner in the store.
+    /// The name by which the store knows the node or virtual owner.
     pub(crate) name: String,
     owner: Owner,
     pub(crate) labels: Labels,
-    /// Whether the limit of blocks per host applies to the claimant.
+    /// True if the limit of blocks per host applies to the claimant.
     pub(crate) limited: bool,
     pin: Pin,
 }
@@ -332,7 +334,8 @@ impl Claimant {
         self.owner.clone()
     }
 
-    /// Pins the node's name in the store, unless the store already has a pinned name.
+    /// Records the node's name as the name of the store's only node, if no node is registered and no name is recorded
+    /// yet.
     pub(crate) fn pin(&self, tx: &mut Transaction) -> Result<()> {
         if self.pin == Pin::Write {
             tx.put(&keys::PINNED_NODE.into(), self.name.clone())?;

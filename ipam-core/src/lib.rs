@@ -2,21 +2,24 @@
 //!
 //! # Structure of the crate
 //!
-//! Defines the IPAM data model and the allocator. Within the workspace, this crate depends only on the crate `kv`.
+//! This crate defines the IPAM data model and the allocator. Within the workspace, this crate depends only on the crate
+//! `kv`.
 //!
 //! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] make decisions about stored documents without any I/O. Time, host names and random numbers are
-//! arguments, so every decision is reproducible. [`Ipam`] is the allocator of addresses. Each verb of the allocator is
-//! one transaction on a store: the verb reads documents, decides and writes. The verb [`assign`] is the largest one.
+//! [`utilization`] make decisions about stored documents without any I/O. The functions of these modules get the time,
+//! host names and random numbers as arguments, so every decision is reproducible. [`Ipam`] is the allocator of
+//! addresses. Most operations of the allocator are one transaction on a store, which reads documents, decides and
+//! writes. The largest operation is in [`assign`].
 //!
-//! The crate `margay-ipam-operator` implements the verbs for operators. The modules [`write_set`], [`assign_context`],
-//! [`block_lookup`] and [`usage`] are public for callers like this crate.
+//! The crate `margay-ipam-operator` implements the operations that an operator of a cluster runs. The modules
+//! [`write_set`], [`assign_context`], [`block_lookup`] and [`usage`] are public because the crate
+//! `margay-ipam-operator` uses them.
 //!
 //! # Calico's names
 //!
-//! Every method of Calico's IPAM library has a counterpart in this crate. The documentation of each method names the
-//! method's guards and errors. If the answer to a commit is lost, a method finds out the commit's outcome before the
-//! method returns.
+//! Every method of Calico's IPAM library has a counterpart in this crate, as the following table shows. The
+//! documentation of each method names its guards and errors. If the store's answer to a commit is lost, a method of
+//! [`Ipam`] finds out the commit's outcome before it returns.
 //!
 //! | Calico | Here | Differs in |
 //! |---|---|---|
@@ -73,9 +76,9 @@ pub mod vm;
 pub mod workloads;
 pub mod write_set;
 
-/// Boxes the future of a verb. The compiler generates the code of an `async fn` again in each crate that awaits it. A
-/// boxed future is compiled only once, in this crate. With boxed futures, the workspace's programs and tests build in
-/// 165 s instead of 198 s after a change of this crate.
+/// Makes an `async fn` return a boxed future. The compiler generates the code of an `async fn` again in each crate that
+/// awaits it, but that of a boxed future only once, in this crate. With boxed futures, the workspace's programs and
+/// tests build in 165 s instead of 198 s after a change of this crate.
 pub(crate) use async_recursion::async_recursion as boxed_future;
 pub use check::{CheckResult, Standing};
 pub use error::{BlockInUse, BridgeError, Error, ErrorSubject, OverlapError, QuotaReached, Result, VmError};

@@ -1,4 +1,4 @@
-//! Arithmetic on addresses and networks of both families.
+//! Provides arithmetic on addresses and networks of both families.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,7 +27,7 @@ impl Family {
         Self::of(net.addr())
     }
 
-    /// The number of bits of an address: 32 or 128.
+    /// The number of bits of an address of this family: 32 or 128.
     pub fn bits(self) -> u8 {
         match self {
             Self::V4 => 32,
@@ -35,7 +35,7 @@ impl Family {
         }
     }
 
-    /// The prefix lengths that a block can have.
+    /// The prefix lengths that a block of single addresses can have.
     pub fn block_sizes(self) -> RangeInclusive<u8> {
         match self {
             Self::V4 => 20..=32,
@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// The family's segment in a key: `ipv4` or `ipv6`.
+    /// The family's segment in store keys, which is `ipv4` or `ipv6`.
     pub fn key_segment(self) -> &'static str {
         match self {
             Self::V4 => "ipv4",
@@ -51,7 +51,8 @@ impl Family {
         }
     }
 
-    /// Returns the address with this number, or `None` if the number is too large for the family.
+    /// Converts an integer to the address with the integer's bits; the inverse of [`number`]. Returns `None` if the
+    /// number is too large for the family.
     pub fn address(self, number: u128) -> Option<IpAddr> {
         match self {
             Self::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
@@ -59,8 +60,8 @@ impl Family {
         }
     }
 
-    /// Returns the network with this prefix length that contains an address, or `None` if the length exceeds the
-    /// family's bits or the address is of the other family.
+    /// Returns the network of a prefix length that contains an address. Returns `None` if the prefix length is too
+    /// large, or if the address has the other family.
     pub fn network(self, ip: IpAddr, prefix: u8) -> Option<IpNet> {
         let net = match (self, ip) {
             (Self::V4, IpAddr::V4(ip)) => Ipv4Net::new(ip, prefix).ok()?.into(),
@@ -80,7 +81,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Returns the number of an address: the address's bits as an integer.
+/// Returns the bits of an address as an integer.
 pub fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -88,40 +89,40 @@ pub fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// Returns the numbers of the first and the last address of a network.
+/// Returns the first and the last address of a network as integers (see [`number`]).
 pub fn bounds(net: IpNet) -> (u128, u128) {
     (number(net.network()), number(net.broadcast()))
 }
 
-/// Returns the address at `offset` from the first address of a network, or `None` if the offset is outside the network.
+/// Returns the address that is `offset` addresses after a network's first address; `None` if that address is outside
+/// the network.
 pub fn nth(net: IpNet, offset: u128) -> Option<IpAddr> {
     let (first, last) = bounds(net);
     let number = first.checked_add(offset).filter(|number| *number <= last)?;
     Family::of_net(net).address(number)
 }
 
-/// True if two networks have a common address.
+/// True if two networks have at least one common address.
 pub fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 
-/// A number of addresses, exact from 0 to 2^128. The number of all IPv6 addresses is 2^128, one more than `u128` can
-/// hold.
+/// A number of addresses, exact from 0 to 2^128. The type `u128` is too small, because there are 2^128 IPv6 addresses.
 ///
-/// Sums of counts saturate at 2^128. A count is displayed and serialised as decimal text, because JSON readers lose
+/// Sums saturate at 2^128. A count is displayed and serialized as decimal text, because many JSON parsers lose
 /// precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // If true, the count is 2^128 and `low` is 0. The field `all` comes first, so that the derived order is the numeric
-    // order.
+    // If `all` is true, the count is 2^128 and `low` is 0. The field `all` is declared before `low`, so that the
+    // derived order is the numeric order.
     all: bool,
     low: u128,
 }
 
 impl Count {
-    /// A count of no addresses.
+    /// The count 0.
     pub const ZERO: Self = Self { all: false, low: 0 };
-    /// 2^128, the number of all IPv6 addresses.
+    /// The count 2^128, the number of all IPv6 addresses.
     pub const ALL: Self = Self { all: true, low: 0 };
 
     /// Creates a count from an integer.
@@ -134,14 +135,14 @@ impl Count {
         Self::of_parts(net, Family::of_net(net).bits())
     }
 
-    /// Returns the number of subnets of this prefix length in a network: 2 to the power of the difference of the
-    /// lengths. Returns 1 if the length is shorter than the network's prefix.
+    /// Returns the number of subnets of prefix length `length` in a network. Returns 1 if `length` is shorter than the
+    /// network's prefix length.
     pub fn of_parts(net: IpNet, length: u8) -> Self {
         let bits = length.saturating_sub(net.prefix_len());
         1_u128.checked_shl(bits.into()).map_or(Self::ALL, Self::new)
     }
 
-    /// Returns the number of addresses from `first` to `last`, both inclusive. Returns 0 if `last` is before `first`.
+    /// Returns the number of integers from `first` to `last`, both inclusive. Returns 0 if `last` is less than `first`.
     pub fn of_span(first: u128, last: u128) -> Self {
         match last.checked_sub(first) {
             None => Self::ZERO,
@@ -164,18 +165,18 @@ impl Count {
         match (self.all, other.all) {
             (_, true) => Self::ZERO,
             (true, false) if other.low == 0 => Self::ALL,
-            // 2^128 - x for x > 0, computed modulo 2^128.
+            // For x > 0, the difference 2^128 - x is the negation of x modulo 2^128.
             (true, false) => Self::new(other.low.wrapping_neg()),
             (false, false) => Self::new(self.low.saturating_sub(other.low)),
         }
     }
 
-    /// Returns the count as an integer, or `None` for 2^128.
+    /// Returns the count as an integer; `None` if the count is 2^128.
     pub fn to_u128(self) -> Option<u128> {
         (!self.all).then_some(self.low)
     }
 
-    /// Returns the count as a float, precise enough for percentages only.
+    /// Returns the count as a float, whose precision suffices only for percentages.
     #[expect(clippy::cast_precision_loss, reason = "a percentage needs no higher precision")]
     pub fn to_f64(self) -> f64 {
         if self.all { (u128::MAX as f64) + 1.0 } else { self.low as f64 }

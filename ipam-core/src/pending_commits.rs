@@ -1,24 +1,26 @@
-//! Records the commit that an assignment is about to send, in case the process dies before it knows the commit's
-//! outcome.
+//! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome, the
+//! record allows another process to find it out.
 //!
-//! On a store that another process serves, a commit may happen after its sender has died, and even after another
-//! process has searched for the commit's effect in vain. The transaction is therefore recorded before it is sent, and
-//! the record is removed once the transaction can no longer happen. The next call that assigns to the attachment or
-//! releases it finds the pending commit and sends the recorded transaction again. If the transaction succeeds, its
-//! addresses can be found. If the transaction's guards fail, either the transaction has already happened, or a key that
-//! it guards has changed.
+//! If the store is another process, such as etcd, a commit may be executed after its sender has died. A commit may even
+//! be executed after another process has searched for the commit's effect in vain. The transaction is therefore
+//! recorded before it is sent, and the record is removed once the transaction can no longer be executed. The next
+//! operation on the same attachment finds the pending commit and sends the recorded transaction again. If the repeated
+//! transaction succeeds, its addresses can be found in the store. If the guards of the repeated transaction fail, the
+//! transaction was executed before, or a guarded key has changed.
 //!
-//! A changed key never returns to its old revision. But a transaction that creates a block guards the block, the
-//! affinity and the handle as absent, and these keys may be absent again when the transaction arrives. If all keys that
-//! the transaction guards as present are unchanged, the settling process rewrites one of these documents without a
-//! change. The pool's document is always among them. After the rewrite, the guards of a late transaction fail.
+//! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
+//! affinity and the handle are absent. The three keys may be absent again when a delayed copy of the transaction
+//! arrives. To exclude a delayed execution, the settling process checks the existing keys that the transaction guards.
+//! If all these keys are unchanged, the settling process rewrites one of the keys with an equal value. Each transaction
+//! guards at least one existing key, the pool's document. After the rewrite, the guards of a delayed copy of the
+//! transaction fail.
 //!
-//! A pending commit belongs to one attachment. When pending commits are recorded, a commit assigns to one attachment
-//! only.
+//! A pending commit belongs to one attachment. If pending commits are recorded, no commit assigns addresses to several
+//! attachments.
 //!
-//! An embedded store needs no record of pending commits. The process with the store lock makes all commits, and the
-//! lock ends with the process. The next process that opens the store sees whether a dead process's commit happened. A
-//! commit of a dead process cannot happen later.
+//! An embedded store needs no records of pending commits. Only the process that has the store lock commits, and the
+//! lock is released when the process dies. The next process that opens the store therefore sees whether the last commit
+//! was executed; a commit of a dead process cannot be executed later.
 
 use std::fmt;
 use std::io;
@@ -34,7 +36,7 @@ use kv::{
 use crate::attachment::Attachment;
 use crate::error::Result;
 
-/// Maximum pause before a pending commit is sent again.
+/// Maximum pause between two attempts to send a pending commit.
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The id of a recorded pending commit.
@@ -50,30 +52,31 @@ pub struct PendingCommit {
     pub txn: Txn,
 }
 
-/// Keeps records of pending commits. The records must survive the process, but not the machine. A record is written
-/// between two round trips, so a call should take no longer than a few writes to memory, unless an earlier process left
-/// a record.
+/// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
+/// the machine. Every assignment waits for the methods of this trait, so the methods must be fast and should not write
+/// to a disk. The methods may be slower if an earlier process left a record.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
-    /// Records the transaction that is about to be sent for an attachment, so that [`Self::pending`] returns the
-    /// transaction from now on. If recording fails, the transaction is not sent.
+    /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
+    /// now on. If the recording fails, the caller does not send the transaction.
     ///
     /// # Errors
-    /// Any reason why the transaction cannot be recorded.
+    /// Any I/O error by which the transaction is not recorded.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId>;
 
-    /// Removes a pending commit with a known outcome. A record that was not removed costs the next call a round trip.
+    /// Removes the record of a pending commit whose outcome is known. If the removal fails, the next operation on the
+    /// attachment needs an additional round trip.
     fn forget(&self, id: &PendingCommitId);
 
-    /// Returns the pending commits of an attachment on this store. Records of other stores, and records that cannot be
-    /// read, are ignored. If any records exist, the store may be queried for its identity.
+    /// Returns the pending commits of an attachment for this store. Records for other stores, and records that cannot
+    /// be decoded, are ignored. If there are records, the implementation may query the store for its identity.
     ///
     /// # Errors
-    /// Any reason why the store's pending commits cannot be determined. A store error is passed on unchanged.
+    /// Any I/O error by which the pending commits remain unknown. A store error is passed on unchanged.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 
-/// Ensures that no pending commit of this attachment can happen on this store from now on.
+/// Ensures that no pending commit of an attachment can be executed by the store from now on.
 pub(crate) async fn settle_all(
     pending_commits: &dyn PendingCommits,
     store: &Arc<dyn Store>,
@@ -96,7 +99,8 @@ async fn settle(store: &Arc<dyn Store>, id: &PendingCommitId, txn: &Txn, deadlin
     invalidate(store, txn, deadline).await
 }
 
-/// Sends a transaction until the store answers. Returns `None` if the store rejects it permanently.
+/// Sends a transaction again and again until the store answers. Returns `None` if the store rejects the transaction
+/// permanently.
 async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<Option<TxnResponse>> {
     let mut pause = Duration::from_millis(5);
     loop {
@@ -117,7 +121,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
 }
 
-/// Returns the keys that a transaction guards as present, with the guarded revisions.
+/// Returns the existing keys that a transaction guards, each with the revision that it must have.
 fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     let guards = txn.compares.iter().filter_map(|compare| match (&compare.range, &compare.target) {
         (Range::Key(key), Target::ModRevision(revision)) if compare.op == CompareOp::Equal && revision.is_set() => {
@@ -128,8 +132,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has succeeded and changed a key that it guards as present. After such a success, a second
-/// copy of the transaction that is still in transit always fails.
+/// True if the transaction has succeeded and has written an existing key that it guards, so that a delayed second copy
+/// of the transaction always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -141,7 +145,7 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
         })
 }
 
-/// Ensures that a transaction can never succeed, even if keys that it guards become absent again.
+/// Ensures that a transaction can never succeed, even if keys that it guards as absent become absent again.
 async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
     let read = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
@@ -161,7 +165,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     tracing::info!(%key, "rewriting an unchanged key, so that the store can no longer apply the pending commit");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // If another process changed the key first, the transaction's guards fail as well.
+    // The rewrite of the key fails if another process has changed the key first. After a change by another process, the
+    // guards of the pending transaction fail anyway.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -174,8 +179,8 @@ fn unreadable(error: io::Error) -> kv::Error {
     }
 }
 
-/// A store for assignments to an attachment. Each writing transaction is recorded before it is sent, and the record is
-/// kept until the transaction's outcome is known.
+/// A store wrapper for assignments to one attachment. The wrapper records each writing transaction before sending it,
+/// and keeps the record until the transaction's outcome is known.
 pub(crate) struct RecordingStore {
     inner: Arc<dyn Store>,
     pending_commits: Arc<dyn PendingCommits>,
@@ -194,7 +199,7 @@ impl fmt::Debug for RecordingStore {
 struct RecordedCommit {
     id: PendingCommitId,
     txn: Txn,
-    /// True once sending the transaction has failed with an unknown outcome.
+    /// True if the transaction was sent at least once with an unknown outcome.
     in_doubt: bool,
 }
 
@@ -203,8 +208,8 @@ impl RecordingStore {
         Self { inner, pending_commits, attachment, recorded: Mutex::default() }
     }
 
-    /// Records a transaction, unless the transaction is a retry of the recorded one. The reads of the failure branch
-    /// are not compared, because they are added only for a retry.
+    /// Records a transaction, unless it is a retry of the recorded transaction. The reads in the failure branch of a
+    /// transaction are not compared, because only retries have such reads.
     fn record(&self, txn: &Txn) -> kv::Result<()> {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded
@@ -231,7 +236,8 @@ impl RecordingStore {
         match answer {
             Err(error) if !error.is_final() => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
-            // The first transaction may still be in transit, so the next call settles it.
+            // A copy of the transaction that was sent earlier may still be in transit, so its record is kept for the
+            // next operation on the attachment.
             Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *recorded = None,
             Ok(_) | Err(_) => {
                 self.pending_commits.forget(&current.id);

@@ -1,4 +1,4 @@
-//! Selects the pools for an address, and decides the order in which their blocks are tried.
+//! Selects the pools for an assignment, and decides the order in which the blocks of a pool are tried.
 
 use std::net::IpAddr;
 
@@ -9,35 +9,35 @@ use crate::net::{Count, Family, number};
 use crate::reservations::Reservations;
 use crate::selector::SelectorError;
 
-/// The reason why no pool can be used for a request. The error messages are Calico's.
+/// The reason why no pool can be used for a request. The error messages equal Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The text that names a requested pool is neither a network nor the name of a pool.
+    /// The text by which a request names a pool is neither a network nor a pool's name.
     #[error("error parsing pool {0:?}: invalid CIDR address: {0}")]
     UnknownName(String),
-    /// A requested pool is not of the requested address family.
+    /// The family of a requested pool is not that of the requested addresses.
     #[error("\"{0}\" isn't a {1} address")]
     WrongFamily(IpAddr, Family),
-    /// No enabled pool has exactly the requested network.
+    /// A requested pool is not enabled, or no pool has exactly the requested network.
     #[error("the given pool ({0}) does not exist, or is not enabled")]
     NotGiven(IpNet),
-    /// No pool of the family is enabled, or no enabled pool has large enough blocks.
+    /// No pool of the family is enabled, or the blocks of all enabled pools are too small.
     #[error("cannot find a qualified ippool")]
     NoneQualified,
-    /// No pool selects this node and namespace.
+    /// No pool can be used for the requesting node and namespace, because of the pools' selectors.
     #[error("no configured Calico pools for node {0}")]
     NoneForNode(String),
-    /// No pool allows the requested use.
+    /// No pool allows the requested use of the addresses.
     #[error("cannot find a qualified ippool, no pools match the required use ({0})")]
     NoneForUse(PoolUse),
     /// A selector of this pool cannot be parsed.
     #[error("pool {0}: {1}")]
     BadSelector(String, #[source] SelectorError),
-    /// The requested address is in no enabled pool.
+    /// A specifically requested address lies in no enabled pool.
     #[error("The provided IP address is not in a configured pool\n")]
     AddressOutside,
-    /// The requested address is in a pool that does not allow the requested use.
+    /// A specifically requested address lies in a pool that does not allow the requested use.
     #[error(
         "IP address {ip} is in IP pool {pool:?}, which is not allowed for use \"{wanted}\" (allowedUses: [{}])",
         .allowed.join(" ")
@@ -54,11 +54,11 @@ pub enum PoolError {
     },
 }
 
-/// Returns the network of a pool that a request names by network or by name. [`select_pools`] checks whether the pool
-/// exists and is enabled.
+/// Returns the network of a pool that a request names by network or by name. If `text` is a network, [`select_pools`]
+/// checks later whether an enabled pool has this network.
 ///
 /// # Errors
-/// [`PoolError::UnknownName`] if no pool has this name, or [`PoolError::WrongFamily`].
+/// [`PoolError::UnknownName`] if no pool has this name. [`PoolError::WrongFamily`] if the network has another family.
 pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpNet, PoolError> {
     let by_name = || pools.iter().find(|pool| pool.name() == text).map(Pool::cidr);
     let net = text.parse().ok().or_else(by_name).ok_or_else(|| PoolError::UnknownName(text.to_owned()))?.trunc();
@@ -70,9 +70,10 @@ pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpN
 pub struct PoolQuery<'a> {
     /// The family of the requested addresses.
     pub family: Family,
-    /// The networks of the requested pools, in order. If empty, pools are chosen by selectors.
+    /// The networks of the requested pools, in the order of the request. If no pools are listed, pools are chosen by
+    /// their selectors.
     pub requested: &'a [IpNet],
-    /// The node that requests addresses.
+    /// The name of the node for which addresses are requested.
     pub node: &'a str,
     /// The node's labels.
     pub node_labels: &'a Labels,
@@ -80,16 +81,16 @@ pub struct PoolQuery<'a> {
     pub namespace_labels: &'a Labels,
     /// The use of the requested addresses.
     pub wanted: PoolUse,
-    /// The addresses that the node reserves for itself in each block.
+    /// The addresses that are reserved for the node itself in each block.
     pub host_reserved: Option<&'a HostReserved>,
 }
 
-/// Selects the pools from which addresses are taken, in the order in which to try the pools.
+/// Selects the pools from which addresses may be assigned, in the order in which they are tried.
 ///
 /// `all` contains all pools, ordered by name. Requested pools are selected in the order of the request, regardless of
-/// their selectors and assignment modes. Without requested pools, the automatic pools whose selectors match both the
-/// node and the namespace are selected. A pool must always be enabled, allow the requested use, and have blocks with
-/// more addresses than the host reserves for itself.
+/// their selectors and assignment modes. If no pools are requested, the function selects the pools with automatic
+/// assignment whose selectors match both the node and the namespace. A selected pool is always enabled, allows the
+/// requested use, and has blocks with more addresses than are reserved for the node.
 ///
 /// # Errors
 /// [`PoolError`] if no pool can be used, or if a requested pool does not exist.
@@ -116,22 +117,23 @@ pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'
     Ok(chosen.into_iter().map(|(pool, _)| pool).collect())
 }
 
-/// The first reason why no address is taken from a pool. The variants are in the order of the checks.
+/// The first reason why no address is assigned from a pool. The variants are in the order in which the reasons are
+/// checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// The pool is not of the requested address family.
+    /// The pool's family is not that of the requested addresses.
     OtherFamily,
-    /// The pool is disabled, being deleted, or marked as not allocatable.
+    /// The pool is disabled, is being deleted, or is marked as not allocatable.
     NotEnabled,
-    /// The pool's blocks do not fit into the pool, or have no more addresses than the host reserves for itself.
+    /// The pool is smaller than one of its blocks, or all addresses of a block would be reserved for the node.
     BlocksTooSmall,
-    /// The request names other pools.
+    /// The request names only other pools.
     NotRequested,
-    /// The pool is reserved for requests that name the pool.
+    /// The pool's assignment mode is manual, and the request does not name the pool.
     Manual,
-    /// The pool's selector does not match the node.
+    /// The pool's node selector does not match the node.
     Node,
-    /// The pool's selector does not match the namespace.
+    /// The pool's namespace selector does not match the namespace.
     Namespace,
     /// The pool does not allow the requested use.
     Use,
@@ -140,7 +142,7 @@ pub enum Obstacle {
 /// Returns the reason why [`select_pools`] does not select a pool, or `None` if the pool is selected.
 ///
 /// # Errors
-/// [`PoolError::BadSelector`] if a selector that decides about the pool cannot be parsed.
+/// [`PoolError::BadSelector`] if a selector of the pool is needed and cannot be parsed.
 pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     let found = if pool.family() != query.family {
         Some(Obstacle::OtherFamily)
@@ -156,7 +158,8 @@ pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, 
     Ok(found.or_else(|| (!pool.allows(query.wanted)).then_some(Obstacle::Use)))
 }
 
-/// True if [`select_pools`] needs the labels of the namespace. A pool whose node selector cannot be parsed is ignored.
+/// True if [`select_pools`] needs the labels of the namespace, for the namespace selector of some pool. Pools whose
+/// node selector cannot be parsed are ignored.
 pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
     let may_choose = |pool: &Pool| {
         has_room(pool, query)
@@ -173,23 +176,24 @@ pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
 }
 
-/// True if the pool's blocks fit into the pool and have more addresses than the host reserves for itself.
+/// True if the pool has at least the size of one block, and a block has more addresses than are reserved for the node.
 fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
     let kept = query.host_reserved.map_or(0, |kept| kept.start.saturating_add(kept.end));
     block_addresses(pool).is_some_and(|addresses| addresses > Count::from(kept))
 }
 
-/// Returns the number of addresses or prefixes of a block of the pool, or `None` if the pool cannot be divided into
+/// Returns the number of addresses or prefixes in each block of the pool; `None` if the pool cannot be divided into
 /// blocks of its block size.
 fn block_addresses(pool: &Pool) -> Option<Count> {
     let first = pool.family().network(pool.cidr().network(), pool.block_size())?;
     (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_parts(first, pool.length()))
 }
 
-/// A pool, and the reason why the pool is not used.
+/// A pool, and the reason why no address is assigned from the pool, if any.
 type JudgedPool<'a> = (&'a Pool, Option<Obstacle>);
 
-/// Returns the requested pools in the order of the request, or all pools if the request names no pool.
+/// Returns those of the usable pools that the request names, in the order of the request; all usable pools if the
+/// request names no pool.
 fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<Vec<JudgedPool<'a>>, PoolError> {
     if query.requested.is_empty() {
         return Ok(usable);
@@ -204,7 +208,7 @@ fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<V
     Ok(chosen)
 }
 
-/// Returns the reason why a pool is not selected for a request that names no pool.
+/// Returns the reason why a pool is not selected for a request that names no pool; `None` if the pool is selected.
 fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     if pool.assignment_mode() != AssignmentMode::Automatic {
         return Ok(Some(Obstacle::Manual));
@@ -216,10 +220,11 @@ fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, Poo
     Ok((!pool.selects_namespace(query.namespace_labels).map_err(bad)?).then_some(Obstacle::Namespace))
 }
 
-/// Returns the enabled pool that contains a requested address.
+/// Returns the enabled pool that contains a specifically requested address.
 ///
 /// # Errors
-/// [`PoolError::AddressOutside`] or [`PoolError::AddressNotForUse`] if no pool may assign the address.
+/// [`PoolError::AddressOutside`] if no enabled pool contains the address. [`PoolError::AddressNotForUse`] if the pool
+/// does not allow the use.
 pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolError> {
     let mut enabled = enabled_pools(all, Family::of(ip));
     let pool = enabled.find(|pool| pool.cidr().contains(&ip)).ok_or(PoolError::AddressOutside)?;
@@ -230,37 +235,37 @@ pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolE
     Err(PoolError::AddressNotForUse { ip, pool: pool.name().to_owned(), wanted, allowed })
 }
 
-/// Returns the block of a pool that contains an address. Returns `None` if the address is outside the pool, or if the
-/// pool cannot be divided into blocks of its block size.
+/// Returns the possible block of a pool that contains an address. Returns `None` if the address is outside the pool, or
+/// if the pool cannot be divided into blocks of its block size.
 pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
     block_addresses(pool)?;
     pool.cidr().contains(&ip).then(|| pool.family().network(ip, pool.block_size()))?
 }
 
-/// Returns the block index at which a host starts in each pool: the 32-bit FNV-1 hash of the host's name. Hosts thus
-/// start at different blocks and rarely compete for the same block.
+/// Returns the index of the block at which a host starts its search in each pool. The index is the 32-bit FNV-1 hash of
+/// the host's name. Different hosts usually start at different blocks, so they rarely compete for the same block.
 pub fn start_of(host: &str) -> u64 {
     let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
     hash.into()
 }
 
-/// Returns all blocks of a pool, each block once. The blocks start at index `start`, modulo the number of blocks, and
-/// continue at the first block after the last one.
+/// Returns all possible blocks of a pool, each once. The first block that is returned has the index `start`, modulo the
+/// number of blocks. After the pool's last block, the iterator continues with the pool's first block.
 ///
-/// If `start` is the [`start_of`] a host, the host always tries the same blocks first. A random `start` is better for
-/// pools with blocks of one address, since such blocks are never shared.
+/// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For pools whose blocks have
+/// one address each, a random `start` is better, since a host cannot use such a block twice.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
-        // Only the pool ::/0 with blocks of one address has 2^128 blocks, one more than fits. The last block of this
-        // pool is never used, which does no harm.
+        // Only the pool ::/0 with blocks of one address has 2^128 blocks, which is too large for `u128` by one. The
+        // last block of the pool ::/0 is therefore never used.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
     PoolBlocks { pool: pool.cidr(), block_size: pool.block_size(), count, index, left: count }
 }
 
-/// An iterator over the blocks of a pool; see [`blocks_from`].
+/// An iterator over the possible blocks of a pool; see [`blocks_from`].
 #[derive(Clone, Debug)]
 pub struct PoolBlocks {
     pool: IpNet,
@@ -271,8 +276,8 @@ pub struct PoolBlocks {
 }
 
 impl PoolBlocks {
-    /// Returns the next block with at least one unreserved address. Any number of reserved blocks is skipped in one
-    /// step, because a configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
+    /// Returns the next block with at least one unreserved address. A run of fully reserved blocks is skipped in one
+    /// step, because an IPv6 pool can have too many reserved blocks to visit each of them.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
         loop {
             let current = self.index;
@@ -284,8 +289,8 @@ impl PoolBlocks {
         }
     }
 
-    /// Skips blocks that end at or before the address with the number `last`. Starts after the block with the index
-    /// `current`, which was returned last.
+    /// Skips blocks that follow the block with index `current`, which was returned last, and that end at or before
+    /// `last`, an address as an integer.
     fn pass_over(&mut self, current: u128, last: u128) {
         let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
         let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
@@ -304,8 +309,7 @@ impl Iterator for PoolBlocks {
     fn next(&mut self) -> Option<IpNet> {
         self.left = self.left.checked_sub(1)?;
         let family = Family::of_net(self.pool);
-        // A block is at most as large as the pool, and all blocks before this block are inside the pool, so the
-        // computation cannot overflow.
+        // The shift cannot overflow, because its result is an offset inside the pool.
         let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
         self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
         let first = number(self.pool.network()).checked_add(distance)?;
@@ -400,7 +404,7 @@ mod tests {
         let error = |requested: &[&str]| names(&pools, requested, &[], |_| ()).unwrap_err();
         assert_eq!(error(&["10.9.0.0/16"]), "the given pool (10.9.0.0/16) does not exist, or is not enabled");
         assert_eq!(error(&["10.3.0.0/24"]), "the given pool (10.3.0.0/24) does not exist, or is not enabled");
-        // As in Calico, the error for the lack of any pool takes precedence.
+        // As in Calico, if no pool is enabled at all, the error says this and does not name the requested pool.
         let only_off = &pools[3..4];
         assert_eq!(names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
         assert_eq!(
@@ -468,7 +472,7 @@ mod tests {
 
     #[test]
     fn blocks_come_once_from_start_of_host() {
-        // Known values of 32-bit FNV-1.
+        // The expected hashes are published values of 32-bit FNV-1.
         assert_eq!(start_of(""), 0x811c_9dc5);
         assert_eq!(start_of("a"), 0x050c_5d7e);
         assert_eq!(start_of("foobar"), 0x31f0_b262);
@@ -490,8 +494,8 @@ mod tests {
         assert_eq!(blocks_from(&four, 255).count(), 256);
         let one = make(new("p", "10.0.0.0/26"));
         assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
-        // Block sizes larger than the pool, or with prefixes longer than an address. Only programs other than Margay
-        // write such pools.
+        // The block size is larger than the pool, or its prefix length is longer than an address. Only programs other
+        // than Margay write pools with impossible block sizes.
         for block_size in [20, 33, 255] {
             let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
             assert_eq!(blocks_from(&odd, 7).count(), 0);
@@ -529,7 +533,7 @@ mod tests {
 
     #[test]
     fn blocks_of_huge_network_are_found_at_once() {
-        // Reserve all addresses except fd06::10 to fd06::17.
+        // The reserved networks are all addresses of the pool except fd06::10 to fd06::17.
         let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
         let rest = (0..58_u8)
             .map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());

@@ -1,12 +1,12 @@
-//! Manages the quarantine of addresses that a device outside the store uses. A quarantined address is reserved for a
-//! day, or until an operator releases it.
+//! Manages the quarantine of addresses that a device on the network uses although the store has not assigned them to
+//! the device. A quarantined address is reserved for a day, or until an operator releases it.
 //!
-//! Quarantined addresses are recorded in one IPReservation with a fixed name, so that no assignment uses them, even on
-//! other nodes and in Calico. An annotation of the reservation records when and why each address was quarantined.
-//! Entries older than a day are removed when the next address is added.
+//! One IPReservation with a fixed name lists all quarantined addresses, so neither Margay nor Calico assigns them on
+//! any node. An annotation of the reservation records when and why each address was quarantined. Entries older than a
+//! day are removed when the next address is quarantined.
 //!
-//! A commit guards the reservation, the blocks that lose an address, and the attachment's handle. The attachment's
-//! address is thus released and quarantined in one step, or not at all.
+//! The commit of a quarantine guards the reservation, the blocks that lose an address, and the attachment's handle. One
+//! commit releases and quarantines the attachment's address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -32,31 +32,31 @@ use crate::write_set::WriteSet;
 pub const QUARANTINE: &str = "margay-quarantine";
 /// The annotation of the quarantine's reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
 const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
-/// Maximum number of quarantined addresses. The number is limited because each ADD reads all quarantined addresses.
+/// Maximum number of quarantined addresses. The quarantine is limited because each ADD reads all quarantined addresses.
 pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
-/// Minimum time of an address in quarantine, unless the quarantine is full.
+/// How long an address stays in quarantine, unless the quarantine is full.
 pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
 
-/// The reason why an address is in quarantine.
+/// When and why an address was quarantined, and by which node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuarantineEntry {
-    /// The start of the quarantine, as RFC 3339 in UTC.
+    /// The start of the address's quarantine, as RFC 3339 in UTC.
     pub since: String,
     /// The observation that led to the quarantine.
     pub reason: String,
-    /// The node that found the device.
+    /// The node that has observed the device with this address.
     pub node: String,
 }
 
-/// The quarantined addresses and their entries.
+/// The quarantined addresses with their quarantine entries.
 pub type Quarantine = BTreeMap<IpAddr, QuarantineEntry>;
 
-/// A quarantined address as a row of `margay ipam quarantine list` (JSON) and of the daemon's page.
+/// A quarantined address, as shown by `margay ipam quarantine list` (as JSON) and by the daemon's web page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuarantineRow {
     /// The quarantined address.
     pub address: IpAddr,
-    /// The start and the reason of the quarantine, and the reporting node.
+    /// When and why the address was quarantined, and by which node.
     #[serde(flatten)]
     pub why: QuarantineEntry,
 }
@@ -66,8 +66,8 @@ pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
 }
 
-/// Returns the quarantined addresses in these reservations. An address that a person has removed from the reservation
-/// is no longer quarantined.
+/// Returns the addresses that the reservation named [`QUARANTINE`] quarantines. An address that a person has removed
+/// from this reservation is no longer quarantined.
 pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
     reservations.iter().find(|one| one.name() == QUARANTINE).map(recorded).unwrap_or_default()
 }
@@ -80,13 +80,13 @@ fn recorded(document: &IpReservation) -> Quarantine {
     noted
 }
 
-/// True if an address has been in quarantine for [`QUARANTINE_PERIOD`].
+/// True if an address has been in quarantine for at least [`QUARANTINE_PERIOD`].
 fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
     parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
-/// Returns the reservation as assignments apply it. An address whose time in quarantine is over can be assigned, and is
-/// probed again.
+/// Returns a reservation without the addresses whose time in quarantine is over, for use by assignments. An address
+/// whose quarantine is over can be assigned again, and is probed again when it is assigned.
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);
@@ -99,7 +99,7 @@ pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpRe
     document
 }
 
-/// Adds addresses to the quarantine and removes addresses whose time is over. If more than
+/// Adds addresses to the quarantine, and removes addresses whose time in quarantine is over. If more than
 /// [`MAX_QUARANTINED_ADDRESSES`] remain, also removes the oldest addresses and returns them.
 fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
     let before = recorded(document);
@@ -116,7 +116,7 @@ fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> V
     dropped
 }
 
-/// Removes an address from the quarantine and returns its entry, or `None` if the address is not quarantined.
+/// Removes an address from the quarantine, and returns its quarantine entry; `None` if the address is not quarantined.
 pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry> {
     let before = recorded(document);
     let mut after = before.clone();
@@ -125,7 +125,7 @@ pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry>
     Some(taken)
 }
 
-/// Writes the quarantine to the reservation. Networks that a person has added to the reservation are kept.
+/// Replaces the quarantined addresses in the reservation. Networks that a person has added to the reservation are kept.
 fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine) {
     let single = |ip: &IpAddr| IpNet::from(*ip);
     let mut networks: Vec<IpNet> = document.texts().iter().filter_map(|text| parse_entry(text)).collect();
@@ -136,9 +136,9 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
 }
 
 impl Ipam {
-    /// Quarantines addresses that an attachment has just got but another device uses, in one commit. `found` contains
-    /// each address with the reason. Addresses that the attachment does not hold, or no longer holds, are skipped.
-    /// Returns the addresses that were quarantined.
+    /// Releases and quarantines addresses that were just assigned to an attachment but that another device uses, in one
+    /// commit. `found` contains each address with the reason for its quarantine. Addresses that the attachment does not
+    /// hold are ignored. Returns the quarantined addresses.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged documents that the commit needs.

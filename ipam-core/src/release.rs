@@ -1,19 +1,20 @@
 //! Releases the addresses of an attachment or of a handle, or single addresses. The addresses of an attachment are
-//! released in one commit. Other releases take as many commits as needed, and each commit also updates the handles of
-//! its addresses.
+//! released in one commit. Other releases can need several commits. Each commit also updates the handles of the
+//! addresses that it releases.
 //!
-//! A release guards every block that loses an address and the handles of these addresses, so that no address is
-//! released that was assigned to another holder after the read. The handle names the blocks to read. If no address is
-//! found, the handle is not guarded, because there is nothing to release as of the revision that was read.
+//! The commit of a release guards every block that loses an address, and the handles of these addresses. An address
+//! that has got another holder meanwhile is therefore not released. A release by handle reads the blocks that the
+//! handle names. If no address is found, nothing is written or guarded: the handle held no address at the revision that
+//! was read.
 //!
-//! Calico releases by handle, regardless of the node's name. In Margay a handle alone is not enough, because a
-//! container id that a person has chosen can occur on two nodes. An allocation of another node is released with the
-//! attachment only if handle, network and interface match, and if either the container id is one that runtimes
-//! generate, or the other node is no longer registered.
+//! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
+//! can use the same container id if a person chooses the id. An allocation that names another node is released with the
+//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
+//! must be one that runtimes generate at random, or the other node must not be registered any more.
 //!
-//! DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses. The addresses are
-//! released with the machine. Whether another pod is an owner is read from the blocks. Each block that was read is also
-//! written, so the result still holds at the commit.
+//! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
+//! released when the machine is deleted. The blocks show whether another pod is an owner. The commit guards the blocks
+//! from which addresses are released, so another pod cannot have become an owner meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -37,37 +38,38 @@ use crate::vm::{VmFate, VmHoldings, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
 use crate::write_set::{WriteSet, likely_counters};
 
-/// Maximum number of blocks of a handle changed in one commit. Four blocks of the largest usual size take a megabyte.
+/// Maximum number of blocks that one commit of a release changes. Four blocks of the largest usual size have about one
+/// megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
-/// Maximum number of single addresses released in one commit. Each address can have a separate handle, which needs a
-/// guard.
+/// Maximum number of single addresses that one commit releases. Each address can have a handle of its own, which must
+/// be guarded.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
-/// Number of attempts of a release that also lower the quota counters. Concurrent releases conflict on these counters,
-/// so later attempts do not lower the counters.
+/// Number of attempts in which a release lowers the quota counters. Concurrent releases may conflict on the counters
+/// again and again, so later attempts do not lower them.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
-/// The outcome of a release of single addresses.
+/// The outcome of [`Ipam::release_ips`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// The addresses that were held before the release and are not held any more.
+    /// The addresses that the call released.
     pub released: Vec<IpAddr>,
-    /// The requested addresses that had no holder.
+    /// The requested addresses that had no holder, so that nothing was to be released.
     pub unallocated: Vec<IpAddr>,
 }
 
 impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
-    /// on its node without a recorded interface. A renamed node may have addresses of the container under the node's
-    /// former name. Addresses under the node's former name are released as well if the container id is one that
-    /// runtimes generate, or if the node's former name is no longer registered. Finding no address is not an error, so
-    /// the call can be repeated.
+    /// on its node without a recorded interface. If the node was renamed, addresses of the container may be recorded
+    /// under the node's former name. Addresses under the former name are released if the container id is one that
+    /// runtimes generate at random, or if the former name is no longer registered. A call succeeds even if there are no
+    /// addresses to release, so it can be repeated.
     ///
-    /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment is settled first, so that
-    /// its commit cannot happen afterwards. `old_handles` are the handles under which earlier versions of Calico kept a
-    /// workload's addresses.
+    /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is
+    /// settled first, so that its commit cannot be executed after the release. `old_handles` are the handles that
+    /// earlier versions of Calico would have used for the attachment.
     ///
     /// # Errors
-    /// Any store error. `Malformed` for damaged documents that the release needs.
+    /// Any store error. `Malformed` if a document that the release needs is damaged.
     #[boxed_future]
     pub async fn release_attachment(
         &self,
@@ -79,12 +81,13 @@ impl Ipam {
     }
 
     /// Releases all addresses of an attachment, with additional information from the caller; see
-    /// [`release_attachment`](Self::release_attachment). `addresses` name blocks to read first, which saves a round
-    /// trip, but do not restrict the release. `namespace` is the pod's namespace, and saves a round trip if namespaces
-    /// have quotas. If `endpoint` is given, this stored endpoint of the attachment is deleted in the same commit.
+    /// [`release_attachment`](Self::release_attachment). `addresses` are the attachment's addresses, if known: their
+    /// blocks are prefetched, which saves a round trip, but all addresses of the attachment are released. `namespace`
+    /// is the pod's namespace, which saves a round trip if namespaces have quotas. If `endpoint` is given, this
+    /// workload endpoint is deleted in the same commit.
     ///
     /// # Errors
-    /// Any error of [`release_attachment`](Self::release_attachment). `Malformed` for a damaged endpoint of a pod.
+    /// Any error of [`release_attachment`](Self::release_attachment). A damaged endpoint is not an error.
     #[boxed_future]
     pub async fn release_attachment_of(
         &self,
@@ -120,14 +123,15 @@ impl Ipam {
             let kept = gone.kept.clone();
             Ok(((gone.write(work, &own.node).await?, renamed), kept))
         })?;
-        // A recreated workload will first need the blocks in which its addresses wait.
+        // When the workload is recreated, its assignment needs the blocks in which its sticky addresses wait, so the
+        // blocks are remembered as hints.
         if !kept.is_empty() {
             self.remember(attachment, &recalled, &hints::with_used(&recalled, kept.into_iter()));
         }
         Ok(OtherHandles::reported(released))
     }
 
-    /// Releases the addresses that an attachment holds under these handles, as part of a write set.
+    /// Releases the addresses that an attachment holds under these handles, in a write set without a commit.
     async fn release_own(
         &self,
         work: &mut WriteSet<'_>,
@@ -141,11 +145,11 @@ impl Ipam {
         Ok((gone, renamed))
     }
 
-    /// Releases all addresses of a handle, on any node, in one commit for every four blocks.
+    /// Releases all addresses of a handle, on any node. Each commit releases the addresses in up to four blocks.
     ///
     /// # Errors
-    /// `NotFound` if the handle does not exist. Any store error, after which some addresses may be released already;
-    /// the call can be repeated.
+    /// `NotFound` if the handle does not exist. Any store error; some addresses may have been released before the
+    /// error, and the call can be repeated.
     #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
@@ -168,7 +172,7 @@ impl Ipam {
         }
     }
 
-    /// Releases all addresses of a container in every network, with a commit for each handle.
+    /// Releases all addresses of a container in every network, one handle after the other.
     ///
     /// # Errors
     /// `NotFound` if no address is recorded for the container. Any store error.
@@ -196,14 +200,14 @@ impl Ipam {
         Ok(released)
     }
 
-    /// Releases single addresses. Addresses without a holder, or already in cooldown, are returned in `unallocated`. Up
-    /// to 60 addresses in up to 4 blocks are released in one atomic commit. Larger numbers of addresses take several
-    /// commits, block by block.
+    /// Releases single addresses. Addresses that have no holder, or are already in cooldown, are returned in
+    /// `unallocated`. Up to 60 addresses in up to 4 blocks are released in one atomic commit. More addresses need
+    /// several commits.
     ///
     /// # Errors
-    /// `ReleaseConflict` if an address is held by another handle than its request names, or has another sequence
-    /// number. On this error, no address of the failed commit or of later commits is released. Any store error, after
-    /// which some addresses may be released already.
+    /// `ReleaseConflict` if the handle or the sequence number of an address differs from that of its request. On a
+    /// `ReleaseConflict`, the addresses of earlier commits have been released, but no other addresses. Any store error;
+    /// some addresses may have been released before the error.
     #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
@@ -218,8 +222,8 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases as many of the first requests as fit into one commit, and returns their addresses. The requests must be
-    /// sorted.
+    /// Carries out as many of the first release requests as fit into one commit, and returns their addresses. The
+    /// requests must be sorted by address.
     async fn release_first(
         &self,
         requests: &[ReleaseRequest],
@@ -281,8 +285,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases the addresses of the handles that the `mine` predicate accepts, in the first `most` blocks that the
-    /// handles name. Also returns the number of blocks of the handles that remain to be read.
+    /// Releases those addresses of the handles whose entries the `mine` predicate accepts, in the first `most` blocks
+    /// that the handles name. Also returns the number of named blocks that were not read.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -298,7 +302,7 @@ impl Ipam {
         Ok((gone.released, gone.left))
     }
 
-    /// Releases addresses as [`Self::release_handles`] does, but as part of a write set.
+    /// Releases addresses like [`Self::release_handles`], but in a write set without a commit.
     async fn release_from_handles(
         &self,
         work: &mut WriteSet<'_>,
@@ -324,8 +328,8 @@ impl Ipam {
             };
             match found {
                 HandleEntry::Others => continue,
-                // The handle names a block without addresses of the handle, because another writer was interrupted. The
-                // handle is repaired.
+                // The handle names a block in which it holds no address, because another writer was interrupted. The
+                // commit removes the block from the handle.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =
@@ -352,17 +356,17 @@ impl Ipam {
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
-    /// Blocks that became empty by the release.
+    /// Blocks in which the release has freed the last address.
     emptied: BTreeSet<IpNet>,
-    /// Blocks whose released addresses now wait for their workload.
+    /// Blocks with released addresses that now wait for their workload.
     kept: BTreeSet<IpNet>,
-    /// The number of blocks of the handles that were not read.
+    /// The number of blocks that the handles name but that were not read.
     left: usize,
 }
 
 impl HandleRelease {
-    /// Writes the changes, and releases blocks that the node should not keep. Returns the released addresses in
-    /// ascending order.
+    /// Adds the changes to the transaction, and releases empty blocks of pools that no longer select the node. Returns
+    /// the released addresses in ascending order.
     async fn write(mut self, mut work: WriteSet<'_>, node: &str) -> Result<Vec<IpAddr>> {
         release_unselected_blocks(&mut work, node, &self.emptied).await?;
         work.write().await?;
@@ -371,22 +375,21 @@ impl HandleRelease {
     }
 }
 
-/// Returns about the first `most` requests. All requests for one address stay together.
+/// Returns the first `most` requests. Further requests are included if their address equals that of the last request.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
     requests.get(..most + more).unwrap_or(requests)
 }
 
-/// The entries of a handle in a block that the handle names.
+/// What a release finds in a block that a handle names.
 enum HandleEntry {
     Addresses,
     Others,
     NoBlock,
 }
 
-/// Prefetches in one round trip the keys of a release by handle, the `more` keys, and the blocks that the release
-/// probably changes.
+/// Prefetches the keys that a release by handle reads, and the keys in `more`, in one round trip.
 async fn prefetch(
     ipam: &Ipam,
     tx: &mut Transaction,
@@ -416,8 +419,8 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
 }
 
 /// Releases blocks of the node that became empty and whose pool no longer selects the node, as Calico does after a
-/// release. Node and pools are read without guards. If the node or a pool changes before the commit, the next ADD
-/// releases the blocks.
+/// release. The node and the pools are read without guards. If the node or a pool changes before the commit, the node's
+/// next assignment releases the blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -435,8 +438,7 @@ async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied:
     Ok(())
 }
 
-/// Addresses of the attachment's handle that are recorded for other nodes: the addresses to release and the addresses
-/// to keep, by node.
+/// Addresses that the attachment's handle holds for other nodes: those to release and those to keep, each by node.
 #[derive(Debug, Default)]
 struct OtherHandles {
     handle: String,
@@ -445,9 +447,9 @@ struct OtherHandles {
 }
 
 impl OtherHandles {
-    /// Scans the blocks of the handles, one of which is the attachment's. If the other node must be unregistered, its
-    /// registration is read and guarded. Reading the registration is needed only if the container id is not one that
-    /// runtimes generate.
+    /// Reads the blocks of the handles, one of which is the attachment's, and finds addresses that are recorded for
+    /// other nodes. Unless the container id is one that runtimes generate at random, the function also reads and guards
+    /// whether the other node is registered.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -471,14 +473,14 @@ impl OtherHandles {
         Ok(renamed)
     }
 
-    /// True if an allocation that is recorded for another node is released with the attachment.
+    /// True if an allocation is recorded for another node, and is to be released with the attachment.
     fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
         !self.goes.is_empty()
             && entry.has_handle(&self.handle)
             && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
     }
 
-    /// Logs the addresses that were recorded for other nodes, and returns the released ones.
+    /// Logs the addresses that were recorded for other nodes, and returns all released addresses.
     fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {
@@ -497,14 +499,14 @@ impl OtherHandles {
 }
 
 impl Ipam {
-    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left, and either the machine is
-    /// being deleted or keeping machines' addresses is turned off, all addresses of the machine are released. The same
-    /// commit releases the container's own addresses, which are found as in
-    /// [`release_attachment_of`](Self::release_attachment_of). Finding no address is not an error, so the call can be
-    /// repeated.
+    /// Removes a pod from the owners of its virtual machine's addresses. All addresses of the machine are released if
+    /// no owner is left and the machine no longer needs them. A machine no longer needs its addresses if it is being
+    /// deleted, or if the setting by which machines keep their addresses is off. The commit also releases addresses of
+    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. A call succeeds even if
+    /// there are no addresses to release, so it can be repeated.
     ///
     /// # Errors
-    /// Any store error. `Malformed` for damaged documents that the release needs.
+    /// Any store error. `Malformed` if a document that the release needs is damaged.
     #[boxed_future]
     pub async fn release_vm_pod(
         &self,
@@ -548,8 +550,8 @@ impl Ipam {
     }
 }
 
-/// Returns the addresses that the pod owns, each with the change that removes the pod, and whether another pod is also
-/// an owner.
+/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. The returned flag is
+/// true if another pod is an owner of any address.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

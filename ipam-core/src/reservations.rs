@@ -1,4 +1,4 @@
-//! Combines the reserved addresses of all reservations into one set.
+//! Combines the addresses of all reservations into one set of reserved addresses.
 
 use std::net::IpAddr;
 
@@ -14,16 +14,17 @@ pub struct Reservations {
     v6: Spans,
 }
 
-/// A reservation's entry that reserves no address, because it is neither a network nor an address.
+/// An entry of a reservation that reserves nothing, because it is neither a network nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
     /// The name of the reservation.
     pub reservation: String,
-    /// The entry of the reservation, as text.
+    /// The text of the reservation's entry.
     pub entry: String,
 }
 
-/// Inclusive spans of address numbers, in ascending order, that neither overlap nor touch.
+/// Addresses of one family as integers, in inclusive spans. The spans are ascending, and any two have a gap between
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Spans(Vec<(u128, u128)>);
 
@@ -34,8 +35,8 @@ impl Reservations {
         Self { v4: Spans::merge(v4), v6: Spans::merge(v6) }
     }
 
-    /// Creates the set of all addresses in these reservations. Also returns the entries that could not be parsed, for
-    /// logging. As in Calico, entries that cannot be parsed reserve nothing.
+    /// Creates the set of all addresses in these reservations. Also returns the entries that cannot be parsed, so that
+    /// the caller can log them. As in Calico, entries that cannot be parsed reserve nothing.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {
@@ -64,7 +65,7 @@ impl Reservations {
         self.v4.0.is_empty() && self.v6.0.is_empty()
     }
 
-    /// True if the reservations contain the address.
+    /// True if the address is reserved.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let number = number(ip);
         self.of(Family::of(ip)).within(number, number).next().is_some()
@@ -81,12 +82,12 @@ impl Reservations {
         self.count_in(net) == Count::of_net(net)
     }
 
-    /// Returns the number of the last address of the reserved span that contains the whole network. Returns `None` if a
-    /// part of the network is not reserved.
+    /// If every address of the network is reserved, returns the last address, as an integer, of the span of reserved
+    /// addresses around the network. Otherwise returns `None`.
     pub(crate) fn end_of_cover(&self, net: IpNet) -> Option<u128> {
         let (first, last) = bounds(net);
         let spans = &self.of(Family::of_net(net)).0;
-        // Two spans never touch, so a fully reserved network lies in a single span.
+        // Any two spans have a gap between them, so a fully reserved network lies in a single span.
         let span = spans.get(spans.partition_point(|span| span.1 < last))?;
         (span.0 <= first).then_some(span.1)
     }
@@ -98,7 +99,7 @@ impl Reservations {
         parts.fold(Count::ZERO, |sum, (first, last)| sum.plus(Count::of_span(first, last)))
     }
 
-    /// Returns the number of subnets of this prefix length in the network that contain a reserved address.
+    /// Returns the number of subnets of prefix length `length` in the network that contain a reserved address.
     pub fn count_of_length(&self, net: IpNet, length: u8) -> Count {
         let host_bits = u32::from(Family::of_net(net).bits().saturating_sub(length));
         if host_bits == 0 {
@@ -108,7 +109,7 @@ impl Reservations {
         let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
         let mut counted = (Count::ZERO, None);
         for (first, last) in self.of(Family::of_net(net)).within(first, last) {
-            // Two spans may lie in the same subnet.
+            // A subnet that contains the end of one span and the start of the next is counted once.
             let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
             counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
         }
@@ -140,7 +141,7 @@ impl Spans {
         Self(merged)
     }
 
-    /// Returns the parts of the spans between two address numbers, both inclusive.
+    /// Returns the parts of the spans from `first` to `last`, both inclusive.
     fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
         let start = self.0.partition_point(|span| span.1 < first);
         let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);
@@ -148,7 +149,7 @@ impl Spans {
     }
 }
 
-/// Parses an entry of a reservation: a network, whose host bits are cleared, or a single address.
+/// Parses an entry of a reservation, which is a network or a single address. The host bits of a network are cleared.
 pub fn parse_entry(entry: &str) -> Option<IpNet> {
     match entry.parse::<IpNet>() {
         Ok(net) => Some(net.trunc()),

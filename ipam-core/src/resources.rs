@@ -14,18 +14,19 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
 use crate::write_set::WriteSet;
 
-/// The key that serializes the creation of pools when there are too many pools to guard each of them.
+/// A key for stores with too many pools to guard each of them. Every commit that creates a pool guards and writes the
+/// key, so concurrent creations of pools conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Creates a pool. If a gateway is given, the pool is prepared for a bridged network. Affinities that remain from a
-    /// deleted pool are deleted first; see [`Self::drop_affinities_beside`].
+    /// Creates a pool. If a gateway is given, the gateway of a bridged network is reserved in the pool. First, stale
+    /// affinities of a deleted pool are deleted; see [`Self::drop_affinities_beside`].
     ///
-    /// The commit fails if a pool is created or changed after the pools were read.
+    /// The commit fails if any pool was created or changed after the pools were read.
     ///
     /// # Errors
-    /// `Exists` if a pool of this name exists. `InvalidPool`, with Calico's text, for an invalid pool. `Bridge` if the
-    /// gateway is not a host address of the pool. Any store error.
+    /// `Exists` if a pool of this name exists. `InvalidPool`, with Calico's error message, for an invalid pool.
+    /// `Bridge` if the gateway is not a host address of the pool. Any store error.
     #[boxed_future]
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
@@ -48,10 +49,10 @@ impl Ipam {
         })
     }
 
-    /// Checks the definition of a new pool, also against the existing pools and blocks.
+    /// Checks the definition of a new pool, including conflicts with existing pools and blocks.
     ///
     /// # Errors
-    /// `InvalidPool`, with Calico's text, for an invalid pool. Any store error.
+    /// `InvalidPool`, with Calico's error message, for an invalid pool. Any store error.
     pub async fn check_beside_others(&self, tx: &mut Transaction, new: &NewPool) -> Result<()> {
         let others = self.pools_beside(tx).await?;
         let blocks = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
@@ -60,7 +61,7 @@ impl Ipam {
     }
 
     /// Reads and guards all pools, for a caller that creates another pool. If there are too many pools to guard each of
-    /// them, a single key is guarded that serializes all creations of pools.
+    /// them, the function guards and writes a single key instead, so that concurrent creations of pools conflict.
     pub(crate) async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         match tx.list(&pools).await {
@@ -75,7 +76,7 @@ impl Ipam {
         }
     }
 
-    /// Creates a reservation of these networks.
+    /// Creates a reservation for the given networks.
     ///
     /// # Errors
     /// `Exists` if a reservation of this name exists. `Invalid` for an invalid name. Any store error.
@@ -119,14 +120,15 @@ impl Ipam {
     }
 
     /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
-    /// if another writer changed the settings before the commit. No change of another writer is lost, whereas Calico
-    /// overwrites such changes. Unknown fields of the settings are kept. Unchanged settings are not written. After the
-    /// commit, assignments that were decided by the old settings fail. Existing allocations are kept.
+    /// if another writer changed the settings before the commit. No concurrent change of another writer is lost,
+    /// whereas Calico overwrites concurrent changes. Unknown fields of the stored settings are kept. Unchanged settings
+    /// are not written. The commits of assignments that have read the old settings fail and are retried. Existing
+    /// allocations are kept.
     ///
     /// The commit guards the settings.
     ///
     /// # Errors
-    /// `Settings`, with Calico's texts, for contradictory settings. Any store error. `Malformed` for a damaged
+    /// `Settings`, with Calico's error messages, for contradictory settings. Any store error. `Malformed` for a damaged
     /// document.
     pub async fn change_config(
         &self,

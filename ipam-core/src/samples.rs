@@ -1,4 +1,4 @@
-//! Collects the metrics of a store, and formats them in the text format of Prometheus.
+//! Collects metrics of a store, and formats them in Prometheus's text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::census::{AddressUse, Census, NodeShare, PoolCensus, QuotaUse};
 
-/// A metric with its labels and value.
+/// One value of a metric, with its labels.
 #[derive(Debug, Serialize)]
 struct Sample {
     name: &'static str,
@@ -20,11 +20,11 @@ struct Sample {
     value: f64,
 }
 
-/// Metrics with their labels and values.
+/// A list of metric values with their labels.
 #[derive(Debug, Default, Serialize)]
 pub struct Samples(Vec<Sample>);
 
-/// Returns the number of addresses that were assigned in earlier boots.
+/// Returns the number of addresses that were assigned in other boots than `boot`.
 fn of_earlier_boots(boots: &BTreeMap<String, usize>, boot: Option<&str>) -> usize {
     let Some(boot) = boot else { return 0 };
     boots.iter().filter(|(other, _)| *other != boot).map(|(_, count)| count).sum()
@@ -35,7 +35,8 @@ impl Samples {
         self.0.push(Sample { name, help, labels, value });
     }
 
-    /// Adds the metrics of all pools and nodes. `node` and `boot` are the name and the current boot of this machine.
+    /// Adds the metrics of all pools, nodes and quotas. `node` is the name of this machine, and `boot` its current
+    /// boot.
     pub fn of_all(&mut self, census: &Census, node: &str, boot: Option<&str>) {
         for pool in &census.pools {
             self.of_pool(pool);
@@ -48,14 +49,14 @@ impl Samples {
         self.leaked("earlier-boot", boots.unwrap_or_default());
     }
 
-    /// Adds the number of days until a pool is full.
+    /// Adds a metric for the number of days until a pool is full.
     pub fn of_days_until_full(&mut self, pool: &str, cidr: IpNet, days: f64) {
         let labels = vec![("pool", pool.to_owned()), ("cidr", cidr.to_string())];
         let help = "Days until a pool is full, if it goes on filling as in the history of at most a week.";
         self.add("margay_pool_days_until_full", help, labels, days);
     }
 
-    /// Adds the metrics of a node's shares of the pools. `boot` is the current boot of this machine.
+    /// Adds the metrics of one node's shares of the pools. `boot` is the current boot of this machine.
     pub fn of_node(&mut self, share: &NodeShare, boot: Option<&str>) {
         for (name, (cidr, its)) in &share.pools {
             let labels = || vec![("pool", name.clone()), ("cidr", cidr.to_string())];
@@ -91,7 +92,7 @@ impl Samples {
         self.add("margay_leaked_addresses", help, vec![("reason", reason.to_owned())], count as f64);
     }
 
-    /// Adds the store revision of the metrics, the oldest readable revision, and the current time.
+    /// Adds metrics for the store revision that was read, the oldest readable revision, and the current time.
     pub fn of_store(&mut self, revision: Revision, oldest: Revision) {
         self.add("margay_store_revision", "The revision that was read.", vec![], revision.get() as f64);
         self.add("margay_store_oldest_revision", "The oldest revision that can be read.", vec![], oldest.get() as f64);
@@ -99,7 +100,8 @@ impl Samples {
         self.add("margay_read_timestamp_seconds", "When this was read.", vec![], now.as_secs() as f64);
     }
 
-    /// Adds the age of an embedded store's history, its size in bytes, and the maximum size in bytes.
+    /// Adds metrics for an embedded store's history: the commit time of the oldest revision, the size in bytes, and the
+    /// maximum size in bytes.
     pub fn of_history(&mut self, oldest: Option<SystemTime>, bytes: u64, max_bytes: Option<u64>) {
         if let Some(since) = oldest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()) {
             let help = "When the oldest revision that can be read was committed.";
@@ -134,7 +136,7 @@ impl Samples {
         self.add("margay_pool_full_blocks", "Blocks of a pool without a free address.", labels(), full as f64);
     }
 
-    /// Formats all samples as text, with the samples of each metric together.
+    /// Formats all samples as text, grouped by metric.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let mut names: Vec<(&str, &str)> = Vec::new();
@@ -162,8 +164,8 @@ fn labels(labels: &[(&str, String)]) -> String {
     format!("{{{}}}", reported.join(","))
 }
 
-/// Finds the oldest readable revision of a store. If the store's errors do not name the revision, a binary search finds
-/// it.
+/// Finds the oldest readable revision of a store. Uses a binary search if the store's `Compacted` errors do not name
+/// that revision.
 ///
 /// # Errors
 /// Any error of [`Store::range`].

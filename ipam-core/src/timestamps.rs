@@ -1,4 +1,5 @@
-//! Formats and parses times in the two formats that Calico writes: RFC 3339 in whole seconds, and Go's `Time.String`.
+//! Formats and parses times in the two formats that Calico writes, which are RFC 3339 in whole seconds and Go's
+//! `Time.String`.
 
 use std::fmt;
 
@@ -13,35 +14,35 @@ const GO_SECONDS: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month
 const GO_FRACTION: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond]");
 
-/// Formats a time as RFC 3339 in UTC, truncated to seconds: `2026-11-21T02:41:03Z`.
+/// Formats a time as RFC 3339 in UTC, truncated to seconds, for example `2026-11-21T02:41:03Z`.
 pub fn rfc3339(at: OffsetDateTime) -> String {
-    // The RFC 3339 format contains only components that every time has, so formatting cannot fail.
+    // Formatting fails only if the time lacks a component of the format, and an `OffsetDateTime` has all components.
     at.to_offset(UtcOffset::UTC).format(SECONDS).unwrap_or_default()
 }
 
-/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` for other text.
+/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` if the text is no such time.
 pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::parse(text, &Rfc3339).ok()
 }
 
-/// Formats a time in UTC like Go's `Time.String`: `2026-11-21 02:41:03.956790656 +0000 UTC`. The fraction has no
-/// trailing zeros, and a fraction of 0 is omitted.
+/// Formats a time in UTC like Go's `Time.String`, for example `2026-11-21 02:41:03.956790656 +0000 UTC`. The fraction
+/// of the second has no trailing zeros, and is omitted if it is 0.
 pub fn go_string(at: OffsetDateTime) -> String {
     let at = at.to_offset(UtcOffset::UTC);
     let format = if at.nanosecond() == 0 { GO_SECONDS } else { GO_FRACTION };
-    // As in `rfc3339`, formatting cannot fail.
+    // Formatting cannot fail, because an `OffsetDateTime` has all components of the format.
     at.format(format).unwrap_or_default() + " +0000 UTC"
 }
 
-/// Parses the output of [`go_string`]. Returns `None` for other text.
+/// Parses a time in the format of [`go_string`]. Returns `None` if the text does not have this format.
 pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
     let text = text.strip_suffix(" +0000 UTC")?;
     let format = if text.contains('.') { GO_FRACTION } else { GO_SECONDS };
     PrimitiveDateTime::parse(text, format).ok().map(PrimitiveDateTime::assume_utc)
 }
 
-/// Parses a duration: a whole number followed by `s`, `m`, `h` or `d`. Returns `None` for other text, or if the seconds
-/// exceed 64 bits.
+/// Parses a duration, which is a whole number followed by `s`, `m`, `h` or `d`. Returns `None` if the text is no
+/// duration, or if the number of seconds does not fit into 64 bits.
 pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     let units = [('s', 1), ('m', 60), ('h', 60 * 60), ('d', 24 * 60 * 60)];
     let seconds = units.into_iter().find_map(|(unit, seconds)| {
@@ -51,19 +52,18 @@ pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     seconds.map(std::time::Duration::from_secs)
 }
 
-/// Returns the time since `then`. A time in the future counts as now, because the clocks of nodes differ and an age
-/// must not be negative.
+/// Returns the time from `then` to `now`; zero if `then` is later, which can happen because the clocks of nodes differ.
 pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
     (now - then).max(Duration::ZERO)
 }
 
-/// Returns the nanoseconds since 1970. Calico starts a block's sequence numbers from this number. A time before 1970
-/// counts as 0.
+/// Returns the number of nanoseconds since 1970; 0 for an earlier time. A block's sequence numbers start at this
+/// number, as in Calico.
 pub fn unix_nanos(at: OffsetDateTime) -> u64 {
     u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
 }
 
-/// A stored RFC 3339 time that keeps the exact text that was read.
+/// An RFC 3339 time of a stored document, with its exact text, so that rewriting the document does not change the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTime {
     text: String,
@@ -71,14 +71,14 @@ pub struct StoredTime {
 }
 
 impl StoredTime {
-    /// Creates a time that is truncated to the second, as Calico stores it.
+    /// Truncates a time to the second, as Calico does when it stores a time.
     pub fn new(at: OffsetDateTime) -> Self {
         let text = rfc3339(at);
         let at = at.replace_nanosecond(0).unwrap_or(at);
         Self { text, at }
     }
 
-    /// Returns the time without its stored text.
+    /// Returns the parsed time.
     pub fn at(&self) -> OffsetDateTime {
         self.at
     }

@@ -1,6 +1,6 @@
-//! Queries for operators: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
-//! addresses. The queries for operators change nothing and take no locks. The answer to each query is consistent at one
-//! revision.
+//! Defines read-only queries: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
+//! addresses. The queries of this module change nothing and take no locks. The answer to each query is consistent at
+//! one revision.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ use crate::reservations::Reservations;
 use crate::utilization::{Utilization, UtilizationCounter};
 use crate::write_set::WriteSet;
 
-/// Repeats a read, at most twice, if the store compacted the read's revision during the read.
+/// Runs the `read` closure, and repeats it at most twice if the store compacted the closure's revision meanwhile.
 ///
 /// # Errors
 /// Any error of the `read` closure.
@@ -33,16 +33,16 @@ pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut()
     }
 }
 
-/// Reads data in several requests, all at the revision of the first request and before a deadline.
+/// Reads data in several requests, all at the revision of the first request, and within a deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotReader {
-    /// The revision at which all requests read; unset before the first answer.
+    /// The revision at which all requests read; unset before the first request.
     pub at: Revision,
     deadline: Deadline,
 }
 
 impl SnapshotReader {
-    /// Creates a reader that must finish before this deadline.
+    /// Creates a reader that fails after this deadline.
     pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
     }
@@ -67,14 +67,14 @@ pub fn in_time(deadline: Deadline) -> kv::Result<()> {
     }
 }
 
-/// The state of an address in the store.
+/// Whether an address is held, in cooldown or free, with its block entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
     /// The address has no holder.
     Free,
-    /// The address was released and is in cooldown.
+    /// The address was released and is in cooldown; the entry may describe the former holder.
     InCooldown(Attribute),
-    /// The address is held.
+    /// The address is held; the entry describes the holder.
     Held(Attribute),
 }
 
@@ -88,7 +88,8 @@ pub struct Inventory {
 }
 
 impl Ipam {
-    /// Counts how full the pools are, at one revision. The counts are exact for pools of any size.
+    /// Counts the used, reserved and available addresses of all pools at one revision. The counts are exact for pools
+    /// of any size.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.
@@ -97,7 +98,7 @@ impl Ipam {
         Ok(reread(|| self.read_utilization(deadline)).await?)
     }
 
-    /// Reads all well-formed blocks at one revision.
+    /// Reads all blocks at one revision. Damaged blocks are logged and skipped.
     #[boxed_future]
     pub async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
         let read = || async {
@@ -124,14 +125,15 @@ impl Ipam {
         Ok(tally.finish())
     }
 
-    /// Reads all well-formed documents in a key range.
+    /// Reads all documents in a key range. Damaged documents are logged and skipped.
     pub async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut SnapshotReader) -> kv::Result<Vec<D>> {
         let mut all = Vec::new();
         self.for_each(range, reading, |document| all.push(document)).await?;
         Ok(all)
     }
 
-    /// Passes each well-formed document in a range to `see`. Only one page of documents is in memory at a time.
+    /// Calls `see` with each document in a key range. Damaged documents are logged and skipped. Only one page of
+    /// documents is in memory at a time.
     pub async fn for_each<D: Document>(
         &self,
         range: Range,
@@ -145,8 +147,8 @@ impl Ipam {
         .await
     }
 
-    /// Passes each key in a range to `see`, with its value if `content` is full. Only one page of keys is in memory at
-    /// a time.
+    /// Calls `see` with each key in a range; the key's value is included if `content` is [`Content::Full`]. Only one
+    /// page of keys is in memory at a time.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the reader's deadline.
@@ -183,7 +185,8 @@ impl Ipam {
         })
     }
 
-    /// Returns the state of an address in a pool, or in a block whose pool was deleted.
+    /// Returns whether an address is held, in cooldown or free. Addresses in blocks whose pool was deleted are found as
+    /// well.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged block.
@@ -208,11 +211,10 @@ impl Ipam {
 
 impl Ipam {
     /// Returns the addresses that a handle holds on any node, in ascending order. The addresses are read from the
-    /// blocks, so a wrong count in the handle, or the name of a missing block, does no harm. Addresses in cooldown are
-    /// not returned.
+    /// blocks, so the result is correct even if the handle has wrong counts. Addresses in cooldown are not returned.
     ///
     /// # Errors
-    /// `NotFound` if the handle does not exist. Any store error. `Malformed` for damaged documents.
+    /// `NotFound` if the handle does not exist. Any store error. `Malformed` if the handle or a block is damaged.
     #[boxed_future]
     pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         transact!(reading self, deadline, |tx| {
@@ -232,13 +234,13 @@ impl Ipam {
         })
     }
 
-    /// Returns the handle of an address, and the attributes of its active and its alternate owner. In contrast to
-    /// [`holding`](Self::holding), an address without a holder is an error, as in Calico. Addresses of disabled pools,
-    /// and of blocks whose pools were deleted, are found as well.
+    /// Returns the handle of an address, and the attributes of its active and its alternate owner. As in Calico, an
+    /// address without a holder is an error, in contrast to [`holding`](Self::holding). Addresses of disabled pools,
+    /// and in blocks whose pool was deleted, are found as well.
     ///
     /// # Errors
-    /// `Unassigned` if the address has no holder, or `CoolingDown` if the address was released and is in cooldown, with
-    /// Calico's texts. Any store error. `Malformed` for a damaged block.
+    /// `Unassigned`, with Calico's error message, if the address has no holder. `CoolingDown` if the address was
+    /// released and is in cooldown. Any store error. `Malformed` for a damaged block.
     #[boxed_future]
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
@@ -249,8 +251,8 @@ impl Ipam {
     }
 }
 
-/// Returns the block of an address; see [`group_by_block`]. Pools are read without a guard, because creating or
-/// deleting a pool does not move an address to another block.
+/// Returns the block that contains an address; see [`group_by_block`]. The pools are read without a guard, because an
+/// address stays in its block when a pool is created or deleted.
 pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
     tx.prefetch(vec![keys::config()], vec![range.clone().into()]).await?;
@@ -264,30 +266,31 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
 pub struct BorrowedAddresses {
     /// The borrowed addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// The number of addresses without a recorded node, which may be borrowed.
+    /// The number of held addresses without a recorded node. Held addresses without a recorded node may be borrowed,
+    /// too.
     pub without_node: usize,
 }
 
-/// An address that a node other than the block's owner holds.
+/// An address that is held for another node than the owner of its block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BorrowedAddress {
     /// The borrowed address.
     pub ip: IpAddr,
     /// The node that holds the address.
     pub node: String,
-    /// The block of the address.
+    /// The block that contains the address.
     #[serde(serialize_with = "as_text")]
     pub block: IpNet,
     /// The owner of the block; empty if the block has no owner.
     pub block_owner: String,
-    /// The kind of the holder: `pod`, a kind of tunnel, or empty if the kind is not recorded.
+    /// The kind of the address's holder, which is `pod` or a kind of tunnel; empty if no kind is recorded.
     pub kind: String,
-    /// The namespace and name of the holder, or else the handle.
+    /// The pod's namespace and name, or the handle if no pod is recorded.
     pub allocated_to: String,
 }
 
 impl Ipam {
-    /// Finds the borrowed addresses of the store at one revision. Addresses in cooldown are not returned.
+    /// Finds all borrowed addresses of the store at one revision. Addresses in cooldown are not returned.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.

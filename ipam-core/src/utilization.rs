@@ -1,4 +1,4 @@
-//! Counts how many addresses of the pools and blocks are in use, reserved and available.
+//! Counts the addresses of pools and blocks that are in use, reserved and available.
 
 use std::net::IpAddr;
 
@@ -9,15 +9,15 @@ use crate::model::{Block, Pool};
 use crate::net::Count;
 use crate::reservations::Reservations;
 
-/// The number of addresses of a pool or block, by use.
+/// The numbers of addresses of a pool or block, by use.
 ///
-/// A specifically requested address can be both in use and reserved, so the counts by use might not add up. An address
-/// in cooldown counts as in use.
+/// A specifically requested address can be both in use and reserved, so the sum of `in_use`, `reserved` and `available`
+/// can exceed `capacity`. An address in cooldown counts as in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// The number of addresses of the pool or block.
+    /// The number of all addresses of the pool or block.
     pub capacity: Count,
-    /// The number of addresses that are not free in their block.
+    /// The number of addresses that are in use, or in cooldown.
     pub in_use: Count,
     /// The number of reserved addresses.
     pub reserved: Count,
@@ -36,7 +36,7 @@ pub struct BlockUsage {
     pub usage: Usage,
 }
 
-/// The address counts of a pool and its blocks.
+/// The address counts of a pool and of its blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolUsage {
     /// The name of the pool.
@@ -44,29 +44,29 @@ pub struct PoolUsage {
     /// The network of the pool.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
-    /// The length of the prefixes that the pool assigns. If this length is set, the pool's counts are numbers of
-    /// prefixes. `None` for a pool of addresses.
+    /// The length of the prefixes that the pool assigns; `None` for a pool of single addresses. In a pool of prefixes,
+    /// all counts are numbers of prefixes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
     /// The address counts of the pool.
     #[serde(flatten)]
     pub usage: Usage,
-    /// The blocks of the pool, in the order in which they were counted.
+    /// The stored blocks of the pool, in the order in which they were counted.
     pub blocks: Vec<BlockUsage>,
 }
 
 /// The address counts of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Utilization {
-    /// The pools, in the order in which they were passed in.
+    /// The counts of the pools, in the order in which the pools were passed in.
     pub pools: Vec<PoolUsage>,
-    /// The blocks that are in no pool, because their pool was deleted or recreated with another network.
+    /// The blocks that lie in no pool, because their pool was deleted or was recreated with another network.
     pub orphaned: Vec<BlockUsage>,
 }
 
 impl Utilization {
-    /// Keeps only the counts of these pools, given by name or network. Unknown pools are ignored. Blocks outside all
-    /// pools are dropped, as in Calico.
+    /// Keeps only the counts of the named pools, given by name or network. Unknown pools are ignored. The counts of
+    /// blocks outside of all pools are dropped, as in Calico.
     #[must_use]
     pub fn of_pools(mut self, named: &[&str]) -> Self {
         self.pools.retain(|pool| named.iter().any(|name| *name == pool.name || *name == pool.cidr.to_string()));
@@ -92,7 +92,7 @@ pub fn utilization<'a>(
     tally.finish()
 }
 
-/// Counts addresses block by block, so that counted blocks need not be kept in memory.
+/// Counts addresses one block at a time, so that the blocks need not be in memory all at once.
 pub(crate) struct UtilizationCounter<'r> {
     reservations: &'r Reservations,
     pools: Vec<PoolCounter>,
@@ -105,7 +105,7 @@ impl<'r> UtilizationCounter<'r> {
         Self { reservations, pools, orphaned: Vec::new() }
     }
 
-    /// Counts the addresses of a block, and returns the index of the block's pool.
+    /// Adds the addresses of a block to the counts, and returns the index of the block's pool.
     pub(crate) fn add(&mut self, block: &Block) -> Option<usize> {
         let (usage, unreserved) = block_usage(block, self.reservations);
         let place = self.pools.iter().position(|pool| pool.usage.cidr.contains(&block.cidr()));
@@ -121,10 +121,10 @@ impl<'r> UtilizationCounter<'r> {
     }
 }
 
-/// The counts of a pool whose blocks are being counted.
+/// The preliminary counts of a pool.
 struct PoolCounter {
     usage: PoolUsage,
-    // The number of addresses in use that are not also reserved.
+    // The number of the pool's addresses that are in use and not reserved.
     unreserved: Count,
 }
 
@@ -151,7 +151,7 @@ impl PoolCounter {
     }
 }
 
-/// Returns the address counts of a block, and the number of addresses in use that are not reserved.
+/// Returns the address counts of a block, and the number of its addresses that are in use and not reserved.
 fn block_usage(block: &Block, reservations: &Reservations) -> (BlockUsage, Count) {
     let reserved = |ip: &IpAddr| block.is_reserved(*ip, reservations);
     let free = block.free_addresses().count();

@@ -1,10 +1,10 @@
 //! Manages the addresses of KubeVirt's virtual machines on Calico's networks. A virtual machine keeps its addresses
-//! while its pods change.
+//! when its pod is replaced by another pod.
 //!
-//! A virtual machine's addresses are held under a separate handle, `<network>.vmi.<namespace>.<name>`. The pod that
-//! runs the machine is the active owner of each address. The pod to which the machine migrates is the alternate owner.
-//! A stopped machine's addresses have no owner. Owners change while the machine exists; the addresses are released only
-//! with the machine.
+//! A virtual machine's addresses are held under the machine's own handle, `<network>.vmi.<namespace>.<name>`. The pod
+//! that runs the machine is the active owner of each of its addresses. The pod to which the machine migrates is the
+//! alternate owner. The addresses of a stopped machine have no owner. A machine's addresses are released only when the
+//! machine is deleted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,11 +25,11 @@ use crate::write_set::WriteSet;
 
 /// The part of a virtual machine's handle that follows the network's name.
 pub const VM_INFIX: &str = ".vmi.";
-/// The key of Calico's document with the setting that keeps virtual machines' addresses. The allocator's settings have
-/// a field of the same name, but no plugin reads that field.
+/// The key of the Calico document with the setting by which virtual machines keep their addresses. The IPAM settings
+/// under another key have a field of the same name, but no CNI plugin reads that field.
 const SWITCH_KEY: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
 
-/// The pod that runs a virtual machine, or to which the machine migrates.
+/// A pod that runs a virtual machine, or to which the machine migrates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmPod {
     /// The handle of the virtual machine.
@@ -38,27 +38,28 @@ pub struct VmPod {
     pub namespace: String,
     /// The pod's name.
     pub name: String,
-    /// The role of the pod for the virtual machine.
+    /// Whether the pod runs the virtual machine or is the target of a migration.
     pub role: PodRole,
     /// Whether the virtual machine outlives this pod.
     pub fate: VmFate,
-    /// The attributes that describe the virtual machine in the owner's attributes of an address.
+    /// The attributes that describe the virtual machine. An assignment records these attributes of the machine with the
+    /// owner of each address.
     pub attributes: BTreeMap<String, String>,
 }
 
-/// The role of a pod for its virtual machine.
+/// Whether a pod runs its virtual machine or is the target of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodRole {
     /// The pod runs the virtual machine.
     Source,
-    /// The virtual machine migrates to the pod, or has already migrated.
+    /// The virtual machine migrates to the pod, or has already migrated to it.
     Target,
 }
 
 /// Whether a virtual machine outlives its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmFate {
-    /// The virtual machine may run again and needs its addresses.
+    /// The virtual machine may run again, and then needs its addresses.
     Stays,
     /// The virtual machine is being deleted.
     Ends,
@@ -67,39 +68,39 @@ pub enum VmFate {
 /// The outcome of an assignment to a virtual machine's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
-    /// The virtual machine already had these addresses, or addresses of another family were added to them.
+    /// The virtual machine keeps the addresses that it already had. Addresses of a missing family may have been added.
     Kept(Vec<AssignedAddress>),
-    /// The virtual machine had no address before and was assigned these addresses.
+    /// The virtual machine had no address before, and gets these addresses.
     First(Vec<AssignedAddress>),
-    /// Keeping virtual machines' addresses is turned off. The pod must be treated like any other pod.
+    /// The setting by which virtual machines keep their addresses is off. The pod must be treated like any other pod.
     Off,
 }
 
 impl VmPod {
-    /// True if the attributes of an owner name this pod.
+    /// True if the attributes of an address's owner name this pod.
     pub(crate) fn is_named_by(&self, attributes: &BTreeMap<String, String>) -> bool {
         attributes.get("namespace") == Some(&self.namespace) && attributes.get("pod") == Some(&self.name)
     }
 }
 
-/// True if a virtual machine holds the address. The machine may be stopped, so no node can show that the address is
-/// unused.
+/// True if a virtual machine holds the address. A virtual machine's address never counts as unused, because the machine
+/// may only be stopped.
 pub fn is_vms(entry: &Attribute) -> bool {
     let Some(handle) = entry.handle() else { return false };
     match entry.get(NETWORK) {
-        // An attachment's handle begins with its network's name, which may contain the infix.
+        // A container's handle begins with the network's name, and this name may contain [`VM_INFIX`].
         Some(network) => handle.strip_prefix(network).is_some_and(|rest| rest.starts_with(VM_INFIX)),
         None => handle.contains(VM_INFIX),
     }
 }
 
-/// Returns the key of the setting that keeps addresses of virtual machines.
+/// Returns the key of the document with the setting by which virtual machines keep their addresses.
 pub(crate) fn switch_key() -> Key {
     SWITCH_KEY.into()
 }
 
-/// True if keeping virtual machines' addresses is turned off. As in Calico, only the exact word `Disabled` in a
-/// readable document turns it off.
+/// True if the setting by which virtual machines keep their addresses is off. As in Calico, only the exact value
+/// `Disabled` in a valid document means off.
 pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     let stored = tx.snapshot_get(&switch_key()).await?;
     let document = stored.and_then(|value| serde_json::from_slice::<Value>(value.as_bytes()).ok());
@@ -107,22 +108,23 @@ pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     Ok(switch.and_then(Value::as_str) == Some("Disabled"))
 }
 
-/// The addresses of a virtual machine according to the blocks, and the blocks that its handle miscounts.
+/// The addresses that a virtual machine holds according to the blocks, and the blocks for which its handle has a wrong
+/// count.
 #[derive(Debug, Default)]
 pub(crate) struct VmHoldings {
-    /// The addresses of the virtual machine with their blocks, IPv4 first.
+    /// The addresses of the virtual machine, each with its block, IPv4 first.
     pub(crate) addresses: Vec<(IpAddr, IpNet)>,
-    /// Blocks whose count in the handle differs from the number of held addresses, because another writer was
-    /// interrupted or is still at work.
+    /// Blocks for which the handle's count differs from the number of held addresses, because another writer was
+    /// interrupted or has not finished.
     miscounted: Vec<IpNet>,
 }
 
 impl VmHoldings {
-    /// Reads the addresses of a handle. A missing handle holds no addresses.
+    /// Reads the addresses that a handle holds. If the handle does not exist, the result is empty.
     ///
     /// # Errors
-    /// `Malformed` for a damaged handle or block, so that a machine with an unreadable address does not get another
-    /// address. Any store error.
+    /// `Malformed` for a damaged handle or block. The error prevents that a machine gets another address when its
+    /// address cannot be read. Any store error.
     pub(crate) async fn read(work: &mut WriteSet<'_>, handle: &str) -> Result<Self> {
         let key = keys::handle(handle);
         let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Self::default()) };
@@ -140,8 +142,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects the counts of the handle. Each miscounted block is also written, so that a concurrent writer of the
-    /// block fails and retries.
+    /// Corrects the wrong counts of the handle. Each block with a wrong count is also rewritten, so that a concurrent
+    /// writer of the block fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
@@ -153,19 +155,21 @@ impl VmHoldings {
 
 impl Ipam {
     /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
-    /// a handle. The attributes of an owner are changed only if the owner is the one that the update expects. All
-    /// changes are made in one commit, or none. If the owners are already as requested, nothing is written, so the call
-    /// can be repeated.
+    /// a handle. The update names the expected owners; if the address has another owner, nothing is changed. The active
+    /// and the alternate owner are changed in one commit. If the attributes are already as requested, nothing is
+    /// written, so the call can be repeated.
     ///
-    /// New attributes replace all existing attributes, including `node` and Margay's attributes (`margay.io/...`), so
-    /// pass on the attributes to keep. Handle, sequence number and other addresses are not changed. Calico, in
-    /// contrast, changes the owners of all addresses that were assigned in the same call.
+    /// The new attributes replace all existing attributes of the owner, including `node` and Margay's attributes
+    /// (`margay.io/...`), so the caller must pass the attributes to keep. The handle, the sequence number and other
+    /// addresses are not changed. In contrast, Calico changes the owners of all addresses that were assigned in the
+    /// same call.
     ///
-    /// The commit guards the block.
+    /// The commit guards the block that contains the address.
     ///
     /// # Errors
-    /// Returns these errors with Calico's texts: `Unassigned` if the address has no holder; `Owner` if the address is
-    /// not held under the handle (for example, in cooldown), or if its owner is not the expected one. Any store error.
+    /// `Unassigned` if the address has no holder. `Owner` if the address is not held under the handle (for example,
+    /// because it is in cooldown), or if its owner is not the expected owner. The error messages of `Unassigned` and
+    /// `Owner` equal Calico's. Any store error.
     #[boxed_future]
     pub async fn set_owner_attributes(
         &self,

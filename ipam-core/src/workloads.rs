@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::model::{Block, Document, StickyRecord, keys};
 use crate::sticky::STICKY;
 
-/// Reads the record of a workload and adds a guard for it. A missing or damaged record counts as empty.
+/// Reads and guards the record of a workload. A missing or damaged record is returned as an empty record.
 pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
     let key = keys::sticky(name);
     let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
@@ -29,13 +29,13 @@ pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> 
     Ok(())
 }
 
-/// Removes an address that a workload no longer keeps from the workload's record.
+/// Removes an address from a workload's record, because the workload no longer keeps the address.
 pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
     let mut record = read_record(tx, name).await?;
     if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }
 }
 
-/// Returns the names of the workloads that keep these addresses of a block.
+/// Returns those of the given addresses in a block that a workload keeps, each with the workload's name.
 pub(crate) fn names_of(block: &Block, addresses: impl Iterator<Item = IpAddr>) -> Vec<(IpAddr, String)> {
     addresses.filter_map(|ip| Some((ip, block.attributes_of(ip)?.get(STICKY)?.to_owned()))).collect()
 }

@@ -1,21 +1,23 @@
-//! Collects the changes of one transaction to blocks, and to their handles and affinities.
+//! Collects the changes that one transaction makes to blocks, and to their handles and affinities.
 //!
 //! Blocks are read without a guard. A block is guarded as soon as the transaction changes it. When the changes are
-//! written, each changed block counts one write, the handles count the assigned and released addresses, and an empty
-//! block without an owner is deleted. Block, handle and affinity thus agree at every revision that Margay writes.
+//! written, each changed block gets its next sequence number, and the handles' counts are updated. An empty block
+//! without an owner is deleted. After every commit of Margay, blocks, handles and affinities agree.
 //!
-//! Calico increases the count of a handle before it writes the block, and decreases the count after a release. A
-//! surplus in the handle may therefore stand for an address that is about to be assigned, or for one that was just
-//! released. A surplus is kept, because otherwise Calico's next step could leave an address without a handle. A
-//! handle's entry for a block is removed only when the handle holds no address of the block any more. The block is then
-//! written too, so that another writer that was about to write the block fails and counts again.
+//! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
+//! address, it decreases the count after it has written the block. While Calico assigns or releases an address, a
+//! handle's count can exceed the number of its addresses in the block. Margay does not lower a count that is too high,
+//! because otherwise Calico's next step could leave an address without a handle. A handle's count for a block is
+//! removed only when the handle holds no address of the block any more. When a handle's count for a block is removed,
+//! the block is rewritten as well. Another writer that is about to write the rewritten block fails and retries.
 //!
-//! Before a commit creates a block, it checks that no stored block overlaps with the new block. The check reads the
-//! keys of possible overlapping blocks, and the commit guards that no such key was created after the check. Assignments
-//! of other nodes write existing keys, so these assignments do not conflict with the guard. Calico checks only the key
-//! of the block that it creates, so Calico can leave overlapping blocks. Margay's first version could also leave
-//! overlapping blocks. An assignment therefore checks whether the block to assign from overlaps with another block. The
-//! assignment's check has no guard, since Calico would not honor one.
+//! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
+//! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
+//! created after the check. Assignments from existing blocks do not conflict with this guard, because they create no
+//! blocks. Calico checks only the key of the block that it creates, so Calico can create overlapping blocks, as could
+//! Margay's first version. An assignment therefore also checks whether the existing block that it uses overlaps with
+//! another block. The check of an existing block has no guard, since Calico could create an overlapping block at any
+//! time.
 
 mod quotas;
 
@@ -37,39 +39,41 @@ use crate::net::{Family, overlap};
 use quotas::QuotaLimits;
 pub(crate) use quotas::{each_of, likely_counters};
 
-/// Number of blocks read in one round trip.
+/// Maximum number of blocks whose values are read in one round trip.
 pub const BLOCKS_PER_READ: usize = 16;
 
-/// The blocks, handles and affinities that a transaction reads and changes.
+/// The blocks, handles and affinities that one transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction, which callers may use to read and write other keys.
+    /// The transaction, which callers may also use to read and write other keys.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
-    /// The blocks that were read, with the changes of this transaction; `None` if the block does not exist.
+    /// The blocks that were read, including the changes of this transaction; `None` if the block does not exist.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
-    /// The handles of the held addresses of each changed block, before the change.
+    /// For each changed block, the handles of its held addresses before the first change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with releases dated too far in the future, whose dates were set to now in memory. Unless such a block is
-    /// written, the cooldown never ends.
+    /// Blocks with an address whose recorded release time is too far in the future. The release time is set to now in
+    /// the copy of the block in memory. Until a commit writes the copy, the address stays in cooldown.
     misdated: Vec<IpNet>,
-    /// The revision of the last write of each block of which only the key was read.
+    /// For each block whose key was read without the value, the revision of its last write; `None` if the block does
+    /// not exist.
     probed: BTreeMap<IpNet, Option<Revision>>,
-    /// Full blocks that a scan read and did not keep in memory.
+    /// Full blocks that [`Self::scan`] has read and not kept in memory.
     full: FullBlocks,
-    /// Keys of affinities that the commit creates.
+    /// The keys of new affinities that the commit will create.
     claimed: BTreeSet<Key>,
-    /// The handles whose addresses were assigned or released, each with the blocks of these addresses.
+    /// The handles whose addresses this transaction assigns or releases, each with the blocks of these addresses.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
-    /// The quotas, and the changes to the quotas' counters.
+    /// The quotas, and how this transaction changes the numbers of addresses that count against them.
     limits: QuotaLimits,
-    /// The last block that was prefetched alone, with the key ranges around the block that were also read.
+    /// The block that [`Self::read_ahead_of`] has last prefetched alone, with the key ranges that were read with it to
+    /// find overlapping blocks.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
-/// The result of a search for a block.
+/// The result of reading a block, in which a damaged block is not an error.
 #[derive(Debug)]
 pub enum BlockSlot<'w> {
     /// No value is stored under the block's key.
@@ -81,8 +85,8 @@ pub enum BlockSlot<'w> {
 }
 
 impl<'t> WriteSet<'t> {
-    /// Creates an empty write set for a transaction at the time `now`. A released address is in cooldown for
-    /// `cooldown_seconds`.
+    /// Creates an empty write set for a transaction. `now` is the current time, and `cooldown_seconds` the cooldown of
+    /// released addresses.
     pub fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self {
             tx,
@@ -101,7 +105,7 @@ impl<'t> WriteSet<'t> {
         }
     }
 
-    /// Prefetches blocks in one round trip.
+    /// Prefetches the values of blocks in one round trip.
     pub async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(&[], blocks).await
     }
@@ -112,8 +116,8 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
-    /// also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, reading these ranges would take
-    /// too many requests.
+    /// the call also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
+    /// overlapping blocks are not read, because too many requests would be needed.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
@@ -126,8 +130,8 @@ impl<'t> WriteSet<'t> {
         Ok(self.tx.prefetch(unread, around.map(TxnRange::keys_of).collect()).await?)
     }
 
-    /// Returns the block with the changes of this transaction and with expired cooldowns freed, or `None` if the block
-    /// does not exist.
+    /// Returns a block; `None` if the block does not exist. The block includes the changes of this transaction, and
+    /// addresses whose cooldown has ended are free.
     ///
     /// # Errors
     /// `Malformed` if the stored value is not a valid block.
@@ -142,7 +146,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
     }
 
-    /// Returns the block like [`Self::block`], but logs a damaged block instead of failing.
+    /// Returns a block like [`Self::block`]. A damaged block is logged and is not an error.
     pub async fn find(&mut self, cidr: IpNet) -> Result<BlockSlot<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
@@ -155,10 +159,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip and returns the blocks that are kept, in their order: blocks that `keep` accepts,
-    /// blocks with releases dated too far in the future, and blocks that were read before. Other blocks are dropped
-    /// immediately, so that a search through a pool of thousands of blocks does not keep all of them in memory. A
-    /// damaged block is logged and skipped.
+    /// Reads blocks in one round trip, and keeps some of them in the write set. The kept blocks are those that `keep`
+    /// accepts, blocks with a release time too far in the future, and blocks that were read before. Blocks that are not
+    /// kept are dropped immediately, so that a search through a pool of thousands of blocks does not fill the memory.
+    /// Damaged blocks are logged and skipped. Returns the kept blocks, in the given order.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -180,13 +184,13 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())
     }
 
-    /// Returns the full blocks that scans read and did not keep.
+    /// Returns the full blocks that [`Self::scan`] has read and not kept.
     pub fn full(&self) -> &FullBlocks {
         &self.full
     }
 
-    /// Returns the revision of the last write of each block, or `None` for an absent block, without the values; see
-    /// [`Transaction::peek`].
+    /// Returns the revision of the last write of each block, or `None` for a block that does not exist. The function
+    /// reads only the keys of the blocks, without a guard; see [`Transaction::peek`].
     pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         self.probe_with(blocks, &[]).await
     }
@@ -200,8 +204,8 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// Frees the block's addresses whose cooldown is over. Also returns whether some releases were dated too far in the
-    /// future.
+    /// Frees the block's addresses whose cooldown is over. Also returns true if a recorded release time was too far in
+    /// the future.
     fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -214,13 +218,13 @@ impl<'t> WriteSet<'t> {
         self.blocks.insert(cidr, block);
     }
 
-    /// Changes an existing block and guards it. Returns `None` if the block does not exist.
+    /// Guards a block, and calls `change` with it. Returns the result of `change`; `None` if the block does not exist.
     pub async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
         self.prepare(cidr).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(change))
     }
 
-    /// Guards a block and records its current holders, so that the block can be changed.
+    /// Prepares a block for a change: guards the block, and records its current holders.
     async fn prepare(&mut self, cidr: IpNet) -> Result<()> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
@@ -244,17 +248,18 @@ impl<'t> WriteSet<'t> {
         self.changed.contains(&cidr)
     }
 
-    /// Returns the blocks read so far that have releases dated too far in the future.
+    /// Returns those blocks read so far in which a recorded release time was too far in the future.
     pub fn misdated(&self) -> &[IpNet] {
         &self.misdated
     }
 
-    /// Returns the blocks read so far.
+    /// Returns the blocks that this write set has read so far.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.blocks.values().flatten()
     }
 
-    /// Marks that a handle's addresses in a block have changed.
+    /// Records that a handle's addresses in a block have changed, so that the commit updates the handle's count for the
+    /// block.
     pub fn touch_handle(&mut self, id: &str, cidr: IpNet) {
         self.handles.entry(id.to_owned()).or_default().insert(cidr);
     }
@@ -287,8 +292,8 @@ impl<'t> WriteSet<'t> {
         Ok(state == Some(AffinityState::Confirmed))
     }
 
-    /// Deletes the affinity of an owner to a block. Guards the block, since the block may become the owner's before the
-    /// commit.
+    /// Deletes the affinity of an owner to a block. The block is guarded, since another writer may make this owner the
+    /// block's owner before the commit.
     pub async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
             self.tx.get(&keys::block(cidr)).await?;
@@ -298,15 +303,16 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Transfers a block and its affinity from one owner to another at the time `now`.
+    /// Changes the owner of a block, and replaces the affinity of the former owner by one of the new owner. `now` is
+    /// recorded as the time of the claim.
     pub async fn hand_block(&mut self, cidr: IpNet, from: &Owner, to: &Owner, now: OffsetDateTime) -> Result<()> {
         self.drop_affinity(from, cidr).await?;
         self.change(cidr, |block| block.set_owner(to, now)).await?;
         self.confirm_affinity(to, cidr).await
     }
 
-    /// Returns the blocks of an owner in one family, ascending by key, including blocks that this transaction claims.
-    /// The affinities are read without a guard, because a block names its owner.
+    /// Returns the blocks to which the affinities in a key range belong, ascending by key, including affinities that
+    /// this transaction creates. The affinities are read without a guard, because each block itself names its owner.
     pub async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
         let mut listed = self.claimed.clone();
         listed.retain(|key| affinities.contains(key.as_bytes()));
@@ -314,7 +320,7 @@ impl<'t> WriteSet<'t> {
         Ok(listed.iter().filter_map(|key| Some(keys::parse_affinity(key)?.1)).collect())
     }
 
-    /// Writes all changes to the transaction.
+    /// Adds all changes to the transaction as writes and deletions of keys.
     pub async fn write(mut self) -> Result<()> {
         for (id, blocks) in std::mem::take(&mut self.handles) {
             self.write_handle(&id, &blocks).await?;
@@ -352,7 +358,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Returns the new count of a handle for a block in which the handle has counted `counted` addresses.
+    /// Returns the new count of a handle for a block. The stored count is `counted`.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -376,17 +382,18 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
     i64::try_from(these.count()).unwrap_or(i64::MAX)
 }
 
-/// Maximum number of blocks for which one probe also reads the keys of overlapping blocks. In a pool that is half
-/// claimed, 15 of 16 searches find an unclaimed block among 4 blocks, and the other searches need one more request.
-/// With 16 blocks, the first address of a node caused twice as much work in etcd.
+/// Maximum number of blocks for which [`WriteSet::probe_along`] also reads the keys of overlapping blocks. If half of a
+/// pool's blocks are claimed, 15 of 16 searches find an unclaimed block among 4 blocks, and the other searches need one
+/// more request. A limit of 16 blocks caused twice as much work in etcd when a node got its first address.
 const MAX_BLOCKS_READ_ALONG: usize = 4;
 
 impl WriteSet<'_> {
-    /// Adds a new block. The commit fails if an overlapping block is created before the commit.
+    /// Adds a new block, which the commit creates. The commit fails if another writer creates an overlapping block
+    /// meanwhile.
     ///
     /// # Errors
-    /// `Overlap` if an overlapping block exists, or if too many blocks are stored around the new block to guard all of
-    /// them. Any store error.
+    /// `Overlap` if an overlapping block exists, or if so many blocks are stored around the new block that one commit
+    /// cannot guard them. Any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
         for range in self.ranges_to_guard(cidr).await?? {
@@ -398,13 +405,15 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Returns the reason why a block cannot be created: another stored block overlaps, or too many blocks are stored
-    /// around the block. Costs one request, or none after [`Self::probe_along`] of the block.
+    /// Returns the reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored
+    /// around it. Returns `None` if the block can be created. The call costs one request, or none if
+    /// [`Self::probe_along`] was called for the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }
 
-    /// Returns the key ranges to guard while a block is created, or the reason why the block cannot be created.
+    /// Returns the key ranges in which the commit must guard against the creation of overlapping blocks, or the reason
+    /// why the block cannot be created.
     async fn ranges_to_guard(&mut self, cidr: IpNet) -> Result<std::result::Result<Vec<Range>, OverlapError>> {
         let covers = covers_of_overlaps(cidr, Precision::Coarse);
         self.tx.peek_ranges(&coarse(&covers)).await?;
@@ -427,14 +436,14 @@ impl WriteSet<'_> {
         Ok(Ok(guarded))
     }
 
-    /// True for a block that the commit will delete.
+    /// True if the commit will delete the block.
     fn is_leaving(&self, cidr: IpNet) -> bool {
         let block = self.blocks.get(&cidr).and_then(Option::as_ref).filter(|_| self.changed.contains(&cidr));
         block.is_some_and(|block| block.is_empty() && block.owner().is_none())
     }
 
-    /// Returns the key ranges of a block's cover that a commit can guard, or `None` if the ranges contain too many
-    /// keys.
+    /// Returns the key ranges that a commit can guard in order to cover all blocks that may overlap with a block.
+    /// Returns `None` if the ranges contain too many keys.
     async fn guardable(&mut self, cidr: IpNet, place: usize, cover: Cover) -> Result<Option<Vec<Range>>> {
         if self.has_few_keys(&cover.coarse).await? {
             return Ok(Some(cover.coarse));
@@ -449,11 +458,11 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with this stored block of addresses. Adds no guard. Costs one request, or
-    /// none if the ranges of [`overlaps_of_addresses`] were read already.
+    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The call
+    /// costs one request, or none if the ranges of [`overlaps_of_addresses`] have been read before.
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
-            // Calico has no blocks of prefixes.
+            // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.
             return Ok(None);
         }
         let stored = match &self.around {
@@ -464,10 +473,11 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Probes blocks like [`Self::probe`], but also reads the key ranges that [`Self::obstacle`] needs for the first
-    /// few blocks.
+    /// Returns the revisions of blocks like [`Self::probe`]. In addition, the request reads the key ranges that
+    /// [`Self::obstacle`] needs for the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Scattered blocks share fewer key ranges, so fewer of these blocks fit into one request.
+        // Neighboring blocks share key ranges. For blocks that are scattered over a pool, more key ranges are needed,
+        // so the ranges of fewer blocks fit into one request.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
             .find_map(|most| {
@@ -477,9 +487,10 @@ impl WriteSet<'_> {
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
-    /// Returns the networks in a pool where no block can be created, because a stored block overlaps: the pool's block
-    /// around a smaller stored block, or the whole larger stored block. Reads the keys of all blocks of the family,
-    /// without a guard.
+    /// Returns the networks in a pool in which no block can be created, because a stored block overlaps. For a stored
+    /// block that is smaller than the pool's block size, the result has the pool's possible block around the stored
+    /// block. For a larger stored block, the result has the stored block itself. The keys of all blocks of the family
+    /// are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

@@ -1,10 +1,10 @@
-//! Derives events from two versions of a document: addresses that were assigned or released, and blocks that changed
-//! owners.
+//! Derives events from two versions of a block or affinity, for example that an address was assigned or released, or
+//! that a block changed owners.
 //!
-//! A store keeps versions of blocks, not the operations that made these versions. An event is the difference between
-//! two adjacent versions of a block. This module compares block versions without any I/O, both for the past
-//! ([`crate::history`]) and for live watches. An [`EventRow`] is serialized to JSON for `margay watch`, for `margay
-//! ipam history` and for the daemon's page.
+//! A store keeps versions of blocks, but not the operations that created these versions. An event is a difference
+//! between two successive versions of a block. This module compares block versions without any I/O, both for past
+//! changes ([`crate::history`]) and for live watches. An [`EventRow`] is serialized to JSON for `margay watch`, for
+//! `margay ipam history` and for the daemon's page.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,15 +24,15 @@ use time::OffsetDateTime;
 pub struct BlockEvent {
     /// The block that the event concerns.
     pub block: IpNet,
-    /// The length of the prefix that the event's address stands for. `None` in a block of single addresses, and for an
-    /// event without an address.
+    /// Length of the assigned prefix, in a block of prefixes. `None` for a block of single addresses, and for an event
+    /// without an address.
     pub prefix_length: Option<u8>,
     /// The kind of event, with its details.
     pub what: BlockEventKind,
 }
 
 impl BlockEvent {
-    /// Makes an event of a block, or of a single address in the block.
+    /// Creates an event of a block, or of a single address in the block.
     pub(crate) fn of(block: IpNet, what: BlockEventKind) -> Self {
         Self { block, prefix_length: None, what }
     }
@@ -62,13 +62,13 @@ pub enum BlockEventKind {
         /// The address's holder after the event.
         holder: Attribute,
     },
-    /// The address changed owners under one handle, for example when a virtual machine migrates.
+    /// The address changed holders within one attachment, for example when a virtual machine migrates.
     Moved {
         /// The address that the event concerns.
         address: IpAddr,
-        /// The owner before the event.
+        /// The address's holder before the event.
         from: Attribute,
-        /// The owner after the event.
+        /// The address's holder after the event.
         to: Attribute,
     },
     /// The address was released and can be assigned again.
@@ -94,22 +94,22 @@ pub enum BlockEventKind {
     },
     /// The block got an owner.
     Claimed {
-        /// The owner after the event.
+        /// The block's owner after the event.
         owner: Owner,
-        /// The owner before the event.
+        /// The block's owner before the event.
         former: Option<Owner>,
-        /// When the block was claimed, if the block records the time.
+        /// When the owner claimed the block, if the block records this time.
         at: Option<OffsetDateTime>,
     },
     /// The block lost its owner.
     GivenUp {
-        /// The owner before the event.
+        /// The block's owner before the event.
         owner: Owner,
     },
     /// An owner's affinity to the block changed while the block itself did not, for example when Calico claims a block
     /// in steps.
     Affinity {
-        /// The owner that the affinity belongs to.
+        /// The owner whose affinity changed.
         owner: Owner,
         /// The affinity's new state; `None` if the affinity was deleted.
         state: Option<AffinityState>,
@@ -119,7 +119,7 @@ pub enum BlockEventKind {
 }
 
 impl BlockEventKind {
-    /// The word for this kind of event in JSON, in tables and in lines of text.
+    /// The name of this kind of event in JSON, in tables and in lines of text.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "assigned",
@@ -135,7 +135,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The word for this kind of event when the event describes the state at which a history or watch begins.
+    /// The name of this kind of event for an event that describes the initial state of a history or watch.
     pub fn standing_word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "held",
@@ -144,7 +144,8 @@ impl BlockEventKind {
         }
     }
 
-    /// The word for the new state of an affinity, `gone` for a deleted one; `None` for other events.
+    /// The name of the affinity's new state, `gone` for a deleted affinity. `None` for an event that is not about an
+    /// affinity.
     pub fn state_word(&self) -> Option<&'static str> {
         let Self::Affinity { state, .. } = self else { return None };
         Some(match state {
@@ -181,7 +182,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The current or former owner of the block or affinity; `None` for events of addresses.
+    /// The current or former owner of the block or affinity; `None` for an event that concerns an address.
     pub fn owner(&self) -> Option<&Owner> {
         match self {
             Self::Claimed { owner, .. } | Self::GivenUp { owner } | Self::Affinity { owner, .. } => Some(owner),
@@ -189,8 +190,8 @@ impl BlockEventKind {
         }
     }
 
-    /// The time of the event by the clock of the node, if the document records the time. Stores without commit times
-    /// have no other time of an event.
+    /// The time of the event by the node's clock, if the block records the time. If the store has no commit times, no
+    /// other time of the event is known.
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
@@ -204,9 +205,9 @@ impl BlockEventKind {
 /// The events of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
-    /// The events of the revision. Within a block, releases come before assignments.
+    /// The events of the revision. The releases of a block precede the assignments of the same block.
     pub happenings: Vec<BlockEvent>,
-    /// Changed blocks whose previous version is unknown, so that the blocks' events cannot be derived.
+    /// Changed blocks whose events cannot be derived, because the previous version of the block is unknown.
     pub unreported: Vec<IpNet>,
 }
 
@@ -233,7 +234,7 @@ pub fn of_batch(batch: &Batch) -> BatchEvents {
     reported
 }
 
-/// True if the changed key had a previous version that the store no longer has.
+/// True if the changed key had a previous version, but the store no longer has that version.
 pub fn is_before_unknown(event: &Event) -> bool {
     event.prev.is_none() && (event.kind == EventKind::Delete || event.kv.version > 1)
 }
@@ -244,7 +245,8 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
         .ok()
 }
 
-/// Derives the event of an affinity, unless an event of the affinity's block already covers the change.
+/// Derives the event of a changed affinity, unless `reported` has an event of the block that implies the affinity's
+/// change.
 fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEvent> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
@@ -286,7 +288,7 @@ pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> V
         .collect()
 }
 
-/// The state of an address in one version of its block. An address that waits for its workload counts as free.
+/// The state of an address in one version of its block. A sticky address that waits for its workload counts as free.
 enum AddressVersion {
     Free,
     InCooldown(OffsetDateTime),
@@ -304,7 +306,8 @@ impl AddressVersion {
     }
 }
 
-/// Derives the events of an address. The loss of its holder is added to `gone`, a new holder to `come`.
+/// Derives the events of an address. The event that the address lost its holder is added to `gone`; the event that the
+/// address got a holder is added to `come`.
 fn of_address(
     address: IpAddr,
     before: AddressVersion,
@@ -346,8 +349,8 @@ fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
 }
 
-/// True if two entries of a block differ at most in the time and boot of the request, in the naming of attributes
-/// (Calico's or Margay's), and in the workload that keeps the address.
+/// True if two entries of a block have equal lasting attributes. The comparison ignores the time and the boot id of the
+/// request, the workload that keeps the address, and whether attribute names are Calico's or Margay's.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
         let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
@@ -367,8 +370,8 @@ fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<BlockEventK
     }
 }
 
-/// Describes a stored block by events: its owner, the held addresses, and the addresses in cooldown. Returns `None` for
-/// the key of another document.
+/// Describes a stored block by events for its owner, its held addresses, and its addresses in cooldown. Returns `None`
+/// if the key is not a block's key.
 pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     let cidr = keys::parse_block(key)?;
     match Block::decode(key, value) {
@@ -380,7 +383,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     }
 }
 
-/// The holder that an entry of a block names, borrowed from the entry.
+/// The holder of an address, borrowed from the address's entry in a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The holder's handle.
@@ -389,7 +392,7 @@ pub struct Holder<'a> {
     pub node: Option<&'a str>,
     /// The name of the holder's network.
     pub network: Option<&'a str>,
-    /// The container's id, taken from the handle. `None` if the entry does not record the container's network.
+    /// The container id, parsed from the handle. `None` if the block's entry does not record the container's network.
     pub container: Option<&'a str>,
     /// The name of the interface in the holder's container.
     pub interface: Option<&'a str>,
@@ -416,20 +419,20 @@ impl<'a> Holder<'a> {
     }
 }
 
-/// A row of a history or watch: an event, or a part of the state at which the history or watch begins.
+/// A row of a history or watch: an event, or a part of the initial state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EventRow {
-    /// The revision of the event, or of the state at which the history or watch begins.
+    /// The revision of the event, or of the initial state of the history or watch.
     pub revision: i64,
     /// The time of the event; `null` in JSON if unknown.
     #[serde(serialize_with = "utc")]
     pub time: Option<OffsetDateTime>,
-    /// The word for the event's kind, for example `assigned`.
+    /// The name of the event's kind, for example `assigned`.
     pub event: &'static str,
     /// The address that the event concerns; absent if the event concerns the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
-    /// The length of the prefix that the address stands for; absent in a block of single addresses.
+    /// Length of the assigned prefix; absent for a block of single addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
     /// The block that the event concerns.
@@ -437,7 +440,7 @@ pub struct EventRow {
     /// The current or former holder of the address.
     #[serde(flatten)]
     pub holder: Option<AddressHolder>,
-    /// The former holder of an address that moved.
+    /// The former holder of the address, if the address moved from one holder to another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<AddressHolder>,
     /// The current or former owner of the block or the affinity.
@@ -454,8 +457,8 @@ pub struct EventRow {
 /// The holder of an address in an [`EventRow`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AddressHolder {
-    /// The holder's handle; `null` in JSON if the address has no handle. Only events with a holder have the JSON field
-    /// `handle`; the daemon's page tests for the field.
+    /// The holder's handle; `null` in JSON if the address has no handle. In JSON, only events with a holder have the
+    /// field `handle`; the daemon's web page uses the field to recognize such events.
     pub handle: Option<String>,
     /// The holder's node; `null` in JSON if unknown.
     pub node: Option<String>,
@@ -487,12 +490,12 @@ impl AddressHolder {
 }
 
 impl EventRow {
-    /// Makes the row for an event.
+    /// Creates the row of an event.
     pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &BlockEvent) -> Self {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
-    /// Makes the row for a part of the state at a revision.
+    /// Creates the row of a part of the initial state at a revision.
     pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }

@@ -1,7 +1,8 @@
-//! Estimates in how many days a pool will be full if its use keeps growing at the recent rate.
+//! Estimates when a pool will be full if the number of held addresses keeps growing at the recent rate.
 //!
-//! The forecast compares the number of held addresses now with the number at the oldest readable revision of the last
-//! week. The time of that revision is the store's commit time, or else a time that the documents record.
+//! The forecast compares the current number of held addresses with the number at the oldest readable revision of the
+//! last week. The age of the oldest readable revision is computed from the store's commit time, or else from a time
+//! that the documents record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,17 +20,17 @@ use time::OffsetDateTime;
 use crate::Operator;
 use crate::history::time_after;
 
-/// Maximum length of the history that a forecast uses.
+/// Maximum period of the store's history that a forecast uses.
 const MAX_HISTORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Minimum length of the history that a forecast needs.
+/// Minimum period of the store's history that a forecast needs.
 pub const MIN_HISTORY: Duration = Duration::from_secs(10 * 60);
 
 /// The forecasts of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Forecast {
-    /// The length of the history that the forecast uses, in seconds.
+    /// Length of the period whose growth the forecast extrapolates, in seconds.
     pub history_seconds: u64,
-    /// The forecasts of the pools, in the order of the census.
+    /// The forecasts of the pools, in the order in which the census lists the pools.
     pub pools: Vec<PoolForecast>,
 }
 
@@ -40,7 +41,7 @@ pub struct PoolForecast {
     pub name: String,
     /// The pool's network.
     pub cidr: IpNet,
-    /// The number of addresses that can be assigned now or after their cooldown.
+    /// Number of addresses of the pool that can be assigned now or after their cooldown.
     pub free: Count,
     /// Whether and when the pool will be full.
     #[serde(flatten)]
@@ -48,8 +49,8 @@ pub struct PoolForecast {
 }
 
 impl PoolForecast {
-    /// Adds a sample with the number of days until the pool is full. Adds nothing if the pool does not fill or has no
-    /// forecast.
+    /// Adds a metric sample with the number of days until the pool is full. Adds no sample if the pool does not fill or
+    /// has no forecast.
     pub fn sample(&self, samples: &mut Samples) {
         if let Some(days) = self.ahead.days() {
             samples.of_days_until_full(&self.name, self.cidr, days);
@@ -63,23 +64,23 @@ impl PoolForecast {
 pub enum FillForecast {
     /// The pool has no free address.
     Full,
-    /// The pool will be full if its use keeps growing.
+    /// The number of held addresses grows, and the pool will be full if the growth continues.
     Filling {
-        /// The number of days until the pool is full.
+        /// Number of days until the pool is full.
         days: f64,
         /// The daily increase of the number of held addresses.
         per_day: f64,
     },
-    /// The number of held addresses has not grown.
+    /// The number of held addresses has not grown in the observed period.
     Steady,
-    /// The history is shorter than [`MIN_HISTORY`].
+    /// The store's history is shorter than [`MIN_HISTORY`].
     Short,
-    /// Neither the store nor its documents have a time from which the length of the history follows.
+    /// The length of the store's history is unknown, because neither the store nor its documents record times.
     Unknown,
 }
 
 impl FillForecast {
-    /// The number of days until the pool is full: 0 for a full pool, `None` for a pool that does not fill or has no
+    /// Number of days until the pool is full: 0 for a full pool, `None` for a pool that does not fill or has no
     /// forecast.
     pub fn days(&self) -> Option<f64> {
         match self {
@@ -98,8 +99,8 @@ struct PastState {
 }
 
 impl Operator {
-    /// Forecasts when each pool of the census will be full. The forecast reads all blocks at one older revision, and
-    /// opens a few short watches to learn the times of past revisions.
+    /// Forecasts when each pool of the census will be full. The forecast reads all blocks at one past revision, and
+    /// opens a few short watches to find the times of past revisions.
     ///
     /// # Errors
     /// `Timeout` after the deadline; `Unsupported` for a store that cannot be watched; any store error.
@@ -136,7 +137,8 @@ impl Operator {
             let mut reading = SnapshotReader::new(deadline);
             reading.at = then.revision;
             let at = self.ipam().now() - then.age;
-            // Damaged blocks are logged and not counted; an inspection reports damaged blocks.
+            // Damaged blocks are logged and not counted in the forecast; an inspection reports damaged blocks as
+            // findings.
             self.ipam()
                 .for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
                     if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
@@ -149,12 +151,13 @@ impl Operator {
     }
 }
 
-/// Converts a number of addresses to `f64`; the addresses of blocks in memory always fit in 32 bits.
+/// Converts a number of addresses to `f64`. Blocks that fit in memory have fewer than 2^32 addresses in all.
 fn small(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
-/// Forecasts a pool that has `now` held addresses and `free` free addresses, and had `before` held addresses `age` ago.
+/// Forecasts when a pool will be full. The pool has `now` held and `free` free addresses, and had `before` held
+/// addresses at a time `age` ago.
 fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> FillForecast {
     if free <= 0.0 {
         return FillForecast::Full;
@@ -167,13 +170,13 @@ fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> Fil
     if per_day > 0.0 { FillForecast::Filling { days: free / per_day, per_day } } else { FillForecast::Steady }
 }
 
-/// Counts the addresses of a block that were held at a time, or waited at that time for their workload.
+/// Counts the addresses of a block that were held at time `at`, or waited for their workload at this time.
 fn held_in(block: &Block, at: OffsetDateTime) -> usize {
     let held = block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_)));
     held.count() - block.overdue(at).count()
 }
 
-/// Finds the oldest readable state of the last week; `None` if the time of that state is unknown.
+/// Finds the oldest state of the last week that can be read; `None` if the time of this state is unknown.
 async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<PastState>> {
     let blocks = Range::Prefix(keys::blocks_prefix(None));
     let everything = Range::Prefix(keys::ipam_prefix());
@@ -184,11 +187,11 @@ async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<Pa
     if age_of(first) <= MAX_HISTORY {
         return Ok(Some(PastState { revision: oldest, age: age_of(first) }));
     }
-    // The last change of a block that still exists has a time, so each watch from an earlier revision finds a time.
+    // The last change of an existing block has a known time, so a watch from any earlier revision finds a time.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
-    // The binary search keeps two revisions. The first change at or after `old` is older than a week; the first change
-    // at or after `young`, if any, is not.
+    // The binary search keeps two revisions, `old` and `young`. The first change at or after `old` is older than a
+    // week. The first change at or after `young`, if any, is not older than a week.
     let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
     while old + 1 < young {
         let middle = old + (young - old) / 2;

@@ -1,4 +1,4 @@
-//! Selects the events that concern an address, a container or a node, and finds out when the events happened.
+//! Selects the events that concern an address, a container or a node, and determines the time of each event.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -13,9 +13,9 @@ use tokio::time::timeout;
 
 use crate::events::{BlockEvent, BlockEventKind, Holder, of_batch};
 
-/// How long a watch waits for the first change after a revision.
+/// How long [`time_after`] waits for the next change on its watch.
 const FIRST_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum number of revisions without a time before the search for a time stops.
+/// Maximum number of revisions without a known time that [`time_after`] reads before it gives up.
 const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 
 /// The address, container or node whose history is reported.
@@ -23,7 +23,7 @@ const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 pub enum HistoryOf {
     /// The history of an address, and of the prefix that contains the address.
     Address(IpAddr),
-    /// The history of the handle, container or node with this name.
+    /// The history of a handle, container or node, given by its name.
     Name(String),
     /// The history of the node with this name.
     Node(String),
@@ -37,9 +37,9 @@ impl From<&str> for HistoryOf {
 }
 
 impl HistoryOf {
-    /// The key ranges that can contain events of the subject, as well as events of other subjects. If the first range
-    /// has no event of the subject, the caller tries the next range: an address lies either in a block of addresses or
-    /// inside a prefix.
+    /// The key ranges whose changes can concern this address, handle, container or node. The ranges can also contain
+    /// unrelated keys. If the first range has no matching event, the caller tries the next range. Two ranges are
+    /// needed, because an address can lie in a block of single addresses or inside an assigned prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {
@@ -66,7 +66,7 @@ impl HistoryOf {
 }
 
 impl HistoryOf {
-    /// True if this handle, container or node is the holder in an entry of a block.
+    /// True if the reported history is that of the handle, the container or the node in a block's entry.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -79,7 +79,7 @@ impl HistoryOf {
         }
     }
 
-    /// True if the given owner of a block is this node, or has this name.
+    /// True if the reported history is that of the given owner of a block.
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,
@@ -95,7 +95,7 @@ pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<O
 }
 
 /// Finds the first known commit time at or after a revision, among the changes in a key range. Returns `None` if the
-/// range has no change since the revision, or only changes without a known time.
+/// range has no change at or after the revision, or only changes without a known time.
 ///
 /// # Errors
 /// Any error of [`Store::watch`].

@@ -2,11 +2,11 @@
 //!
 //! # Inside
 //!
-//! [`Operator`] wraps the allocator and adds the operations that only an operator runs. Each operation of [`Operator`]
-//! is one or more transactions on the allocator's store. The module [`inspect`] compares all documents of a store and
-//! repairs damage. The module [`documents`] shows and writes documents in the form of Calico's API. The module
-//! [`moving`] compares a store's content with a store to which the content is moved. The modules [`events`] and
-//! [`history`] report past changes of addresses. The module [`forecast`] estimates when a pool will be full.
+//! [`Operator`] wraps the allocator and adds the operations that operators of a cluster run by hand. Each operation of
+//! [`Operator`] is one or more transactions on the allocator's store. The module [`inspect`] compares all documents of
+//! a store and repairs damage. The module [`documents`] shows and writes documents in the form of Calico's API. The
+//! module [`moving`] compares two stores for a migration from one to the other. The modules [`events`] and [`history`]
+//! report past changes of addresses. The module [`forecast`] estimates when a pool will be full.
 
 pub mod documents;
 pub mod events;
@@ -29,17 +29,17 @@ pub use pools::{InUse, PoolChoice, SplitResult};
 pub use quotas::QuotaRow;
 pub use sticky::KeptAddress;
 
-/// An allocator with the operations that only an operator runs.
+/// An allocator with additional operations that operators of a cluster run by hand.
 #[derive(Clone, Debug)]
 pub struct Operator(Ipam);
 
 impl Operator {
-    /// Creates an operator on a store. The operator uses the system clock.
+    /// Creates an [`Operator`] that works on a store and uses the system clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         Self(Ipam::new(store, nodes))
     }
 
-    /// The allocator that the operator wraps.
+    /// The allocator that this [`Operator`] wraps.
     pub fn ipam(&self) -> &Ipam {
         &self.0
     }

@@ -1,11 +1,12 @@
-//! Decides how a store's content is moved to another store: which keys are moved, and which changes the target needs.
+//! Plans the migration of a store's content to another store: which keys are copied, and which changes the target store
+//! needs.
 //!
-//! Documents are copied byte for byte. The function [`ranges`] lists the key ranges that are moved. The function
-//! [`compare`] returns the writes and deletions that make a target equal to its source. A [`Renaming`] turns the
-//! documents of one node into documents of another node. The type [`DocumentCounts`] counts the moved documents for a
-//! message to a person.
+//! Documents are copied byte for byte, except when a node is renamed. The function [`ranges`] lists the key ranges that
+//! are copied. The function [`compare`] returns the writes and deletions that make a target store equal to its source
+//! store. A [`Renaming`] turns the documents of one node into documents of another node. The type [`DocumentCounts`]
+//! counts the copied documents for a message to the user.
 //!
-//! While a store is being filled, the store has an [import lock](ipam_core::import_lock).
+//! A store has an [import lock](ipam_core::import_lock) while it is being filled by a migration or an import.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -19,37 +20,37 @@ use kv::{Key, Kv, Range, Revision, Value};
 use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 
-/// Common prefix of Margay's own keys.
+/// Common prefix of the keys that only Margay uses.
 const MARGAY_PREFIX: &str = "/margay/";
 
-/// Whether a moved key belongs to the IPAM data or to the surrounding cluster.
+/// Whether a copied key is IPAM data or describes the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRole {
-    /// IPAM data: blocks, handles, affinities, settings, pools, reservations. Before the move, the target must not have
-    /// any IPAM data.
+    /// IPAM data: a block, a handle, an affinity, the settings, a pool or a reservation. The target store must not have
+    /// any IPAM data before the migration.
     Books,
-    /// A document about the cluster: a node or the cluster information. If the target has the key already, the target's
-    /// value is kept.
+    /// A document about the cluster, such as a node or the cluster information. A migration does not change the target
+    /// store's own documents about the cluster.
     Around,
 }
 
-/// The key that stores the name of an embedded store's only node.
+/// The key under which an embedded store records the name of its only node.
 fn pinned_node_key() -> Key {
     keys::PINNED_NODE.into()
 }
 
-/// The ranges of keys that are moved, ascending. The ranges include the import lock's key, although the import lock is
-/// not moved.
+/// The key ranges that a migration copies, in ascending order. The ranges include the import lock's key, although the
+/// import lock is not copied.
 pub fn ranges() -> Vec<Range> {
     all().into_iter().map(|(range, _)| range).collect()
 }
 
-/// The key ranges that must be empty in a target before the move.
+/// The key ranges that must be empty in the target store before the migration.
 pub fn ranges_to_be_empty() -> Vec<Range> {
     all().into_iter().filter(|(_, part)| *part == KeyRole::Books).map(|(range, _)| range).collect()
 }
 
-/// Returns the role of a key; `None` for a key that is not moved.
+/// Returns the role of a key; `None` for a key that a migration does not copy.
 pub fn role_of(key: &Key) -> Option<KeyRole> {
     if *key == import_lock_key() {
         return None;
@@ -57,7 +58,8 @@ pub fn role_of(key: &Key) -> Option<KeyRole> {
     all().into_iter().find(|(range, _)| range.contains(key.as_bytes())).map(|(_, part)| part)
 }
 
-/// The parts of [`ranges`] from key `from` up to but excluding key `to`; `None` means no upper end.
+/// The parts of [`ranges`] from key `from` up to but excluding key `to`. If `to` is `None`, the parts have no upper
+/// bound.
 pub fn ranges_between(from: &Key, to: Option<&Key>) -> Vec<Range> {
     let mut between = Vec::new();
     for range in ranges() {
@@ -90,30 +92,31 @@ fn all() -> [(Range, KeyRole); 7] {
     ]
 }
 
-/// A write or deletion of one key in the target.
+/// A write or deletion of one key in the target store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The key that changes.
+    /// The key that is written or deleted.
     pub key: Key,
     /// The key's new value; `None` to delete the key.
     pub value: Option<Value>,
-    /// The revision that last wrote the key in the target; unset if the target does not have the key.
+    /// The revision that last wrote the key in the target store; unset if the target store does not have the key.
     pub was: Revision,
 }
 
-/// The difference between a part of a source and the same part of its target.
+/// The difference between a key range of the source store and the same range of the target store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// The changes to the target, in ascending order of their keys.
+    /// The changes that the target store needs, in ascending order of their keys.
     pub changes: Vec<Change>,
-    /// Number of keys whose values in source and target are already equal.
+    /// Number of keys whose values in both stores are already equal.
     pub equal: u64,
-    /// Number of keys of the target whose own values are kept.
+    /// Number of keys whose value in the target store is kept, although the source store has another value or none.
     pub kept: u64,
 }
 
-/// Compares a part of a source with the same part of its target; both are sorted by key. The function calls `then`, in
-/// ascending order, with every key and value that the target has after the changes.
+/// Compares a key range of the source store with the same range of the target store. The caller must sort `source` and
+/// `target` by key. The function calls `then`, in ascending order, with every key and value that the target store has
+/// after the changes.
 pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
     let mut found = Difference::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
@@ -157,7 +160,8 @@ impl Difference {
     }
 }
 
-/// The nodes that a document names: the owner of a block or affinity, a registered node, or the embedded store's node.
+/// The nodes that a document names: the owner of a block or affinity, the node of a node document, or an embedded
+/// store's only node.
 pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     let mut nodes = BTreeSet::new();
     let host = |owner: Owner| owner.node().map(str::to_owned);
@@ -173,8 +177,8 @@ pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     nodes
 }
 
-/// Renames a node in all documents: in the node's blocks and affinities, in the entries of its containers and tunnels,
-/// in its prefixes, its quota, and its own document.
+/// A change of a node's name in all documents. The name is changed in the node's blocks, affinities, prefixes and
+/// quota, in the block entries of its containers and tunnels, and in the node's own document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renaming {
     from: String,
@@ -182,7 +186,7 @@ pub struct Renaming {
 }
 
 impl Renaming {
-    /// Creates a renaming that gives the blocks and addresses of node `from` to node `to`.
+    /// Creates a renaming of node `from` to node `to`.
     pub fn new(from: impl Into<String>, to: impl Into<String>) -> Self {
         Self { from: from.into(), to: to.into() }
     }
@@ -192,7 +196,7 @@ impl Renaming {
         &self.from
     }
 
-    /// Returns the key that a document has after the renaming.
+    /// Returns the key of a document after the renaming; `key` is the document's key before the renaming.
     pub fn key(&self, key: Key) -> Key {
         if let Some((owner, cidr)) = keys::parse_affinity(&key)
             && let Some(renamed) = owner.renamed(&self.from, &self.to)
@@ -211,12 +215,10 @@ impl Renaming {
         key
     }
 
-    /// Returns the value that a document has after the renaming. The argument `key` is the document's key before the
-    /// renaming.
+    /// Returns the value of a document after the renaming; `key` and `value` are those before the renaming.
     ///
     /// # Errors
-    /// [`Malformed`] for a block, a node or quotas that cannot be read, because the node's name cannot be replaced in
-    /// an unreadable document.
+    /// [`Malformed`] if the document may contain the node's name, but cannot be decoded.
     pub fn value(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         if keys::parse_block(key).is_some() {
             let mut block = Block::decode(key, value.as_bytes())?;
@@ -234,8 +236,8 @@ impl Renaming {
         Ok(value)
     }
 
-    /// Renames the node in the quotas. The node's quota counter is not moved; the new store counts the node's addresses
-    /// again.
+    /// Renames the node in the quotas. The node's quota counter keeps the old name; the target store counts the node's
+    /// addresses again.
     fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         let mut quotas = Quotas::decode(key, value.as_bytes())?;
         let [from, to] = [&self.from, &self.to].map(|name| QuotaSubject::new(QuotaKind::Node, name.as_str()));
@@ -258,12 +260,12 @@ impl Renaming {
     }
 }
 
-/// The number of documents of each kind.
+/// The numbers of copied documents of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DocumentCounts {
-    /// Number of all keys.
+    /// Number of copied keys.
     pub keys: u64,
-    /// Total size of all keys and values, in bytes.
+    /// Total size of all copied keys and values, in bytes.
     pub bytes: u64,
     /// Number of held addresses, without the addresses in cooldown.
     pub addresses: u64,
@@ -279,10 +281,10 @@ pub struct DocumentCounts {
     pub reservations: u64,
     /// Number of nodes.
     pub nodes: u64,
-    /// Number of blocks that cannot be read. Unreadable blocks are moved unchanged.
+    /// Number of blocks that cannot be decoded. Blocks that cannot be decoded are copied unchanged.
     pub damaged: u64,
-    /// The networks of the blocks, serialized as the number of blocks that lie in another block. Blocks that lie in
-    /// another block are moved unchanged, and no address is assigned from these blocks.
+    /// The networks of the blocks, serialized as the number of blocks that lie inside another block. Overlapping blocks
+    /// are copied unchanged, but no address is assigned from them.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }
@@ -291,8 +293,8 @@ fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result
     serializer.serialize_u64(overlapping(networks))
 }
 
-/// Counts the networks that lie in another network of the list. Two networks overlap only if one network contains the
-/// other.
+/// Counts the networks that lie inside another network of the list. Two networks overlap only if one of them contains
+/// the other.
 fn overlapping(networks: &[IpNet]) -> u64 {
     let mut ascending = networks.to_vec();
     // The networks are sorted by first address; among networks with equal first addresses, the largest network comes
@@ -311,7 +313,7 @@ fn overlapping(networks: &[IpNet]) -> u64 {
 }
 
 impl DocumentCounts {
-    /// Counts a key with its value.
+    /// Adds a key and its value to the counts.
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         self.keys += 1;
         self.bytes += (key.as_bytes().len() + value.len()) as u64;
@@ -339,7 +341,7 @@ impl DocumentCounts {
 }
 
 impl fmt::Display for DocumentCounts {
-    /// Formats the counts for a person: `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
+    /// Formats the counts for the user, for example `12 addresses in 2 blocks, 12 handles, 1 pool; 17 keys in all`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let some = |count: u64, one: &str, more: &str| format!("{count} {}", if count == 1 { one } else { more });
         let addresses = some(self.addresses, "address", "addresses");

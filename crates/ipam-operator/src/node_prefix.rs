@@ -1,4 +1,4 @@
-//! Assigns a prefix to a node itself, for example a /80 from which another program on the node assigns addresses.
+//! Assigns a prefix to a node as a whole, for example a /80 from which another program on the node assigns addresses.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub struct NodePrefix {
     pub prefix: IpNet,
     /// The handle under which the prefix is held.
     pub handle: String,
-    /// False if the node had the prefix already.
+    /// False if the node already had the prefix before the call.
     pub is_new: bool,
 }
 
@@ -28,11 +28,11 @@ impl Operator {
     /// Assigns a prefix of a pool to a node. If the node already has a prefix of this pool, the function returns that
     /// prefix. The node keeps the prefix until the prefix's handle is released.
     ///
-    /// The commit has the same guards as a commit of [`ipam_core::Ipam::assign_to_handle`].
+    /// The assignment has the guards of [`ipam_core::Ipam::assign_to_handle`], which this function calls.
     ///
     /// # Errors
-    /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes but not this node;
-    /// `Invalid` for a pool of single addresses; the errors of [`ipam_core::Ipam::assign_to_handle`].
+    /// `NotFound` if the pool does not exist. `UnknownNode` if the store has registered nodes, but not this node.
+    /// `Invalid` for a pool of single addresses. Any error of [`ipam_core::Ipam::assign_to_handle`].
     pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
         let pools = self.ipam().inventory(deadline).await?.pools;
         let found = pools.iter().find(|one| one.name() == pool);

@@ -1,15 +1,16 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
-//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from the pool;
-//! then the pool's blocks are deleted; then the pool itself. Each step has its own commits, and an interrupted deletion
-//! can be run again until the deletion completes.
+//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from the pool.
+//! Then the pool's blocks are deleted, and finally the pool document. Each step of the deletion has its own commits.
+//! After an interrupted deletion, a repeated deletion of the same pool continues with the remaining steps.
 //!
-//! A split of a pool does not change the pool's blocks and their addresses: after the split, each block belongs to the
-//! part that contains the block. Up to 60 parts are created in the commit that deletes the pool, so readers see either
-//! the pool or all parts. More than 60 parts do not fit in one commit. If a pool is split into more than 60 parts, the
-//! pool is first disabled and annotated with the split. The parts are then created in several commits, and each part
-//! can be used as soon as the part is created. The disabled pool is deleted last, so an address is never in two enabled
-//! pools. An interrupted split continues when the same split is requested again.
+//! A pool can be split into several smaller pools, called parts. The split does not change the pool's blocks and
+//! addresses; afterwards, each block belongs to the part that contains the block. A split into up to 60 parts is one
+//! commit that creates the parts and deletes the pool, so readers see either the pool or all parts. More than 60 new
+//! parts do not fit in one commit. If a pool is split into more than 60 parts, the pool is first disabled and annotated
+//! with the split. The parts are then created in several commits, and each part can be used as soon as its document
+//! exists. The disabled pool is deleted last, so an address is never in two enabled pools. An interrupted split of a
+//! pool continues when the same split is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,23 +28,23 @@ use kv::{Deadline, Key, Range, StoreExt, Transaction};
 use crate::Operator;
 use crate::documents::{DocumentError, DocumentKind};
 
-/// Maximum number of times that a deletion lists a pool's blocks. An assignment that began before the pool was disabled
-/// can add a block after a listing.
+/// Maximum number of times that the deletion of a pool lists and deletes the pool's blocks. An assignment that began
+/// before the pool was disabled can add a block after such a listing.
 const MAX_BLOCK_LISTINGS: usize = 3;
 
-/// How long a deletion waits for running assignments of programs that, like Calico, do not read the pool again before
-/// they write.
+/// How long the deletion of a pool waits, after the pool was disabled, for running assignments by other programs.
+/// Programs such as Calico do not check before they write whether the pool was disabled.
 const ASSIGNMENT_GRACE: Duration = Duration::from_millis(500);
 
-/// How a deletion treats a pool with addresses in use.
+/// Whether a pool with addresses in use may be deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InUse {
-    /// The deletion is refused if addresses of the pool are in use.
+    /// The deletion of a pool fails if addresses of the pool are in use.
     #[default]
     Refuse,
-    /// The pool of a bridged network is deleted even if addresses are in use; the deletion of any other pool is
-    /// refused. Holders keep their addresses, and can release their addresses later. Until all addresses of a block are
-    /// released, the block exists without a pool.
+    /// The pool of a bridged network is deleted even if addresses are in use. The deletion of any other pool with
+    /// addresses in use fails. Containers with an address of the deleted pool keep the address, and can release it
+    /// later. A block without a pool exists until all its addresses are released.
     DeleteBridged,
 }
 
@@ -52,8 +53,9 @@ impl Operator {
     /// made for the pool.
     ///
     /// The pool is disabled first, so that no address is assigned from the pool. Then the pool's blocks are deleted,
-    /// one commit each, and finally the pool. If an address turns out to be in use, the pool is enabled again. After an
-    /// interrupted deletion the pool stays disabled; the next call continues the deletion.
+    /// one commit each, and finally the pool document. If the deletion fails, for example because an address is in use,
+    /// the pool is enabled again. After an interrupted deletion the pool stays disabled, and the next call for this
+    /// pool continues the deletion.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
@@ -61,7 +63,7 @@ impl Operator {
         self.delete_pool_if(name, InUse::Refuse, deadline).await
     }
 
-    /// Deletes a pool like [`Self::delete_pool`]; `in_use` selects how the deletion treats addresses in use.
+    /// Deletes a pool like [`Self::delete_pool`]; `in_use` selects whether a pool with addresses in use may be deleted.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
@@ -83,8 +85,8 @@ impl Operator {
         done
     }
 
-    /// Reads the pool and checks that the pool can be deleted. The returned [`InUse`] tells how to treat addresses that
-    /// are assigned meanwhile: only the pool of a bridged network may be deleted with addresses in use.
+    /// Reads the pool and checks that the pool can be deleted. Returns the pool, and `in_use` if the pool belongs to a
+    /// bridged network, or else [`InUse::Refuse`].
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
@@ -136,8 +138,8 @@ impl Operator {
         Err(Error::Invalid(format!("blocks of pool {} are claimed faster than they can be taken away", pool.name())))
     }
 
-    /// Deletes the blocks of a pool and the affinities to these blocks, with one commit for each block. With
-    /// [`InUse::DeleteBridged`], blocks with addresses in use are not deleted.
+    /// Deletes the blocks of a pool and the affinities to these blocks, with one commit for each block. A block with
+    /// addresses in use is an error, or is kept with [`InUse::DeleteBridged`].
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
             transact!(self.ipam(), deadline, |tx| {
@@ -160,9 +162,9 @@ impl Operator {
         Ok(())
     }
 
-    /// Deletes the pool and the reservations made for the pool. Returns false if a block was added to the pool
-    /// meanwhile. Fails with a conflict if another writer has enabled the pool again or replaced the pool. If the pool
-    /// is already deleted, the call succeeds.
+    /// Deletes the pool's document and the reservations that were made for the pool. Returns false without a deletion
+    /// if another writer has added a block to the pool. Fails with a conflict if another writer has enabled or replaced
+    /// the pool. Succeeds if the pool is already deleted.
     async fn drop_pool(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<bool> {
         let key = keys::resource(ResourceKind::IpPool, pool.name());
         let made_for_it = [bridge::reservation_name(pool.name()), define::reservation_name(pool.name())]
@@ -195,16 +197,16 @@ fn pool_in_use(pool: &Pool, places: Vec<BlockInUse>, gateway: Option<String>) ->
     Error::PoolInUse { pool: pool.name().to_owned(), addresses, places, gateway }
 }
 
-/// The gateway that the reservation of a bridged network's pool records; `None` for other pools.
+/// The gateway of a bridged network, as recorded in the reservation for the network's pool; `None` for any other pool.
 fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     let name = bridge::reservation_name(pool.name());
     let reservation = reservations.iter().find(|reservation| reservation.name() == name)?;
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the held addresses of a block, and lists the nodes that the addresses are held for. Addresses in cooldown are
-/// not counted as held. Returns `None` if no address is held, or only addresses that a Windows host reserves for
-/// itself.
+/// Counts the held addresses of a block, and lists the nodes for which these addresses are held. Addresses in cooldown
+/// do not count as held. Returns `None` if no address of the block is held, or only addresses that a Windows host
+/// reserves for itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
@@ -217,7 +219,7 @@ fn place_in_use(block: &Block) -> Option<BlockInUse> {
     (place.addresses > 0).then_some(place)
 }
 
-/// Maximum number of pool parts created in one commit.
+/// Maximum number of pools that a commit of a split creates.
 const PARTS_PER_COMMIT: usize = 60;
 
 /// Maximum number of parts that a pool can be split into.
@@ -226,8 +228,8 @@ const MAX_PARTS: u32 = 1024;
 /// Maximum length of a resource name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Annotation of a pool that is being split. The annotation's value is `PARTS STATE`: the number of parts, and whether
-/// the parts are `enabled` or `disabled`.
+/// Annotation of a pool that is being split. The annotation's value is the number of parts, a space, and `enabled` or
+/// `disabled`, the state in which the parts are created.
 const SPLIT_ANNOTATION: &str = "margay.io/split";
 
 /// Selects a pool by its name or by its network.
@@ -249,13 +251,14 @@ pub struct SplitResult {
 }
 
 impl Operator {
-    /// Splits a pool into `number` parts of equal size. The number must be a power of two. Assignments from the pool
-    /// can continue during the split. After the split, networks that name the pool must name the parts instead.
+    /// Splits a pool into `number` pools of equal size, its parts; `number` must be a power of two. Addresses can be
+    /// assigned from the pool during the split. After the split, CNI network configurations that name the pool must be
+    /// changed to name the parts.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's error messages, for an impossible number of parts, and for a pool that does not exist,
-    /// is too small, belongs to a bridged network, or was defined by a network's own configuration; `Document` if a
-    /// pool with the name of a part exists.
+    /// `Invalid`, with Calico's error messages, for an impossible number of parts. `Invalid` also for a pool that does
+    /// not exist, is too small, belongs to a bridged network, or was defined by a network's own configuration.
+    /// `Document` if a pool with the name of a part exists.
     pub async fn split_pool(&self, which: PoolChoice<'_>, number: u32, deadline: Deadline) -> Result<SplitResult> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");
@@ -325,7 +328,7 @@ impl Operator {
         })
     }
 
-    /// Creates the parts of a split pool that do not exist yet.
+    /// Creates those of the given parts of a split pool that do not exist yet.
     async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;
@@ -354,7 +357,8 @@ impl Operator {
         Ok(tx.put(&key, part.encode()?)?)
     }
 
-    /// Reads the pool and guards its key. Fails if the pool belongs to a network that needs the whole pool.
+    /// Reads a pool that is to be split, and guards its key. Fails if the pool belongs to a bridged network, or was
+    /// defined by a network's own configuration.
     async fn divisible(&self, tx: &mut Transaction, name: &str) -> Result<Pool> {
         let key = pool_key(name);
         let stored = tx.get(&key).await?.ok_or_else(|| not_there(PoolChoice::Name(name)))?;
@@ -377,7 +381,8 @@ fn pool_key(name: &str) -> Key {
     keys::resource(ResourceKind::IpPool, name)
 }
 
-/// The keys of the reservations that a bridged network, or a network that defines its own pool, makes for a pool.
+/// The keys of two reservations for a pool: the one that a bridged network creates, and the one that a network with its
+/// own pool definition creates.
 fn reservations_of(pool: &str) -> [Key; 2] {
     [bridge::reservation_name(pool), define::reservation_name(pool)]
         .map(|name| keys::resource(ResourceKind::IpReservation, &name))
@@ -394,7 +399,7 @@ fn not_there(which: PoolChoice<'_>) -> Error {
     }
 }
 
-/// Computes the names and networks of the parts of a pool.
+/// Computes the names and networks of the parts into which a pool is split.
 fn parts_of(pool: &Pool, number: u32) -> Result<Vec<(String, IpNet)>> {
     let too_small =
         || Error::Invalid(format!("the CIDR {} is not large enough to be split into {number} parts", pool.cidr()));

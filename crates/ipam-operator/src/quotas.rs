@@ -13,17 +13,18 @@ use crate::Operator;
 /// Maximum number of quota counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota and the number of addresses counted against it, as printed by `margay quota list` (JSON) and by the daemon's
-/// page.
+/// A quota, and the number of its subject's addresses, as shown by `margay quota list` (as JSON) and by the daemon's
+/// web page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
-    /// The kind of the quota's subject: `namespace`, `network` or `node`.
+    /// The kind of the quota's subject, which is `namespace`, `network` or `node`.
     pub kind: &'static str,
     /// Maximum number of addresses that the subject may have.
     pub limit: u64,
     /// The name of the namespace, network or node, or [`Quotas::ANY_OTHER`].
     pub name: String,
-    /// Percentage of the limit that the subject uses, rounded down; `None` in the row of [`Quotas::ANY_OTHER`].
+    /// Percentage of `limit` that the subject's addresses use, rounded down; `None` in the row of
+    /// [`Quotas::ANY_OTHER`].
     pub percent: Option<u64>,
     /// Number of addresses that the subject has; `None` in the row of [`Quotas::ANY_OTHER`].
     pub used: Option<u64>,
@@ -42,9 +43,9 @@ impl From<&QuotaUse> for QuotaRow {
 }
 
 impl Operator {
-    /// Sets the maximum number of addresses of a subject, and returns the previous limit. Addresses in use stay in use
-    /// even if the new limit is lower than their number. The name [`Quotas::ANY_OTHER`] stands for every subject
-    /// without a limit of its own.
+    /// Sets the maximum number of addresses of a namespace, network or node, and returns its previous limit. A new
+    /// limit that is lower than the number of addresses in use releases no address. The name [`Quotas::ANY_OTHER`]
+    /// stands for every subject without a limit of its own.
     ///
     /// # Errors
     /// `Malformed` for damaged quotas; any store error.
@@ -59,8 +60,8 @@ impl Operator {
         })
     }
 
-    /// Deletes a quota, and the counters of all subjects that no longer have a limit. Returns the limit of the deleted
-    /// quota.
+    /// Deletes a quota, and the address counters of all subjects that no longer have a limit. Returns the limit of the
+    /// deleted quota.
     ///
     /// # Errors
     /// `NotFound` if the subject has no limit; `Malformed` for damaged quotas; any store error.
@@ -78,8 +79,8 @@ impl Operator {
             }
             Ok(limit)
         })?;
-        // The counters are swept even if the limit was already deleted, because an interrupted deletion may have left
-        // counters in the store.
+        // Stale counters are deleted even if the quota is not stored, because an interrupted deletion may have deleted
+        // the quota and left counters in the store.
         while self.sweep_counters(deadline).await? == COUNTERS_PER_COMMIT {}
         limit.ok_or_else(|| ErrorSubject::Quota.not_found(subject))
     }
@@ -102,8 +103,8 @@ impl Operator {
         })
     }
 
-    /// Returns all quotas, sorted by kind and name, each with the number of the subject's addresses in all blocks. The
-    /// rows of [`Quotas::ANY_OTHER`] have a limit but no number of used addresses.
+    /// Returns all quotas, sorted by kind and name, each with the number of addresses that the subject has in all
+    /// blocks. The rows of [`Quotas::ANY_OTHER`] have a limit, but no number of addresses.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.

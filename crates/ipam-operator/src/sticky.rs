@@ -1,4 +1,5 @@
-//! Pins, unpins and lists the addresses that workloads keep (see [`ipam_core::sticky`]), and ends quarantines.
+//! Pins, unpins and lists the addresses that workloads keep (see [`ipam_core::sticky`]), and removes addresses from the
+//! quarantine.
 
 use std::net::IpAddr;
 
@@ -22,7 +23,7 @@ use kv::{Deadline, Range, Transaction};
 
 use crate::Operator;
 
-/// An address that a workload keeps.
+/// An address that a workload keeps over restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptAddress {
     /// The kept address.
@@ -31,13 +32,13 @@ pub struct KeptAddress {
     pub workload: String,
     /// True if an operator has pinned the address.
     pub is_pinned: bool,
-    /// When the address stops waiting for its workload; `None` while the address is in use.
+    /// When the address stops waiting for its workload; `None` if the address is in use.
     pub until: Option<WaitEnd>,
-    /// The handle under which the address is in use.
+    /// The handle under which the address is in use; `None` if the address waits for its workload.
     pub handle: Option<String>,
     /// The network in which the workload last had the address.
     pub network: Option<String>,
-    /// The interface in the container that last had the address.
+    /// The name of the interface that last had the address, inside the workload's container.
     pub interface: Option<String>,
     /// The node on which the address is in use.
     pub node: Option<String>,
@@ -61,19 +62,19 @@ impl KeptAddress {
 }
 
 impl Operator {
-    /// Pins an address: from now on only the workload of this name can get the address. A pinned address that is in use
-    /// stays with its holder, and after its release waits for the workload.
+    /// Pins an address, so that only the workload with this name can get the address from now on. An address that is in
+    /// use stays with its holder, and waits for the workload after its release.
     ///
-    /// With `network`, the workload gets the address in that network only. Without `network`, an address that is in use
-    /// or waits for its workload stays tied to its current network and interface, and a free address can be used in any
-    /// network.
+    /// If `network` is set, the workload can get the address in this network only. If `network` is `None`, the pin of a
+    /// free address is valid in any network. The pin of an address that is in use, or waits for its workload, is valid
+    /// only in the address's current network and interface.
     ///
     /// The commit guards the address's block and the workload's record.
     ///
     /// # Errors
-    /// `Invalid` for an impossible name, and for an address that is in no pool, is reserved, is kept for another
-    /// workload, is in use in another network than `network`, or belongs to a virtual machine; `CoolingDown` for an
-    /// address in cooldown.
+    /// `Invalid` for an impossible workload name. `Invalid` also for an address that is in no pool, is reserved, is
+    /// kept for another workload, is in use in another network than `network`, or belongs to a virtual machine.
+    /// `CoolingDown` for an address in cooldown.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
         transact!(self.ipam(), deadline, |tx| {
@@ -126,7 +127,8 @@ impl Operator {
             let Some(kept) = now else { return Err(Error::Unassigned(ip)) };
             let mut record = read_record(work.tx, name).await?;
             record.remove(ip);
-            // In a workload's record, pinned addresses come before addresses that wait for a limited time.
+            // In a workload's record, a new pin is put before all other addresses, so that assignments prefer the
+            // pinned address.
             let (network, interface) = (kept.network.clone(), kept.interface.clone());
             record.addresses.insert(0, StickyAddress { address: ip, network, interface });
             write_record(work.tx, name, &record)?;
@@ -135,9 +137,9 @@ impl Operator {
         })
     }
 
-    /// Unpins an address or ends its wait, so that no workload keeps the address any more. An address in use stays with
-    /// its holder. An address that waits for its workload becomes free or starts its cooldown. Returns the address's
-    /// former state.
+    /// Ends the pin or the wait of an address, so that no workload keeps the address any more. An address in use stays
+    /// with its holder. An address that waits for its workload becomes free or starts its cooldown. Returns the pin or
+    /// wait that was ended.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -174,7 +176,7 @@ impl Operator {
     /// Reads the addresses that workloads keep, ascending, at one revision.
     ///
     /// # Errors
-    /// Any store error. Damaged blocks are logged and omitted, and are not errors.
+    /// Any store error. A damaged block is not an error: the block is logged, and its addresses are omitted.
     pub async fn kept_addresses(&self, deadline: Deadline) -> Result<Vec<KeptAddress>> {
         let read = || async {
             let mut all = Vec::new();
@@ -191,7 +193,8 @@ impl Operator {
     }
 }
 
-/// Fails if the pin's workload could never take over the address from its holder in this network.
+/// Fails if an address in use cannot be pinned, because its holder is a virtual machine or is in another network than
+/// the pin.
 fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) -> Result<()> {
     if is_vms(entry) {
         let text = format!("{ip} is a virtual machine's, which keeps it without a pin");
@@ -205,12 +208,12 @@ fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) ->
     }
 }
 
-/// The pool, the reservations and the block of an address.
+/// The pool and the block of an address, and all reservations.
 struct AddressContext {
     ip: IpAddr,
     pool: Option<Pool>,
     reservations: Vec<IpReservation>,
-    /// The network of the address's block, in a pool or stored outside of all pools.
+    /// The network of the block that contains the address; the block can lie outside of all pools.
     block: Option<IpNet>,
 }
 
@@ -226,12 +229,12 @@ impl AddressContext {
         Ok(Self { ip, pool, reservations, block })
     }
 
-    /// The block of a pool from which the address can be assigned; `None` if the address is in no pool.
+    /// The network of the pool's block from which the address can be assigned; `None` if the address is in no pool.
     fn assignable(&self) -> Option<IpNet> {
         self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
     }
 
-    /// The address itself, or in a pool of prefixes the prefix that contains the address.
+    /// In a pool of prefixes, the prefix that contains the address; in any other pool, the address itself.
     fn unit(&self) -> IpNet {
         self.pool.as_ref().map_or_else(|| self.ip.into(), |pool| pool.unit_of(self.ip))
     }
@@ -243,7 +246,7 @@ impl AddressContext {
 }
 
 impl Operator {
-    /// Removes an address from the quarantine. Returns the address's quarantine entry.
+    /// Removes an address from the quarantine, and returns the address's former quarantine entry.
     ///
     /// # Errors
     /// `Invalid` if the address is not in quarantine.

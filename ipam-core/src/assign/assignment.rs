@@ -1,15 +1,17 @@
-//! Carries out an assignment: selects the pools and blocks from which a request's addresses are taken.
+//! Carries out an assignment: selects the pools and blocks from which the requested addresses are assigned.
 //!
-//! Either all requested addresses are assigned or none. The commit guards the blocks that change, and the affinity of a
-//! new block. As in Calico, node selectors and the block limit are not checked for specifically requested addresses. On
-//! a routed network a specifically requested address is assigned even if it is reserved. On a bridged network a
-//! reserved address is refused, because it is a gateway or outside the configured range.
+//! Either all requested addresses are assigned or none. The commit of an assignment guards the blocks that it changes,
+//! and the affinity to a block that it creates. As in Calico, node selectors and the block limit are not checked for
+//! specifically requested addresses. On a routed network a specifically requested address is assigned even if it is
+//! reserved. On a bridged network a reserved address is refused, because reservations there cover the gateway and
+//! addresses outside the configured ranges.
 //!
-//! A bridged network can have several pools of a family. The pools of a bridged network are an ordered list, and the
-//! first pool with a free address is used. Disabled pools are skipped. If [hints](crate::hints) are remembered, a full
-//! pool is tried last for a minute, so that an assignment usually does not read it. An assignment is refused only after
-//! every pool was tried. A configuration in host-local's format can define several sets of ranges of one family. Each
-//! set of ranges has a separate list of pools, and an attachment gets one address from each set.
+//! A bridged network can have several pools of a family. The pools are tried in the order of the network's
+//! configuration, without the disabled pools, and the first pool with a free address is used. If [hints](crate::hints)
+//! are remembered, a pool that was full is tried last for a minute, which usually saves reading the full pool. An
+//! assignment fails only after every pool was tried. A configuration in host-local's format can define several sets of
+//! ranges of one family. Each set of ranges has a separate list of pools, and an attachment gets one address from each
+//! set.
 
 use std::net::IpAddr;
 
@@ -37,13 +39,13 @@ pub(super) struct Assignment<'a> {
     pub(super) holder: Attribute,
     pub(super) handle: String,
     pub(super) held: Vec<HeldAddress>,
-    /// The addresses that the workload keeps, if the request has a workload.
+    /// The sticky addresses that the request's workload keeps; `None` if the request names no workload.
     pub(super) kept: Option<WorkloadAddresses>,
     pub(super) answer: Vec<AssignedAddress>,
 }
 
 impl<'a> Assignment<'a> {
-    /// Creates an assignment to a holder that has no addresses and belongs to no workload.
+    /// Creates the state for an assignment to a holder that has no addresses yet and belongs to no workload.
     pub(super) fn new(
         ipam: &'a Ipam,
         request: &'a AssignRequest,
@@ -65,8 +67,8 @@ impl Assignment<'_> {
         self.check_lengths(work).await
     }
 
-    /// Checks that each block assigns the prefix length of its pool. Another program may have changed the pool's
-    /// length.
+    /// Checks that the prefix length of each block with an assigned address equals that of its pool. Another program
+    /// may have changed the pool's prefix length.
     async fn check_lengths(&self, work: &mut WriteSet<'_>) -> Result<()> {
         for assigned in &self.answer {
             let (AssignedAddress { block, pool, .. }, length) = (assigned, assigned.length());
@@ -80,7 +82,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns the wanted number of any addresses of one family.
+    /// Assigns `wanted` addresses of one family; the allocator chooses the addresses.
     pub(super) async fn any(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {
             return Ok(());
@@ -113,7 +115,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns the specifically requested addresses.
+    /// Assigns all specifically requested addresses.
     async fn these(&mut self, work: &mut WriteSet<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
@@ -132,7 +134,7 @@ impl Assignment<'_> {
         let ip = unit.network();
         let mut gateway = None;
         if self.request.bridge.is_some() {
-            // A network that names its pools gets no addresses from other pools.
+            // A bridged network that names its pools gets addresses only from these pools.
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
@@ -158,7 +160,7 @@ impl Assignment<'_> {
         Ok(AssignedAddress::of(&pool, ip, block, gateway))
     }
 
-    /// Prepares a pool for a bridged network, and returns its gateway.
+    /// Reserves the gateway and the unusable addresses of a bridged network's pool, and returns the gateway.
     async fn prepare_bridge(&mut self, work: &mut WriteSet<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
         if pool.prefix_length().is_some() {
             return match wish {
@@ -199,17 +201,19 @@ impl Assignment<'_> {
         }
     }
 
-    /// True for a secondary network in a store that Calico reads.
+    /// True if the request is for a secondary network in a store that Calico also uses.
     fn is_secondary(&self) -> bool {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the owner of the blocks to assign from: the node, or the virtual owner of the node's secondary networks.
+    /// Returns the owner whose blocks are used: the node, or for a secondary network the virtual owner of the node's
+    /// secondary networks.
     pub(super) fn owner(&self) -> Owner {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// Returns the node's other owner of blocks: the virtual owner of its secondary networks, or the node.
+    /// Returns the second owner of the node's blocks: the node itself if [`Self::owner`] is the virtual owner of its
+    /// secondary networks, or else that virtual owner.
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -218,9 +222,9 @@ impl Assignment<'_> {
         }
     }
 
-    /// Refuses a pool that the network must not use. A secondary network must not use a pool from which Calico also
-    /// assigns addresses. Calico's networks must not use a pool of prefixes, because Felix routes single addresses
-    /// only.
+    /// Fails if the request's network must not use the pool. A secondary network must not use a pool from which Calico
+    /// also assigns addresses. Calico's network must not use a pool of prefixes, because Calico's agent Felix routes
+    /// single addresses only.
     fn require_manual(&self, pool: &Pool) -> Result<()> {
         let is_calicos = self.request.bridge.is_none() && !self.request.attachment.container.is_empty();
         if pool.prefix_length().is_some() && self.context.beside_calico && is_calicos {
@@ -244,8 +248,8 @@ impl Assignment<'_> {
         }
     }
 
-    /// Returns the networks of the pools that the request names for a family. Pools that the request defines are
-    /// created first.
+    /// Returns the networks of the pools that the request defines or names for a family. Creates the defined pools that
+    /// do not exist.
     pub(super) async fn requested_pools(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.definitions(family) {
@@ -260,7 +264,7 @@ impl Assignment<'_> {
             .collect::<Result<_, PoolError>>()?)
     }
 
-    /// Returns the pools from which to take any address of a family, in the order in which to try them.
+    /// Returns the pools from which addresses of a family may be assigned, in the order in which they are tried.
     pub(super) fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>> {
         let query = PoolQuery {
             family,
@@ -288,7 +292,7 @@ impl Assignment<'_> {
     }
 }
 
-/// The settings that apply to all specific addresses of one request.
+/// The inputs that are the same for all specifically requested addresses of one request.
 #[derive(Debug)]
 struct SpecificRequest<'a> {
     request: &'a AssignRequest,
@@ -333,9 +337,9 @@ impl SpecificRequest<'_> {
 }
 
 impl Assignment<'_> {
-    /// Assigns addresses of one family on a bridged network. With sets of ranges, assigns one address from each set
-    /// that has not yet assigned one, at most `wanted` addresses. Without sets, assigns `wanted` addresses from the
-    /// requested pools.
+    /// Assigns addresses of one family on a bridged network. If the configuration defines several sets of ranges,
+    /// assigns one address from each set without an assigned address, but at most `wanted` addresses. Without sets of
+    /// ranges, assigns `wanted` addresses from the requested pools.
     async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
@@ -349,7 +353,7 @@ impl Assignment<'_> {
                 continue;
             }
             left -= 1;
-            // Lift the restrictions of the previous set before the current set's restrictions apply.
+            // End the restriction to the ranges of the previous set, before the ranges of the current set apply.
             self.context.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();
@@ -366,8 +370,8 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns addresses from these pools like [`Self::on_bridge`]. If the pools belong to one of several sets, only
-    /// addresses in the set's ranges are assigned.
+    /// Assigns `wanted` addresses of one family from the requested pools on a bridged network. If `set` is not empty,
+    /// only addresses in the ranges of this set are assigned.
     async fn on_bridge_of(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -376,7 +380,8 @@ impl Assignment<'_> {
         requested: &[IpNet],
         set: &[&PoolDefinition],
     ) -> Result<()> {
-        // A disabled pool assigns no new address, but a container that already has one keeps it.
+        // No new address is assigned from a disabled pool, but a container keeps an address of the pool that it already
+        // has.
         let disabled = self.context.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
         let disabled: Vec<Pool> = disabled.cloned().collect();
         let is_enabled = |cidr: &IpNet| disabled.iter().all(|pool| pool.cidr() != *cidr);
@@ -412,8 +417,8 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns an address from the first of these pools that has a free address. If no pool has one, assigns a sticky
-    /// address that has waited too long for its workload.
+    /// Assigns a free address from the first pool in `pools` that has a free address. If no pool has a free address,
+    /// assigns a sticky address whose wait for its workload has ended.
     async fn first_with_room(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -436,8 +441,8 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // An operator can change the block limit, so the block limit is reported rather than the lack of free
-                // addresses.
+                // Pools can lack a free address for different reasons. The block limit is reported rather than a full
+                // pool, since an operator can change the limit.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);
@@ -462,13 +467,14 @@ impl Assignment<'_> {
         })
     }
 
-    /// True if several sets of ranges share a pool. A shared pool is not full when the ranges of one set are full.
+    /// True if several sets of ranges share this pool. If one set of ranges has no free address, a shared pool may
+    /// still have free addresses.
     fn is_shared(&self, family: Family, pool: IpNet) -> bool {
         let is_in = |one: &&PoolDefinition| define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr) == pool;
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
-    /// Adds newly assigned addresses to the answer and to the workload's record.
+    /// Adds newly assigned addresses to the request's answer and to the workload's record.
     async fn add_new(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -497,9 +503,9 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Returns the gateway that the network requests in one of its pools: the configured gateway that the pool
-    /// contains, or the gateway in the pool's definition. If another pool of the network contains the configured
-    /// gateway, this pool gets a separate gateway: the recorded gateway, or else the first host address.
+    /// Returns the gateway that the network requests in one of its pools: a configured gateway inside the pool, or else
+    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, `pool` gets
+    /// a gateway of its own: the recorded gateway, or else the first host address.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

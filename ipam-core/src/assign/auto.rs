@@ -1,8 +1,9 @@
-//! Assigns any free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
-//! another owner's block. Also finds a pool's stored blocks and the blocks that a pool can have.
+//! Assigns free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
+//! another owner's block. This module also computes the possible blocks of a pool, and finds the stored blocks.
 //!
-//! The commit guards the blocks and affinities that change. Skipped blocks are read without a guard. If an address
-//! becomes free in a skipped block, the assignment merely misses the address; no commit depends on skipped blocks.
+//! The commit of an assignment guards the blocks and affinities that it changes. Blocks from which no address is
+//! assigned are read without a guard. If an address becomes free in an unguarded block meanwhile, the assignment merely
+//! does not use the address.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -24,19 +25,22 @@ use crate::sticky::overdue;
 use crate::timestamps::unix_nanos;
 use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
-/// Minimum age of the claim on an empty block before another host takes the block over. A host that has just claimed a
-/// block is about to use it.
+/// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that has just
+/// claimed a block may be about to use the block.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// Maximum number of a host's blocks that are read in one request without a query of their last writes. If the host has
-/// more blocks, their last writes are queried first, which costs one more round trip.
+/// Maximum number of a host's blocks that are read in one request. If a host has more blocks, the revisions of their
+/// last writes are queried first, which costs one more round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
-/// Number of stored blocks searched for an empty block once a block to borrow from is known.
+/// Maximum number of stored blocks that are searched for an empty block, once a block with an address to borrow is
+/// known.
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
-/// Number of blocks scanned in one round trip after the first chunk of blocks.
+/// Number of a pool's blocks that are scanned in one round trip, after a smaller first chunk.
 const BLOCKS_PER_SCAN: usize = 64;
-/// Number of blocks tried in a pool that also has blocks of other sizes. Trying a block costs one request.
+/// Maximum number of new blocks that are tried in a pool with stored blocks of other sizes. Trying a block costs one
+/// request.
 const MAX_CANDIDATES_APART: usize = 16;
-/// Maximum number of blocks that one assignment releases because their pools no longer select the node.
+/// Maximum number of the node's blocks that one assignment releases because the block's pool no longer selects the
+/// node.
 const MAX_BLOCKS_RELEASED: usize = 4;
 
 /// Assigns addresses of one family to the holder of a request.
@@ -49,30 +53,31 @@ pub(super) struct FamilyAssigner<'a> {
     pub(super) wanted: usize,
     pub(super) holder: &'a Attribute,
     pub(super) handle: &'a str,
-    /// The pools to take addresses from, in the order in which to try them.
+    /// The pools from which addresses may be assigned, in the order in which they are tried.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The node's other owner of blocks: the virtual owner of its secondary networks, or the node.
+    /// The second owner of the node's blocks: the node itself if `owner` is the virtual owner of its secondary
+    /// networks, or else that virtual owner.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
 
-/// The next block to take addresses from when the host's own blocks are full.
+/// The next block from which addresses are assigned when the host's own blocks are full.
 enum NextBlock {
     /// A block that the host has claimed in this transaction.
     Block(IpNet),
-    /// A block to borrow from, since no block can be claimed.
+    /// A block of another owner from which an address is borrowed, since no block can be claimed.
     Borrow(IpNet),
-    /// No block has a free address.
+    /// No block of the pools has a free address.
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
-    /// Assigns all wanted addresses: first free addresses, then sticky addresses that have waited too long for their
-    /// workload.
+    /// Assigns all wanted addresses. Free addresses are assigned first, then sticky addresses whose wait for their
+    /// workload has ended.
     ///
     /// # Errors
-    /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there are not enough addresses.
+    /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if fewer than the wanted addresses are available.
     pub(super) async fn run(&self, work: &mut WriteSet<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
         let mut taken = Vec::new();
         if let Err(short) = self.take_free(work, &mut taken).await {
@@ -87,7 +92,7 @@ impl FamilyAssigner<'_> {
         Ok(taken)
     }
 
-    /// Assigns the wanted number of free addresses.
+    /// Assigns the wanted number of addresses, from free addresses only.
     ///
     /// # Errors
     /// Any error of [`Self::run`].
@@ -113,7 +118,7 @@ impl FamilyAssigner<'_> {
         Ok(())
     }
 
-    /// Returns the maximum number of blocks that the host may have.
+    /// Returns the maximum number of blocks that the host may own.
     pub(super) fn limit(&self) -> usize {
         if !self.context.host.limited {
             return usize::MAX;
@@ -138,21 +143,21 @@ impl FamilyAssigner<'_> {
         Error::Exhausted { family: self.family, assigned, requested: self.wanted, messages: vec![message] }
     }
 
-    /// Assigns from the host's own blocks, and completes work that another writer left unfinished. If the addresses are
-    /// not enough, returns the number of the host's blocks in these pools.
+    /// Assigns addresses from the host's own blocks, and completes claims of blocks that another writer left
+    /// unfinished. If the free addresses do not suffice, returns the number of the host's blocks in the pools.
     async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) = affine.into_iter().partition(|cidr| self.pool_of(*cidr).is_some());
         self.release_unselected(work, &others).await?;
 
-        // Blocks that were read already cost no further request.
+        // Blocks that the transaction has already read are tried first, because another read of these blocks costs no
+        // request.
         let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
 
-    /// Assigns from these blocks of the host, and returns how many of these blocks were visited and are owned by the
-    /// host.
+    /// Assigns addresses from the given blocks. Returns the number of visited blocks that the host owns.
     async fn take_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -164,7 +169,8 @@ impl FamilyAssigner<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first block usually has a free address. If the first block is full, all other blocks may have to be read.
+        // The first block usually has a free address, so only this block is read at first. If the first block is full,
+        // the other blocks are read in large chunks.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -180,9 +186,9 @@ impl FamilyAssigner<'_> {
         Ok(own)
     }
 
-    /// Sorts the blocks by their last write, most recent first. A recently written block usually has a free address,
-    /// because an address was assigned or released in it. A block without recent writes is usually full. Calico, in
-    /// contrast, scans the blocks in the order of their keys.
+    /// Sorts the blocks by their last write, most recent first. A recently written block probably has a free address,
+    /// because an address was assigned or released in it. A block without recent writes is usually full. Calico tries a
+    /// host's blocks in the order of their keys instead.
     async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
@@ -197,10 +203,10 @@ impl FamilyAssigner<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// True if the host owns the block of an affinity, so that addresses may be taken from the block. Stale affinities
-    /// are deleted, unfinished affinities are confirmed, and missing blocks are created. A missing block is not created
-    /// if its size differs from the pool's block size, or if it would overlap with a stored block. The affinity to a
-    /// block that is not created is deleted.
+    /// Completes or deletes the host's affinity to a block. Returns true if the host then owns the block, so that
+    /// addresses may be assigned from the block. A stale affinity is deleted, and an unconfirmed affinity is confirmed.
+    /// A missing block is created if its size equals the pool's block size and it overlaps with no stored block;
+    /// otherwise the affinity is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -214,7 +220,8 @@ impl FamilyAssigner<'_> {
                 return Ok(false);
             }
             BlockSlot::There(_) if is_confirmed => return Ok(true),
-            // Rewriting the block makes a concurrent writer that is about to claim the block fail and retry.
+            // The block is rewritten without a change, so that a concurrent writer that is about to claim the block
+            // fails and retries.
             BlockSlot::There(_) => drop(work.change(cidr, |_| ()).await?),
             BlockSlot::Absent => self.create(work, cidr).await?,
         }
@@ -222,14 +229,14 @@ impl FamilyAssigner<'_> {
         Ok(true)
     }
 
-    /// True if the missing block of an affinity can be created. The pool may have been recreated with another block
-    /// size after the affinity was created.
+    /// True if the missing block of an affinity can be created. A block cannot be created if its pool was recreated
+    /// with another block size after the affinity was created.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
     }
 
-    /// Releases empty blocks of existing pools that no longer select the node.
+    /// Releases the node's empty blocks in pools that no longer select the node.
     async fn release_unselected(&self, work: &mut WriteSet<'_>, others: &[IpNet]) -> Result<()> {
         let unselected = others.iter().copied().filter(|cidr| {
             pool_holding(&self.context.pools, *cidr).is_some_and(|pool| excludes_node(pool, &self.context.host.labels))
@@ -247,7 +254,7 @@ impl FamilyAssigner<'_> {
         Ok(())
     }
 
-    /// Assigns as many addresses from a block as are still wanted.
+    /// Assigns addresses from a block, at most as many as are still wanted.
     pub(super) async fn take(
         &self,
         work: &mut WriteSet<'_>,
@@ -276,7 +283,8 @@ impl FamilyAssigner<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// True if no stored block overlaps with this block. Calico and Margay 0.1.0 could create overlapping blocks.
+    /// True if no other stored block overlaps with this block. Stored blocks may overlap, because Calico and Margay
+    /// 0.1.0 could create overlapping blocks.
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
@@ -285,8 +293,8 @@ impl FamilyAssigner<'_> {
         Ok(other.is_none())
     }
 
-    /// Returns the prefix length that the pool of a block assigns: the length of the pool's prefixes, or of a single
-    /// address.
+    /// Returns the prefix length of what the block's pool assigns: the length of the pool's prefixes, or that of a
+    /// single address.
     fn length_in(&self, cidr: IpNet) -> u8 {
         self.pool_of(cidr).map_or(self.family.bits(), Pool::length)
     }
@@ -295,7 +303,7 @@ impl FamilyAssigner<'_> {
         pool_holding(self.pools.iter().copied(), cidr)
     }
 
-    /// Creates a block that belongs to the host.
+    /// Creates a block whose owner is the host.
     async fn create(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.pool_of(cidr) {
             refuse_among_prefixes(work, pool).await?;
@@ -306,8 +314,9 @@ impl FamilyAssigner<'_> {
     }
 
     /// Claims a block that is not stored yet. If every block is stored, claims a stored block that the host owns
-    /// without an affinity, or an empty block. An empty block of another host is claimed only if the other host's claim
-    /// is old enough. If no block can be claimed, returns a block to borrow from.
+    /// without an affinity, or an empty block. An empty block of another host is claimed only if that host claimed it
+    /// at least [`MIN_RECLAIM_AGE`] ago. If no block can be claimed, returns a block from which an address can be
+    /// borrowed.
     async fn claim(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
@@ -321,15 +330,16 @@ impl FamilyAssigner<'_> {
         self.find_used(work, may_claim).await
     }
 
-    /// Chooses a stored block to take over, or else a block to borrow from. Calico reads all blocks of all pools for
-    /// this choice. Margay stops searching for an empty block after [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks once a
-    /// block to borrow from is known.
+    /// Takes over a stored block for the host, or else chooses a block from which an address can be borrowed. To find a
+    /// block to take over or to borrow from, Calico reads all blocks of all pools. Margay searches at most
+    /// [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks for an empty block if it knows a block from which an address can be
+    /// borrowed.
     async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
-            // The first blocks usually have a free address. If all of the first blocks are full, the next block with a
-            // free address may be far away.
+            // One of the first blocks usually has a free address, so the first chunk is small. If all blocks of the
+            // first chunk are full, many more blocks may have to be scanned, so the next chunks are larger.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
@@ -358,7 +368,8 @@ impl FamilyAssigner<'_> {
         Ok(borrow.map_or(NextBlock::Nothing, NextBlock::Borrow))
     }
 
-    /// Returns the blocks of a pool that may be stored, except blocks that were full and have not been written since.
+    /// Returns the blocks of a pool that may be stored, except blocks that were full when last read and have not been
+    /// written since.
     async fn candidates(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
         let blocks = find_stored(work, pool, self.walk(pool)).await?;
         let full = self.ipam.recall_full(&self.request.attachment);
@@ -371,14 +382,15 @@ impl FamilyAssigner<'_> {
         Ok(blocks.into_iter().zip(written).filter(is_worth_it).map(|(cidr, _)| cidr).collect())
     }
 
-    /// Returns the first block of a pool that is not stored, in the order of [`CandidateBlocks`].
+    /// Finds a block of a pool that is not stored: the first one in the order of [`CandidateBlocks`].
     async fn find_new(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut places = CandidateBlocks::new(pool, &self.context.host.name, self.now);
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // If all blocks of the first two chunks are claimed, the other blocks may be claimed too. In such a pool,
-            // reading the keys of overlapping blocks would be wasted.
+            // The request for each of the first two chunks also reads the keys of overlapping blocks. If the first two
+            // chunks have no unclaimed block, the pool is nearly full, and reading keys of overlapping blocks for later
+            // chunks would probably be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -393,7 +405,8 @@ impl FamilyAssigner<'_> {
         Ok(None)
     }
 
-    /// Finds a block that is not stored, in a pool where blocks of another size are left from an earlier pool.
+    /// Finds a block that is not stored and overlaps with no stored block, in a pool with blocks of another size from
+    /// an earlier pool.
     async fn find_apart(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let taken = self.context.reservations.with(&work.taken_in(pool).await?);
         let mut walk = self.walk(pool);
@@ -413,15 +426,16 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if an address of the block may be assigned: a free address, an address of this host that may be left from
-    /// an earlier boot, or a sticky address that has waited too long for its workload.
+    /// True if the block has a free address, or an address that may become free. An address of this host may become
+    /// free because it may be a leftover of an earlier boot. A sticky address may become free because its wait for its
+    /// workload has ended.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0
             || block.allocated().any(|(_, entry)| is_ours(entry) || overdue(entry, self.now).is_some())
     }
 
-    /// Decides how a stored block can be used.
+    /// Decides whether the host can take over a stored block or can borrow an address from it.
     async fn judge(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<StoredBlockUse> {
         let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(StoredBlockUse::Nothing) };
         if block.length() != self.length_in(cidr) || block.free_count(&self.context.reservations) == 0 {
@@ -431,7 +445,8 @@ impl FamilyAssigner<'_> {
         let is_old = block.claim_age(self.now).is_none_or(|age| age >= MIN_RECLAIM_AGE);
         Ok(match owner {
             Some(owner) if owner == self.owner => StoredBlockUse::Reclaim(None),
-            // Addresses that wait for their workloads do not prevent a new owner from taking the block.
+            // A block in which all assigned addresses wait for their workloads can get a new owner, like an empty
+            // block.
             None if block.is_empty() || block.only_waits() => StoredBlockUse::Reclaim(None),
             Some(owner) if owner.node().is_some() && block.is_empty() && is_old => StoredBlockUse::Reclaim(Some(owner)),
             Some(owner) if !self.may_borrow(block, &owner) => StoredBlockUse::Nothing,
@@ -449,18 +464,18 @@ impl FamilyAssigner<'_> {
     }
 }
 
-/// How a stored block can be used.
+/// Whether a host can take over a stored block or can borrow an address from it.
 enum StoredBlockUse {
-    /// The host can become the owner of the block. The former owner, if any, loses its affinity.
+    /// The host can become the block's owner. The block's former owner, if any, loses its affinity to the block.
     Reclaim(Option<Owner>),
-    /// An address can be borrowed from the block.
+    /// The host can borrow an address from the block.
     Borrow,
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
-    /// Returns a block of the owner in these pools, full or not, the first in the order of the blocks' keys, or claims
-    /// a block. Also completes work that another writer left unfinished.
+    /// Returns the owner's first block in the pools, in the order of the blocks' keys, even if the block is full. If
+    /// the owner has no block, claims a block. Completes claims of blocks that another writer left unfinished.
     ///
     /// # Errors
     /// `BlockLimit` or `NoNewBlocks` if the owner has no block and cannot claim one.
@@ -491,27 +506,29 @@ impl FamilyAssigner<'_> {
     }
 }
 
-/// Number of blocks whose keys are queried in one round trip.
+/// Maximum number of blocks whose existence is queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
-/// Number of chunks of blocks taken from random places in a pool. In a pool that is 99 % claimed, the 256 blocks of
-/// these chunks contain an unclaimed block with a probability of 92 %.
+/// Number of chunks of blocks that are chosen from places scattered over a pool. If 99 % of the pool's blocks are
+/// claimed, the 256 blocks of the scattered chunks contain an unclaimed block with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
-/// Pools with fewer than 2^9 blocks are scanned in order, not in scattered places.
+/// Pools with fewer than 2^9 blocks are scanned in order instead of at scattered places.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;
-/// In a pool with more than 2^12 blocks, stored blocks are found by listing their keys instead of querying each key.
+/// In a pool with more than 2^12 possible blocks, the stored blocks are found by listing their keys instead of querying
+/// the key of each possible block.
 const MAX_PROBED_POOL_BITS: u8 = 12;
 
-/// Returns all blocks that a pool can have, in the order in which a host tries them. Hosts start at different blocks.
-/// In a pool with blocks of one address, a host needs many blocks, so each search starts at another block.
+/// Returns all possible blocks of a pool, in the order in which a host tries them. Different hosts start at different
+/// blocks. In a pool whose blocks have one address each, a host needs many blocks, so each search of the host starts at
+/// another block.
 fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
 /// The order in which a host searches for a block that is not stored yet, in chunks of one round trip. The first chunk
-/// begins at the host's start point. Claimed blocks form long runs, and the fuller the pool, the longer the runs. For
-/// this reason the next chunks come from places all over a large pool. The remaining blocks of the pool follow in
-/// ascending order.
+/// of blocks begins at the host's start block. In a large pool, the next chunks are scattered over the whole pool,
+/// because claimed blocks form long runs of consecutive blocks. The remaining blocks of the pool follow in ascending
+/// order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -524,7 +541,7 @@ impl<'a> CandidateBlocks<'a> {
         Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
     }
 
-    /// Returns the next blocks with unreserved addresses, or `None` at the end of the pool.
+    /// Returns the next chunk of blocks with unreserved addresses, or `None` at the end of the pool.
     fn next_chunk(&mut self, reservations: &Reservations) -> Option<Vec<IpNet>> {
         let chunk = self.chunk;
         self.chunk += 1;
@@ -535,12 +552,13 @@ impl<'a> CandidateBlocks<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// True if the pool is so large that trying scattered places costs no more than scanning the pool.
+    /// True if the pool has enough blocks for a search at scattered places.
     fn is_large(&self) -> bool {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Returns blocks from places all over the pool. The places differ by host and chunk.
+    /// Returns one chunk of blocks that are scattered over the pool. Different hosts, and different chunk numbers, get
+    /// different blocks.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -549,14 +567,15 @@ impl<'a> CandidateBlocks<'a> {
     }
 }
 
-/// Spreads consecutive numbers over 32 bits. Multiplies by 2^64 divided by the golden ratio and takes the upper half,
-/// which depends on all bits of the number.
+/// Hashes a number to 32 bits, so that the hashes of consecutive numbers are far apart. The hash is the upper half of
+/// the product of the number and 2^64 divided by the golden ratio.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
-/// Returns the blocks of a pool that may be stored, in the order in which the host tries blocks. For a pool with very
-/// many blocks, returns only the stored blocks, in the order of their keys. Adds no guard.
+/// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, the result is all
+/// possible blocks, in the order in which the host tries them. For a larger pool, the result is the stored blocks,
+/// listed without a guard in the order of their keys.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
@@ -567,11 +586,11 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
 }
 
-/// Refuses a new block of addresses in a pool that has blocks of prefixes, because the pool has lost its prefix
-/// annotation. A program that drops the annotation may also have changed the pool's mode, so the mode is not checked.
+/// Fails if a new block of single addresses is wanted in a pool that has blocks of prefixes. A pool of prefixes loses
+/// its prefix annotation if another program rewrites the pool without the annotation.
 ///
 /// # Errors
-/// `Invalid` with the name of a block of prefixes. Any store error.
+/// `Invalid` if the pool has a block of prefixes; the message names this block. Any store error.
 pub async fn refuse_among_prefixes(work: &mut WriteSet<'_>, pool: &Pool) -> Result<()> {
     if pool.prefix_length().is_some() {
         return Ok(());

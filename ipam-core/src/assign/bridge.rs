@@ -1,9 +1,9 @@
-//! Prepares bridged networks: the gateway of each pool, and the addresses that no container may have.
+//! Prepares the pools of bridged networks: chooses the gateway, and reserves the addresses that no container may have.
 //!
-//! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
-//! assignment for a bridged network records these addresses in its own commit as an IPReservation,
-//! `margay-bridge-<pool>`, with the gateway in an annotation. Once the addresses are recorded, no node and no program
-//! of Calico assigns them.
+//! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The commit
+//! of the first assignment for a bridged network reserves the network address, the broadcast address and the gateway.
+//! The reservation is an IPReservation named `margay-bridge-<pool>`, with the gateway in an annotation. Neither Margay
+//! nor Calico assigns reserved addresses.
 
 use std::net::IpAddr;
 
@@ -18,25 +18,26 @@ use crate::net::{Family, nth};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// The annotation of a bridge reservation that contains the gateway.
+/// The annotation of a bridged network's reservation whose value is the network's gateway.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
 
-/// The outcome of [`prepare`] for a bridged network.
+/// The outcome of [`prepare`] for a pool of a bridged network.
 #[derive(Debug)]
 pub(crate) struct PreparedBridge {
     pub(crate) gateway: Option<IpAddr>,
-    /// The network's reservation, if it was created or changed.
+    /// The reservation for the pool, if [`prepare`] created or changed the reservation.
     pub(crate) written: Option<IpReservation>,
 }
 
-/// Returns the name of the reservation that a bridged network writes for its pool.
+/// Returns the name of the reservation for a bridged network's pool.
 pub fn reservation_name(pool: &str) -> String {
     format!("margay-bridge-{pool}")
 }
 
-/// Ensures that the reservation of a bridged network exists, and returns the gateway of the network's containers.
+/// Ensures that the reservation for a bridged network's pool exists, and returns the gateway of the network's
+/// containers.
 ///
-/// The commit guards the reservation, and the block of a new gateway.
+/// The commit guards the reservation, and the block that contains a new gateway.
 pub(crate) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -81,19 +82,20 @@ pub(crate) async fn prepare(
     Ok(PreparedBridge { gateway, written: Some(document) })
 }
 
-/// Returns the gateway that a reservation records.
+/// Returns the gateway in the annotation of a bridged network's reservation.
 pub fn recorded_gateway(reservation: &IpReservation) -> Option<IpAddr> {
     reservation.resource().annotation(GATEWAY_ANNOTATION)?.parse().ok()
 }
 
-/// Returns the first host address of a network: the address after the network address, if the network has one.
+/// Returns the first host address of a network: the address after the network address, or the first address if the
+/// network has no network address.
 pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
     nth(cidr, u128::from(!is_point_to_point(cidr)))
 }
 
-/// Returns the addresses that no container may have: the network address, the broadcast address and the gateway. IPv6
-/// has no broadcast address, and the first address of an IPv6 network is the routers' anycast address. A network of two
-/// addresses has no network address and no broadcast address (RFC 3021, RFC 6164).
+/// Returns the addresses of a bridged network that no container may have: the network address, the broadcast address
+/// and the gateway. IPv6 has no broadcast address, and the first address of an IPv6 network is the routers' anycast
+/// address. A network of two addresses has no network address and no broadcast address (RFC 3021, RFC 6164).
 pub fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {
@@ -110,14 +112,15 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
-/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches a
-/// gateway outside the network, but no container gets the gateway's address, so no reservation is needed.
+/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. Containers can use a
+/// gateway outside their network. A gateway outside the network needs no reservation, because no address outside the
+/// network is assigned.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)
 }
 
-/// Refuses a gateway that is not a host address of the network.
+/// Fails if a gateway is not a host address of the network.
 pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
     let is_host = cidr.contains(&gateway) && !reserved(cidr, None).contains(&IpNet::from(gateway));
     let is_router = gateway.is_ipv4() || is_outside(cidr, gateway);
@@ -128,7 +131,7 @@ pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
     }
 }
 
-/// Refuses a gateway if a container holds the gateway's address.
+/// Fails if the address of a new gateway is assigned to a container.
 async fn require_free(work: &mut WriteSet<'_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
     let Some(cidr) = pools::block_of(pool, gateway) else { return Ok(()) };
     work.tx.get(&keys::block(cidr)).await?;

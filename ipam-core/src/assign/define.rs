@@ -1,15 +1,18 @@
-//! Creates the pools that a network's configuration defines, as host-local's configuration does.
+//! Creates the pools that a CNI network configuration defines by subnets and ranges, as a configuration of host-local
+//! does.
 //!
-//! The first assignment creates the pool in its own commit, and reserves the addresses outside the configured ranges.
-//! If the configuration's ranges change later, the reservation is updated. Networks with the same subnet share the
-//! pool. The reservation of a shared pool records the ranges of each network and covers only addresses outside all
-//! ranges. Each network assigns only addresses in its own ranges.
+//! The commit of the network's first assignment creates the pool, and reserves the addresses outside the configured
+//! ranges. If the ranges in the configuration change later, the next assignment updates the reservation. Networks with
+//! the same subnet share one pool. The reservation for a shared pool records the ranges of each network, and covers
+//! only the addresses outside all these ranges. An assignment for a network uses only addresses in the network's own
+//! ranges.
 //!
-//! A pool is found by its subnet. If the configuration changes its subnet, or two networks have one name, the new pool
-//! replaces a pool that the network no longer uses and that has no addresses in use. If no pool can be replaced, the
-//! new pool gets a numbered name. The commit that creates the new pool also deletes the blocks, affinities and
-//! reservations of the replaced pool. The commit guards the pool, its reservations, and that no block of the family was
-//! created or changed since the read.
+//! An assignment finds the defined pool by its subnet. If the stored pool with the defined name has another subnet, a
+//! new pool is created. The new pool replaces the stored pool if the network no longer uses the stored pool and none of
+//! its addresses is in use. If the stored pool cannot be replaced, the new pool gets a numbered name. The commit that
+//! creates the new pool also deletes the replaced pool with its blocks, affinities and reservations. The commit that
+//! replaces a pool guards the pool and its reservations, and fails if a block of the family was created or changed
+//! after the read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -33,20 +36,20 @@ use crate::net::{Family, bounds, number, overlap};
 use crate::pools::start_of;
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The annotation of a range reservation that records the ranges of each network as JSON:
-/// `{"lab":["10.0.0.9-10.0.0.20"]}`. The annotation is written when a network finds a reservation for other ranges than
-/// its own. An empty list means the whole subnet.
+/// The annotation in which a shared pool's reservation records the ranges of each network as JSON, for example
+/// `{"lab":["10.0.0.9-10.0.0.20"]}`. A network writes the annotation when the stored reservation was made for other
+/// ranges than its own. An empty list of ranges means the whole subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
-/// Returns the name of the reservation for the addresses of a pool outside the configured ranges.
+/// Returns the name of the reservation for those addresses of a pool that lie outside the configured ranges.
 pub fn reservation_name(pool: &str) -> String {
     format!("margay-range-{pool}")
 }
 
-/// Ensures that a defined pool and its reservation exist, and returns the pool's name.
+/// Ensures that the pool of a definition and the reservation for the pool exist, and returns the pool's name.
 ///
-/// The commit guards the pool and the reservation, and that no other pool or reservation was created or changed since
-/// the read.
+/// The commit guards the pool and the reservation, and fails if any other pool or reservation was created or changed
+/// after the read.
 pub(super) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -64,7 +67,7 @@ pub(super) async fn prepare(
     Ok(name)
 }
 
-/// Returns the stored pool to which a definition refers.
+/// Finds the stored pool that a definition describes.
 pub(super) fn pool_of<'s>(context: &'s AssignContext, definition: &PoolDefinition) -> Option<&'s Pool> {
     let family = Family::of_net(definition.cidr);
     context.pools.iter().find(|pool| match definition.free_of {
@@ -81,7 +84,8 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // There may be too many pools to guard each pool. In that case, creations of pools run one after the other.
+    // All stored pools are guarded. If there are too many pools for one guard each, a single guard makes concurrent
+    // creations of pools fail and retry.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
@@ -110,7 +114,7 @@ async fn create(
         );
         return Err(BridgeError::BadRanges(text).into());
     }
-    // The pool is manual, because only networks that name the pool may take addresses from it.
+    // The pool's assignment mode is manual, because only networks that name the pool may use its addresses.
     let new = NewPool::new(&name, cidr)
         .with_block_size(fitting_block_size(cidr, None))
         .with_assignment_mode(AssignmentMode::Manual);
@@ -126,9 +130,9 @@ async fn create(
     Ok(name)
 }
 
-/// Chooses the name of a new pool: the definition's name, or the first free numbered name. An unused pool that the
-/// network no longer uses is deleted if it has an earlier name, or overlaps with the new pool. The blocks of a deleted
-/// pool are removed from `stored`.
+/// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has. A
+/// pool that overlaps with the new pool, or has one of the tried names, is deleted if the network no longer uses it and
+/// none of its addresses is in use. The blocks of a deleted pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -153,7 +157,7 @@ async fn name_for(
             }
             continue;
         }
-        // A damaged document may also occupy the name.
+        // The store may have a damaged pool document of this name, which is not in `context.pools`.
         if work.tx.get(&keys::resource(ResourceKind::IpPool, &name)).await?.is_none() {
             return Ok(name);
         }
@@ -161,7 +165,7 @@ async fn name_for(
     Ok(definition.name.clone())
 }
 
-/// Writes the reservation of the addresses outside the ranges, unless the reservation is already stored.
+/// Creates or updates the reservation for the addresses outside the configured ranges.
 async fn reserve_the_rest(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -202,14 +206,14 @@ async fn reserve_the_rest(
     Ok(())
 }
 
-/// Returns the recorded ranges of each network. Returns an empty map if no ranges are recorded or the annotation cannot
-/// be parsed.
+/// Returns the ranges of each network that a pool's reservation records. Returns an empty map if the reservation
+/// records no ranges or its annotation cannot be parsed.
 fn ranges_of(reservation: &IpReservation) -> BTreeMap<String, Vec<String>> {
     let text = reservation.resource().annotation(RANGES_ANNOTATION).unwrap_or_default();
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// Returns the ranges of all networks, or an empty list if one network uses all addresses.
+/// Returns the ranges of all networks together, or an empty list if one of the networks uses the whole subnet.
 fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     if ranges.values().any(Vec::is_empty) {
         return Vec::new();
@@ -221,7 +225,8 @@ fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     ranges.values().flatten().filter_map(range).collect()
 }
 
-/// Returns the parts of a network outside the ranges, except the parts that the bridge reservation covers.
+/// Returns the parts of a network outside the ranges, without the network address and the broadcast address, which
+/// another reservation covers (see [`bridge::reserved`]).
 fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     let ends = bridge::reserved(cidr, None);
     let mut outside = outside(cidr, ranges);
@@ -229,8 +234,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// Returns the parts of a network outside the inclusive ranges, as few subnets as possible. Without ranges, the result
-/// is empty.
+/// Returns the parts of a network that lie outside the inclusive ranges, as few subnets as possible. The result is
+/// empty if `ranges` is empty.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();
@@ -243,7 +248,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
         if first > next {
             gaps.push((next, first - 1));
         }
-        // Ranges of several networks may overlap.
+        // The ranges may overlap, since several networks can have ranges in one pool.
         match last.checked_add(1) {
             Some(after) => next = next.max(after),
             None => return networks(cidr, gaps),
@@ -255,7 +260,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     networks(cidr, gaps)
 }
 
-/// Converts spans of addresses to networks.
+/// Converts inclusive spans of addresses, given as numbers, to networks.
 fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     let family = Family::of_net(cidr);
     let span = |(first, last): (u128, u128)| -> Vec<IpNet> {
@@ -272,17 +277,18 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of the family with which an unused pool is replaced. One guard covers all stored
-/// blocks of the family, and a store checks each of these blocks.
+/// Maximum number of stored blocks of a family for which an unused pool of the family is replaced. The commit guards
+/// all blocks of the family, and the store must check each of them.
 const MAX_BLOCKS_GUARDED: usize = 64;
-/// Number of keys that are deleted with a pool besides its blocks and affinities: the keys of the pool and of two
+/// Number of deleted keys per pool, in addition to its blocks and affinities: the keys of the pool and of its two
 /// reservations.
 const KEYS_PER_POOL: usize = 3;
 
-/// True if an earlier configuration of this network created the pool, and the current configuration does not contain
-/// it. Only pools of the family of `cidr` count. A pool that an operator has disabled or opened to other networks is
-/// not deleted automatically. A pool that overlaps with `cidr` counts only if its block size equals the new pool's
-/// block size. With another block size, a new block would overlap with an old block that the commit still finds.
+/// True if the new pool with network `cidr` may replace `pool`. An earlier configuration of the network must have
+/// created `pool`, and the current configuration must not define it. The pool must have the family of `cidr`. A pool
+/// that an operator has disabled, or opened to other networks, is not replaced. A pool that overlaps with `cidr` must
+/// have the new pool's block size. With another block size, a new block would overlap with an old block, which exists
+/// until the commit deletes it.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)
@@ -293,8 +299,8 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
 }
 
 /// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. The pool is also kept if
-/// it has too many blocks and affinities for one commit ([`AssignContext::deletable`]). `stored` contains the stored
-/// blocks of the family; the blocks of a deleted pool are removed from it.
+/// it has too many blocks and affinities for one commit ([`AssignContext::deletable`]). `stored` lists the stored
+/// blocks of the family; the blocks of the deleted pool are removed from this list.
 async fn delete_unused(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,

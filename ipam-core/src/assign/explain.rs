@@ -1,5 +1,5 @@
-//! Explains why an assignment would return a certain address, or why it would return none. To find out, an assignment
-//! is run up to the commit.
+//! Explains which address an assignment would return and why, or why the assignment would fail. The explanation is made
+//! by running an assignment up to its commit.
 
 use std::net::IpAddr;
 
@@ -20,40 +20,41 @@ use crate::quarantine::quarantine_of;
 use crate::utilization::{PoolUsage, Usage, utilization};
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The label that contains the name of a namespace.
+/// The label of a namespace whose value is the namespace's name.
 const NAMESPACE_NAME: &str = "projectcalico.org/name";
 
-/// The explanation of an assignment on a node.
+/// The explanation of an assignment of one address on a node.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {
     /// The store revision for which the explanation is valid.
     pub revision: Revision,
-    /// The name of the node in the store.
+    /// The node's name, as registered in the store.
     pub node: String,
     /// The node's labels.
     pub labels: Labels,
     /// The family of the requested address.
     pub family: Family,
-    /// Whether addresses come from the node's own blocks only.
+    /// True if addresses are assigned from the node's own blocks only (strict affinity).
     pub strict_affinity: bool,
-    /// Whether new blocks are claimed when the node's own blocks are full.
+    /// True if the node claims a new block when its own blocks are full.
     pub claims_blocks: bool,
-    /// The number of blocks in the selected pools that the node may have, or `None` for no limit.
+    /// Maximum number of blocks that the node may own in the selected pools; `None` for no limit.
     pub block_limit: Option<usize>,
-    /// All pools of the family, ordered by name.
+    /// All pools of the requested family, ordered by name.
     pub pools: Vec<PoolState>,
-    /// The outcome of the assignment.
+    /// The predicted outcome of the assignment.
     pub outcome: PredictedOutcome,
 }
 
-/// A pool from the view of an assignment.
+/// A pool, and whether an assignment could use the pool.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// The reason why no address is taken from the pool, or an error if a selector of the pool cannot be parsed.
+    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. An error if a
+    /// selector of the pool cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
     /// The address counts of the pool.
     pub stock: PoolStock,
@@ -63,7 +64,7 @@ pub struct PoolState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStock {
-    /// The number of addresses of the pool by use. Addresses in cooldown count as in use.
+    /// The numbers of addresses of the pool by use. Addresses in cooldown count as in use.
     pub usage: Usage,
     /// The number of quarantined addresses in the pool. Quarantined addresses also count as reserved.
     pub quarantined: usize,
@@ -73,55 +74,56 @@ pub struct PoolStock {
     pub blocks: usize,
     /// The number of stored blocks of the pool that the node owns.
     pub own_blocks: usize,
-    /// The number of free addresses in the pool's blocks that the node owns.
+    /// The number of free addresses in those blocks of the pool that the node owns.
     pub own_free: usize,
 }
 
-/// The outcome that an assignment would have.
+/// The outcome that an assignment of one address would have.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PredictedOutcome {
-    /// The assignment returns an address or a prefix.
+    /// The assignment would return this address or prefix.
     Given {
         /// The assigned address, or the first address of the assigned prefix.
         address: IpAddr,
-        /// The length of the assigned prefix, or `None` for an address.
+        /// The length of the assigned prefix; `None` if a single address is assigned.
         prefix_length: Option<u8>,
-        /// The block of the assigned address.
+        /// The block that contains the assigned address.
         block: IpNet,
         /// The network of the pool from which the address is assigned.
         pool: IpNet,
-        /// The number of addresses that are free in the block before the assignment.
+        /// The number of free addresses in the block before the assignment.
         free: usize,
-        /// The reason for choosing this block.
+        /// Whether the node owns, claims, takes over or borrows from the block.
         source: AddressSource,
     },
-    /// The assignment fails with this error.
+    /// The assignment would fail with this error.
     Refused(Error),
 }
 
 /// The kind of block from which an address would come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressSource {
-    /// A block that the node owns.
+    /// A block that the node already owns.
     Own,
     /// A block that is not stored yet and that the node would claim.
     New,
-    /// A block that the node would take over from this owner, or from no owner.
+    /// A stored block that the node would take over from its present owner; `None` if the block has no owner.
     TakenOver(Option<Owner>),
-    /// A block that keeps this owner, or has no owner.
+    /// A block from which the node would borrow the address. The value is the block's owner; `None` if the block has no
+    /// owner.
     Borrowed(Option<Owner>),
 }
 
 impl Ipam {
-    /// Explains how an assignment of one address on a node would proceed: the pools and the block from which the
-    /// address may come, and why other pools are not used. Checks the quotas of the node and of the namespace, whose
-    /// name is one of its labels, but does not check the quotas of networks. Nothing is written. Without `family`, the
-    /// family of the named pools applies, or else IPv4. Without `namespace`, the labels of the pod's namespace are
-    /// unknown.
+    /// Predicts an assignment of one address on a node, without a write. The explanation names the block that would be
+    /// used, and the reason why each unsuitable pool would not be used. The quotas of the node and of the namespace are
+    /// checked, but the quotas of networks are not. The namespace's name is read from the namespace's labels. If
+    /// `family` is `None`, the family of the named pools is used, or else IPv4. If `namespace` is `None`, the labels of
+    /// the pod's namespace are unknown.
     ///
     /// # Errors
-    /// Any store error. `Malformed` for damaged settings. The reason why an assignment would be refused is a
+    /// Any store error. `Malformed` for damaged settings. A predicted failure of the assignment is not an error, but a
     /// [`PredictedOutcome`].
     #[boxed_future]
     pub async fn explain(
@@ -203,7 +205,7 @@ impl Ipam {
         })
     }
 
-    /// Returns the explanation for a node that is not registered and therefore gets no address.
+    /// Returns the explanation for a node that is not registered: the assignment fails with `error`.
     async fn explain_unknown(
         &self,
         tx: &mut Transaction,
@@ -225,7 +227,7 @@ impl Ipam {
         })
     }
 
-    /// Reads all blocks of a family at a revision, and frees addresses with expired cooldowns in memory.
+    /// Reads all blocks of a family at a revision, and frees addresses with an expired cooldown in the returned blocks.
     async fn blocks_at(&self, at: Revision, family: Family, cooldown_seconds: i64) -> Result<Vec<Block>> {
         let range = Range::Prefix(keys::blocks_prefix(Some(family)));
         let listing = self.store().list_at(range, at, Content::Full).await?;
@@ -260,7 +262,7 @@ fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolSt
 }
 
 impl Assignment<'_> {
-    /// Assigns one address in memory, and returns the outcome of the assignment.
+    /// Assigns one address in the write set without a commit, and returns the outcome.
     async fn outcome(&mut self, work: &mut WriteSet<'_>, family: Family, before: &[Block]) -> Result<PredictedOutcome> {
         let done = match self.any(work, family, 1).await {
             Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,

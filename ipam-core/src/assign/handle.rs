@@ -1,8 +1,10 @@
-//! Assigns addresses to a handle without a container (a service of a load balancer, a tunnel, a virtual machine), and
-//! ensures that an owner has a block without assigning an address.
+//! Assigns addresses to a handle without a container, for example that of a load balancer's service, a tunnel or a
+//! virtual machine. The function [`Ipam::ensure_blocks`] ensures that an owner has a block, without an assignment of an
+//! address.
 //!
-//! For a handle without a container, the attributes of an attachment are not recorded, so its interfaces and boots are
-//! unknown. Each assignment to a handle adds addresses, which are kept until they are released by handle or one by one.
+//! An address that is assigned to a handle without a container has no attachment, so no interface and no boot id are
+//! recorded for the address. Each assignment to the handle adds addresses, which are held until they are released by
+//! handle or one by one.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +20,8 @@ use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, Poo
 use crate::net::Family;
 use crate::write_set::WriteSet;
 
-/// The request of an assignment to a handle. All addresses of the request are assigned in one commit, or none.
+/// A request for an assignment to a handle. The requested addresses are all assigned in one commit, or none is
+/// assigned.
 #[derive(Clone, Debug)]
 pub struct HandleRequest {
     handle: String,
@@ -29,66 +32,68 @@ pub struct HandleRequest {
 }
 
 impl HandleRequest {
-    /// Creates a request of these addresses for a handle, in the blocks of this owner. By default, the addresses are
-    /// for a workload, or for a load balancer if the owner is virtual.
+    /// Creates a request for addresses from the blocks of `owner`. By default, pools for workloads are used, or pools
+    /// for load balancers if the owner is virtual.
     pub fn new(handle: impl Into<String>, owner: Owner, wanted: RequestedAddresses) -> Self {
         let terms = AssignRequest::of_owner(&owner, wanted);
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
     }
 
-    /// Records these attributes with each address. Calico's own callers record at least `node`.
+    /// Records these attributes with each assigned address. Calico's own programs record at least the attribute `node`.
     #[must_use]
     pub fn with_attributes(mut self, attributes: BTreeMap<String, String>) -> Self {
         self.attributes = attributes;
         self
     }
 
-    /// Limits the number of addresses of each requested family that the handle may hold, including the addresses that
-    /// it already holds. A request that would exceed the limit fails.
+    /// Sets the maximum number of addresses that the handle may hold in each requested family, including the addresses
+    /// that it already holds. A request that would exceed the maximum fails.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
         self
     }
 
-    /// Takes addresses only from these pools, given by name or network, in this order. By default, addresses come from
-    /// the pools that select the node.
+    /// Restricts the assignment to these pools, given by name or network, which are tried in this order. By default,
+    /// the pools that select the node are used.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// Sets the use of the addresses. Only pools that allow this use are used.
+    /// Sets the use of the addresses, for example for workloads or tunnels. Only pools that allow the use are tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
         self
     }
 
-    /// Sets the labels of the namespace, for pools with a namespace selector.
+    /// Sets the labels of the workload's namespace, which are matched against the namespace selectors of pools.
     #[must_use]
     pub fn with_namespace_labels(mut self, labels: Labels) -> Self {
         self.terms.namespace_labels = labels;
         self
     }
 
-    /// Limits the number of the owner's blocks, in addition to the limit in the settings; 0 for no additional limit.
+    /// Sets the maximum number of blocks that the owner may have, in addition to the limit in the settings; 0 for no
+    /// additional limit.
     #[must_use]
     pub fn with_max_blocks(mut self, most: u32) -> Self {
         self.terms.max_blocks = most;
         self
     }
 
-    /// Sets the addresses that the owner reserves for itself in each new block.
+    /// Sets the addresses that are reserved for the owner itself in each new block.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
         self
     }
 
-    /// Checks that the handle is not empty and contains neither a slash nor a carriage return. A handle is the last
-    /// part of a key, and old migrations left keys with text after a carriage return.
+    /// Checks that the handle is not empty and contains neither a slash nor a carriage return. A handle must not
+    /// contain a slash, because it is the last segment of a key. Text after a carriage return in a handle is ignored,
+    /// because an old migration of Calico left such text in handles.
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
@@ -101,16 +106,16 @@ impl HandleRequest {
 }
 
 impl Ipam {
-    /// Assigns any free addresses or specific addresses to a handle, in the blocks of a node or of a virtual owner.
-    /// Each call assigns further addresses, even if the handle already has addresses.
+    /// Assigns free or specific addresses to a handle, from the blocks of a node or of a virtual owner. Each call
+    /// assigns additional addresses, even if the handle already holds addresses.
     /// [`HandleRequest::with_most_per_family`] limits the number of addresses that the handle may hold. The attributes
     /// of the request are recorded unchanged.
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
-    /// records no pending commit. On a store that another process serves, the commit of a killed process may still
-    /// happen, so release the handle before you forget it. Two concurrent requests with equal attributes write the same
-    /// values. If the answer to one of two equal requests is lost, both requests may return the only address that was
-    /// assigned. An attribute that differs between the requests prevents this.
+    /// records no pending commit. If the calling process is killed during the call, a store in another process may
+    /// still execute the commit. The handle may then hold addresses that no caller knows, and should be released. Two
+    /// concurrent requests must differ in an attribute. Two requests with equal attributes write equal values, so both
+    /// may return the same address if the store's answer to one of them is lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -145,11 +150,12 @@ impl Ipam {
     }
 }
 
-/// Refuses a request that exceeds the limit of a handle. The addresses that the handle holds are counted in the blocks,
-/// and the handle is guarded.
+/// Fails if a request would exceed the address limit of a handle. The handle's addresses are counted in the blocks, and
+/// the commit guards the handle.
 ///
-/// If a handle's count differs from its block, another writer was interrupted, or is about to write the block.
-/// Rewriting the block makes that writer fail and retry, and corrects the handle.
+/// If the handle's count for a block differs from the addresses in the block, another writer was interrupted or is
+/// about to write the block. The block is then rewritten and the handle's count corrected, so the commit of a
+/// concurrent writer fails and is retried.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;
@@ -175,7 +181,7 @@ async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAd
     Ok(())
 }
 
-/// A request for blocks: an owner, the families in which the owner needs a block, and the pools to use.
+/// A request for blocks of an owner: one block in each of the given families.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,
@@ -183,29 +189,29 @@ pub struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// Creates a request of a block of each of these families for this owner.
+    /// Creates a request for one block of each family in `families`, for `owner`.
     pub fn new(owner: Owner, families: &[Family]) -> Self {
         let one = |family| usize::from(families.contains(&family));
         let terms = AssignRequest::of_owner(&owner, RequestedAddresses::any(one(Family::V4), one(Family::V6)));
         Self { owner, terms }
     }
 
-    /// Uses only these pools, given by name or network, in this order. By default, the pools that select the node are
-    /// used.
+    /// Restricts the request to these pools, given by name or network, which are tried in this order. By default, the
+    /// pools that select the node are used.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// Sets the use of the addresses. Only pools that allow this use are used.
+    /// Sets the use of the addresses, for example for workloads or tunnels. Only pools that allow the use are tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
         self
     }
 
-    /// Sets the addresses that the owner reserves for itself in a new block. An existing block is not changed.
+    /// Sets the addresses that are reserved for the owner itself in a new block. Existing blocks are not changed.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
@@ -214,15 +220,16 @@ impl BlockRequest {
 }
 
 impl Ipam {
-    /// Ensures that an owner has a block of each family, and returns one block of each family, IPv4 first. The returned
-    /// block is an existing block, full or not, or a newly claimed block. All blocks are claimed in one commit, or
-    /// none. If the owner already has a block of each family, nothing is written. No address is assigned.
+    /// Ensures that an owner has a block of each requested family, and returns one block of each family, IPv4 first. A
+    /// returned block is newly claimed, or is an existing block of the owner that can be full. New blocks are all
+    /// claimed in one commit, or none is claimed. If the owner already has a block of each family, nothing is written.
+    /// No address is assigned.
     ///
-    /// The commit has the guards of [`assign`](Self::assign).
+    /// The commit guards the keys that a commit of [`assign`](Self::assign) guards.
     ///
     /// # Errors
-    /// `NoNewBlocks` if claiming is off or no block is available. `Pool` if no pool can serve the owner. `UnknownNode`
-    /// if the node is not registered. `Invalid` for an invalid owner. Any store error.
+    /// `NoNewBlocks` if the settings forbid new blocks, or if no block can be claimed. `Pool` if no pool can be used
+    /// for the owner. `UnknownNode` if the node is not registered. `Invalid` for an invalid owner. Any store error.
     #[boxed_future]
     pub async fn ensure_blocks(&self, request: &BlockRequest, deadline: Deadline) -> Result<Vec<IpNet>> {
         let BlockRequest { owner, terms } = request;

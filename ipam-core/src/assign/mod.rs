@@ -1,5 +1,5 @@
-//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the code of an
-//! assignment and stops before the commit.
+//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial assignment runs the
+//! same code, but stops before the commit.
 
 mod assignment;
 mod auto;
@@ -45,31 +45,34 @@ pub use request::{
 };
 use sticky::WorkloadAddresses;
 
-/// Maximum number of requested addresses for which blocks of every possible size are prefetched.
+/// Maximum number of specifically requested addresses whose blocks are prefetched. The prefetch for an address reads
+/// one key for every possible block size.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
-/// The results of an attempt that the next attempt uses.
+/// Findings of one attempt at an assignment that the next attempt needs.
 #[derive(Debug, Default)]
 struct AttemptFindings {
-    /// The most recently used blocks, most recent first.
+    /// The blocks from which the attempt assigned addresses, followed by the blocks that were used before, most recent
+    /// first.
     used: Vec<IpNet>,
-    /// Blocks with releases dated too far in the future.
+    /// Blocks with an address whose recorded release time is too far in the future.
     misdated: Vec<IpNet>,
-    /// The attachments with leftover addresses of earlier boots in the blocks that were read.
+    /// The attachments of earlier boots that still have addresses in the blocks that the attempt read.
     leftovers: Vec<Leftover>,
-    /// The time in seconds for which released addresses are in cooldown.
+    /// The cooldown of released addresses, in seconds.
     cooldown: i64,
-    /// True for a trial, which assigns nothing.
+    /// True for a trial assignment, which writes nothing.
     is_trial: bool,
 }
 
 impl Ipam {
-    /// Assigns addresses to an attachment: any free addresses, or requested ones. IPv4 and IPv6 addresses, and all keys
-    /// that must be created or repaired for them, are written in one commit. If any address cannot be assigned, nothing
-    /// is written.
+    /// Assigns free or specific addresses to an attachment. All requested IPv4 and IPv6 addresses are assigned in one
+    /// commit, which also creates or repairs the keys that these assignments need. If any address cannot be assigned,
+    /// nothing is written.
     ///
-    /// An attachment that requests its addresses again gets the same answer. If [pending
-    /// commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is settled first.
+    /// If an attachment requests its addresses again, it gets the same answer. If [pending
+    /// commits](crate::pending_commits) are recorded, an interrupted earlier assignment to the attachment is settled
+    /// first.
     ///
     /// # Errors
     /// Any [`Error`], with Calico's error messages.
@@ -81,7 +84,7 @@ impl Ipam {
             Err(error) => error,
         };
         if let Error::Quota(reached) = &mut error {
-            // The blocks that were read may have free addresses, and leftover addresses may be in other blocks.
+            // When a quota is exceeded, leftover addresses may lie in blocks that the attempt has not read.
             findings.leftovers = self.leftovers_of(&reached.subject, &request.attachment, deadline).await?;
             reached.over_leftovers = !findings.leftovers.is_empty();
         }
@@ -96,8 +99,9 @@ impl Ipam {
         assigned
     }
 
-    /// Repeats an assignment that found no free address, and frees leftover addresses of earlier boots in the same
-    /// commit. If there is still no free address, or no leftover address may be freed, returns the original error.
+    /// Repeats an assignment that found no free address; the same commit frees leftover addresses of earlier boots.
+    /// Returns the original error if no leftover address may be freed, or if the repeated assignment finds no free
+    /// address.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -106,8 +110,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The evidence is gathered after the leftovers are known. An attachment that gets an address after that is not
-        // one of the leftovers.
+        // The evidence must be gathered after the leftovers were listed. An attachment that gets an address while the
+        // evidence is gathered is then not in the list of leftovers.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -130,21 +134,23 @@ impl Ipam {
         }
     }
 
-    /// Starts the cooldown of leftover addresses. Because of the cooldown, the assignment cannot use these addresses
-    /// yet.
+    /// Releases leftover addresses, so that their cooldown begins. The current assignment cannot use the released
+    /// addresses, because they are in cooldown.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // Release as many leftovers as an assignment without cooldown frees.
+        // Only one batch of leftovers is released, because an assignment in a store without a cooldown also frees only
+        // one batch.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
         Ok(())
     }
 
-    /// Sets the dates of releases that are too far in the future to now. A successful assignment does not need this
-    /// correction. Without the correction, failing assignments would find these addresses in cooldown again and again.
+    /// Changes recorded release times that are too far in the future to the current time. Without the correction,
+    /// addresses with a wrong release time stay in cooldown too long, and assignments may fail again and again. A
+    /// successful assignment needs no correction.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -157,8 +163,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads the context of an assignment to an owner in one round trip, together with other keys and with the keys in
-    /// the `named` ranges.
+    /// Reads the context of an assignment from an owner's blocks in one round trip. The round trip also reads the keys
+    /// in `keys`, and lists the keys in the `named` ranges.
     async fn read_context(
         &self,
         tx: &mut Transaction,
@@ -170,7 +176,7 @@ impl Ipam {
         let given = wanted.these.iter().take(MAX_ADDRESSES_READ_AHEAD);
         for ip in given {
             keys.extend(hints::possible_blocks(*ip).into_iter().map(keys::block));
-            // A new block of a different size costs one more request.
+            // The usual block size is assumed here; a new block of another size costs one more request later.
             let family = Family::of(*ip);
             if let Some(usual) = family.network(*ip, default_block_size(family)) {
                 named.extend(covers_of_overlaps(usual, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse));
@@ -189,7 +195,7 @@ impl Ipam {
         Ok(context)
     }
 
-    /// Carries out all requests in order, in one transaction. All attachments must be on one node.
+    /// Carries out all requests in one transaction, one after the other. All attachments must be on one node.
     async fn assign_in(
         &self,
         tx: &mut Transaction,
@@ -207,7 +213,8 @@ impl Ipam {
         first.extend(
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
-        // Without a likely block, the assignment probably creates a new block, which reads the blocks of prefixes.
+        // If no recently used block is known, the assignment probably creates a new block. Before a block is created,
+        // the blocks of prefixes are listed, so the keys of these blocks are prefetched.
         let mut named = Vec::new();
         for family in [Family::V4, Family::V6] {
             if wanted.these.iter().any(|ip| Family::of(*ip) == family)
@@ -287,7 +294,7 @@ impl Ipam {
         Ok(all)
     }
 
-    /// Remembers as a hint the blocks of other owners in which the node is about to hold addresses.
+    /// Remembers, as a hint, the blocks of other owners from which this transaction borrows addresses for the node.
     async fn note_borrowed(&self, work: &mut WriteSet<'_>, node: &str, done: &AssignOutcome) -> Result<()> {
         let mut borrowed = Vec::new();
         for assigned in done.answers.iter().flatten() {
@@ -301,17 +308,17 @@ impl Ipam {
     }
 }
 
-/// The outcome of one transaction of assignments.
+/// The outcome of one transaction that assigns addresses for one or more requests.
 #[derive(Default)]
 struct AssignOutcome {
-    /// The addresses that were assigned for each request.
+    /// The assigned addresses of each request, in the order of the requests.
     answers: Vec<Vec<AssignedAddress>>,
     /// The leftover allocations of earlier boots that were freed.
     freed: Vec<gc::Allocation>,
 }
 
 impl AssignOutcome {
-    /// Returns the addresses of a transaction with a single request.
+    /// Returns the assigned addresses, for a transaction with a single request.
     fn only_answer(self) -> Vec<AssignedAddress> {
         self.answers.into_iter().flatten().collect()
     }
@@ -324,15 +331,16 @@ fn is_beside(one: &Attachment, other: &Attachment) -> bool {
 }
 
 impl Ipam {
-    /// Assigns addresses to several attachments of one node in one commit. The result is that of
-    /// [`assign`](Self::assign) for each attachment in order, but a block with addresses for several attachments is
-    /// written only once. The answers are in the order of the requests. About a hundred attachments fit into a commit.
+    /// Assigns addresses to several attachments of one node in one commit. The result is that of calling
+    /// [`assign`](Self::assign) for each attachment in order, but each changed block is written only once. The answers
+    /// are in the order of the requests. The requests of about a hundred attachments fit into one commit.
     ///
-    /// If one of several attachments cannot be served, nothing is written for any attachment. After this error, assign
-    /// to each attachment alone, which may also free leftover addresses of earlier boots.
+    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. The caller should
+    /// then call [`assign`](Self::assign) for each attachment separately, which can also free leftover addresses of
+    /// earlier boots.
     ///
     /// # Errors
-    /// The errors of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several
+    /// Any error of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several
     /// nodes, if two attachments are the same, or if there are several attachments and [pending
     /// commits](crate::pending_commits) are recorded.
     #[boxed_future]
@@ -359,8 +367,8 @@ impl Ipam {
         Ok(self.assign_all(requests, &mut AttemptFindings::default(), deadline).await?.answers)
     }
 
-    /// Carries out all requests with the hints for the network and node of the first request. A pending commit is
-    /// recorded for the first attachment. If pending commits are recorded, there is only one attachment.
+    /// Carries out all requests, using the hints for the network and node of the first request. If pending commits are
+    /// recorded, there is only one request, and the pending commit is recorded for its attachment.
     async fn assign_all(
         &self,
         requests: &[AssignRequest],
@@ -380,19 +388,20 @@ impl Ipam {
     }
 }
 
-/// The predicted result of an assignment.
+/// The result of a trial assignment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AssignTrial {
     /// The addresses that would be assigned.
     pub assigned: Vec<AssignedAddress>,
-    /// The keys that the assignment's commit would write.
+    /// The keys that the commit of the assignment would write.
     pub keys: Vec<Key>,
 }
 
 impl Ipam {
-    /// Returns the addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that the
-    /// commit would write. Nothing is written, and no interrupted assignment is settled. The machine is not scanned,
-    /// because a scan may take longer than the caller has. Leftover addresses of earlier boots count as unused.
+    /// Returns the addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that its
+    /// commit would write. Nothing is written, and an interrupted earlier assignment is not settled. Leftover addresses
+    /// of earlier boots count as unused: the network namespaces of the machine are not scanned, because a scan may take
+    /// too long for the caller.
     ///
     /// # Errors
     /// Any error of [`assign`](Self::assign).

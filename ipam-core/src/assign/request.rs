@@ -1,4 +1,4 @@
-//! Defines the request of an assignment, and its answer.
+//! Defines the request for an assignment, and the answer to such a request.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,27 +11,27 @@ use crate::model::{HostReserved, Labels, Owner, Pool, PoolUse};
 use crate::net::{Family, nth};
 use crate::sticky::Sticky;
 
-/// Maximum number of blocks of a family that are prefetched because an address may come from them.
+/// Maximum number of recently used blocks of a family that an assignment prefetches.
 const MAX_LIKELY_BLOCKS: usize = 4;
 
-/// The requested addresses: specific addresses, and a number of any other addresses.
+/// The requested addresses: specific addresses, and a number of additional addresses that the allocator chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestedAddresses {
     /// The specifically requested addresses.
     pub these: Vec<IpAddr>,
-    /// The number of requested IPv4 addresses besides the specific ones.
+    /// The number of IPv4 addresses that the allocator chooses, in addition to the specific addresses.
     pub any_v4: usize,
-    /// The number of requested IPv6 addresses besides the specific ones.
+    /// The number of IPv6 addresses that the allocator chooses, in addition to the specific addresses.
     pub any_v6: usize,
 }
 
 impl RequestedAddresses {
-    /// Requests any addresses, the given number of each family.
+    /// Requests the given numbers of IPv4 and IPv6 addresses; the allocator chooses the addresses.
     pub fn any(v4: usize, v6: usize) -> Self {
         Self { these: Vec::new(), any_v4: v4, any_v6: v6 }
     }
 
-    /// Requests these specific addresses.
+    /// Requests only these specific addresses.
     pub fn these(addresses: impl Into<Vec<IpAddr>>) -> Self {
         Self { these: addresses.into(), ..Self::default() }
     }
@@ -55,46 +55,47 @@ impl RequestedAddresses {
     }
 }
 
-/// The answer to an attachment that requests a specific address that the attachment already holds.
+/// The answer to a request for a specific address that the requesting attachment already holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RepeatPolicy {
-    /// The attachment gets the same answer again.
+    /// The attachment gets the address again.
     #[default]
     SameAnswer,
-    /// The request is refused, as in Calico.
+    /// The request for the address fails, as in Calico.
     Refused,
 }
 
 /// Whether the labels of the container's namespace are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceLabels {
-    /// The request contains the labels of the namespace. A namespace that does not exist has no labels.
+    /// The request contains the labels of the container's namespace. A namespace that does not exist counts as a
+    /// namespace without labels.
     #[default]
     Known,
-    /// The labels of the namespace have not been read yet. If a pool selects by namespace labels, the assignment fails
-    /// with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). The caller must then read the labels and repeat
-    /// the request.
+    /// The labels of the container's namespace have not been read yet. If a pool's namespace selector needs the labels,
+    /// the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). The caller must then read
+    /// the labels and repeat the request.
     NotYetRead,
 }
 
-/// The gateway that a bridged network requests in the pool of one family.
+/// The gateway that a bridged network requests in its pool of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gateway {
-    /// The recorded gateway, if a gateway is recorded.
+    /// The gateway that the pool's reservation records, or no gateway if none is recorded.
     #[default]
     Recorded,
-    /// The recorded gateway, or else the pool's first host address.
+    /// The gateway that the pool's reservation records, or the pool's first host address if none is recorded.
     First,
-    /// The gateway is this configured address.
+    /// The gateway address that the network's configuration names.
     At(IpAddr),
 }
 
-/// The gateways that a bridged network requests.
+/// The gateways that a bridged network requests for both families.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
-    /// The gateway in the network's IPv4 pool.
+    /// The gateway that is requested in the network's IPv4 pool.
     pub v4: Gateway,
-    /// The gateway in the network's IPv6 pool.
+    /// The gateway that is requested in the network's IPv6 pool.
     pub v6: Gateway,
 }
 
@@ -107,82 +108,85 @@ impl Bridge {
     }
 }
 
-/// A pool that the network's configuration defines.
+/// A pool that a CNI network configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolDefinition {
     /// The name of the pool.
     pub name: String,
     /// The network of the pool.
     pub cidr: IpNet,
-    /// The assignable addresses of the pool, as inclusive ranges of first and last address. If empty, all addresses of
-    /// the pool's network are assignable.
+    /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list is
+    /// empty, all addresses of the pool's network are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of the set of ranges to which the pool belongs. The attachment gets one address from each set of a
-    /// family, from the first pool of the set with a free address.
+    /// The number of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
+    /// family: from the first pool of the set that has a free address.
     #[serde(default)]
     pub set: usize,
-    /// If `free_of` is present, any pool of this name and family is used, regardless of its network. A new pool gets a
-    /// free private network of the family and size of `cidr` that overlaps with no pool and with none of the networks
-    /// in `free_of`.
+    /// If `free_of` is set, the pool is found by its name and family, regardless of its network. If the pool does not
+    /// exist, it is created with a private network of the family and size of `cidr`. The private network overlaps
+    /// neither with a pool nor with the networks in `free_of`.
     #[serde(default)]
     pub free_of: Option<Vec<IpNet>>,
-    /// The gateway that the configuration names for this pool.
+    /// The gateway that the network configuration names for this pool.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
 }
 
 impl PoolDefinition {
-    /// True if the address is in the pool's ranges.
+    /// True if the address lies in one of the pool's assignable ranges.
     pub(super) fn has(&self, ip: IpAddr) -> bool {
         let is_of_range = |(first, last): &(IpAddr, IpAddr)| *first <= ip && ip <= *last;
         self.cidr.contains(&ip) && (self.ranges.is_empty() || self.ranges.iter().any(is_of_range))
     }
 }
 
-/// The request of an assignment. All addresses of the request are assigned in one commit, or none.
+/// A request for an assignment to an attachment. The requested addresses are all assigned in one commit, or none is
+/// assigned.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
-    /// The attachment that gets the addresses. The handle and the attributes of the attachment are recorded.
+    /// The attachment that gets the addresses. The attachment's handle and attributes are recorded with each address.
     pub attachment: Attachment,
-    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The attributes in a request have Calico's names.
-    /// On a secondary network Margay's names are recorded instead; see [`AttributeNames`].
+    /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`. The keys
+    /// of the map are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's
+    /// names; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,
-    /// The answer if the attachment already holds a requested address.
+    /// Whether the request fails if the attachment already holds a specifically requested address.
     pub repeated: RepeatPolicy,
-    /// The pools from which IPv4 addresses are taken, by name or network. If empty, the pools that select the node are
-    /// used.
+    /// The pools from which IPv4 addresses are assigned, by name or network. If no pools are listed, the pools that
+    /// select the node are used.
     pub v4_pools: Vec<String>,
-    /// The pools from which IPv6 addresses are taken, by name or network. If empty, the pools that select the node are
-    /// used.
+    /// The pools from which IPv6 addresses are assigned, by name or network. If no pools are listed, the pools that
+    /// select the node are used.
     pub v6_pools: Vec<String>,
     /// The use of the requested addresses.
     pub usage: PoolUse,
-    /// The labels of the namespace, for pools with a namespace selector.
+    /// The labels of the container's namespace, which are matched against the namespace selectors of pools.
     pub namespace_labels: Labels,
-    /// Whether the labels of the namespace are known.
+    /// Whether `namespace_labels` contains the labels of the container's namespace.
     pub namespace: NamespaceLabels,
-    /// Maximum number of blocks of the host, in addition to the limit in the settings; 0 for no additional limit.
+    /// Maximum number of blocks that the node may own, in addition to the limit in the settings; 0 for no additional
+    /// limit.
     pub max_blocks: u32,
-    /// The addresses that the host reserves for itself in each new block.
+    /// The addresses that are reserved for the node itself in each new block.
     pub host_reserved: Option<HostReserved>,
     /// The gateways that a bridged network requests; `None` for a routed network.
     pub bridge: Option<Bridge>,
-    /// The configured gateways of a bridged network with several pools of a family. Each configured gateway applies to
-    /// the pool that contains it, and takes precedence over the gateway in the pool's definition.
+    /// The gateways in the configuration of a bridged network with several pools of a family. Each gateway applies to
+    /// the pool that contains its address, instead of the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
-    /// The pools that the network's configuration defines. Missing pools are created before the assignment.
+    /// The pools that the network's configuration defines. The assignment creates the defined pools that do not exist.
     pub define: Vec<PoolDefinition>,
-    /// The workload that keeps the addresses, if any.
+    /// The workload that keeps the addresses over restarts, if any.
     #[serde(default)]
     pub sticky: Option<Sticky>,
 }
 
 impl AssignRequest {
-    /// Creates a request of these addresses for an attachment on a routed network, for use by a workload.
+    /// Creates a request for `wanted` addresses for an attachment on a routed network.
     pub fn new(attachment: Attachment, wanted: RequestedAddresses) -> Self {
         Self {
             attachment,
@@ -203,8 +207,8 @@ impl AssignRequest {
         }
     }
 
-    /// Creates a request for an owner of blocks. The attachment of the request is empty and not read. Addresses of a
-    /// virtual owner are for a load balancer, unless the caller sets another use.
+    /// Creates a request for addresses from an owner's blocks. The request's attachment is empty and is not used. The
+    /// use of the addresses is `LoadBalancer` for a virtual owner, and `Workload` for any other owner.
     pub(super) fn of_owner(owner: &Owner, wanted: RequestedAddresses) -> Self {
         let empty = String::new;
         let (network, container, interface, node) = (empty(), empty(), empty(), empty());
@@ -223,7 +227,7 @@ impl AssignRequest {
         }
     }
 
-    /// Returns the sets of pools of a family that the request defines.
+    /// Returns the pools of a family that the request defines, grouped by the set of ranges to which they belong.
     pub(super) fn sets(&self, family: Family) -> Vec<Vec<&PoolDefinition>> {
         let mut sets: BTreeMap<usize, Vec<&PoolDefinition>> = BTreeMap::new();
         for one in self.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
@@ -232,7 +236,8 @@ impl AssignRequest {
         sets.into_values().collect()
     }
 
-    /// Returns the pools of a family that the request defines, each with its ranges of all sets.
+    /// Returns the pools of a family that the request defines. A pool that belongs to several sets of ranges is
+    /// returned once, with the ranges of all these sets.
     pub(super) fn definitions(&self, family: Family) -> Vec<PoolDefinition> {
         let mut pools: Vec<PoolDefinition> = Vec::new();
         for one in self.sets(family).into_iter().flatten() {
@@ -245,16 +250,16 @@ impl AssignRequest {
         pools
     }
 
-    /// Returns the number of blocks of a family from which the request's addresses usually come: one, or one per pool
-    /// on a bridged network, at most [`MAX_LIKELY_BLOCKS`].
+    /// Returns the number of recently used blocks to prefetch for a family: one, or one per pool on a bridged network,
+    /// at most [`MAX_LIKELY_BLOCKS`].
     pub(super) fn likely_blocks(&self, family: Family) -> usize {
         let defined = self.define.iter().filter(|one| Family::of_net(one.cidr) == family).count();
         let pools = if self.bridge.is_some() { self.pools(family).len().max(defined) } else { 1 };
         pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
-    /// Returns the attribute names under which the node, the pod and its namespace are recorded: Calico's names on a
-    /// routed network, otherwise Margay's names.
+    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded. The attributes
+    /// have Calico's names for a routed network, and Margay's names for a bridged network.
     pub(super) fn names(&self) -> AttributeNames {
         if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }
@@ -272,20 +277,21 @@ impl AssignRequest {
 pub struct AssignedAddress {
     /// The assigned address, or the first address of the assigned prefix.
     pub ip: IpAddr,
-    /// The length of the assigned prefix, or `None` for an address.
+    /// The length of the assigned prefix; `None` if a single address is assigned.
     #[serde(default)]
     pub prefix_length: Option<u8>,
-    /// The block of the assigned address.
+    /// The block that contains the assigned address.
     pub block: IpNet,
-    /// The network of the address's pool.
+    /// The network of the pool that contains the assigned address.
     pub pool: IpNet,
-    /// The gateway of the pool, for a bridged network that requests one.
+    /// The gateway of the pool, if a bridged network requests a gateway.
     pub gateway: Option<IpAddr>,
 }
 
 impl AssignedAddress {
-    /// Returns the address for the interface. In a prefix, the interface gets the second address, because the first
-    /// address belongs to no host (in IPv6 it is the routers' anycast address).
+    /// Returns the address that the container's interface gets. From an assigned prefix, the interface gets the second
+    /// address, because the first address must not be a host's address. In IPv6, the first address is the routers'
+    /// anycast address.
     pub fn interface_ip(&self) -> IpAddr {
         let second = |length| nth(IpNet::new(self.ip, length).ok()?, 1);
         self.prefix_length.and_then(second).unwrap_or(self.ip)

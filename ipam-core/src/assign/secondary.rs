@@ -1,11 +1,13 @@
-//! Moves and lends blocks of secondary networks, in a store that Calico also reads.
+//! Decides which owners have the blocks of secondary networks, and which networks may borrow from a block, in a store
+//! that Calico also uses.
 //!
-//! Calico's routing uses the blocks of nodes: each node drops packets to unassigned addresses of its own blocks, and
-//! announces these blocks to the other nodes. The blocks of secondary networks therefore belong to virtual owners, one
-//! for each node, which Calico's routing ignores. Blocks for secondary networks that a node itself owned before are
-//! moved when an assignment searches for free addresses. The commit of that assignment changes the blocks' owner, both
-//! affinities and the names of the recorded attributes. A block that also has addresses of Calico's networks is not
-//! moved, and no more of its addresses are assigned to secondary networks.
+//! Calico's routing is based on the blocks that nodes own. Each node drops packets to unassigned addresses of its
+//! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore have virtual owners,
+//! one owner for each node. Calico's routing ignores the blocks of virtual owners. A node may still own blocks with
+//! addresses of secondary networks, from before Calico used the store. An assignment that searches for free addresses
+//! moves such blocks: its commit changes the block's owner, both affinities and the names of the recorded attributes. A
+//! block that also has addresses of Calico's networks is not moved, and its free addresses are not assigned to
+//! secondary networks.
 
 use std::net::IpAddr;
 
@@ -19,15 +21,16 @@ use crate::error::Result;
 use crate::model::{Block, Owner, keys};
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// Maximum number of blocks moved in one assignment.
+/// Maximum number of blocks that one assignment moves to a virtual owner.
 const MAX_BLOCKS_MOVED: usize = 16;
-/// Maximum number of addresses in the blocks moved in one assignment: about 600 kilobytes.
+/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. Blocks with 2,048
+/// addresses in all have about 600 kilobytes.
 const MAX_ADDRESSES_MOVED: usize = 2048;
 
-/// Moves a node's block, with all its attributes, to the virtual owner of the node's secondary networks. Returns false
-/// if the block has addresses that are not known to belong to a secondary network.
+/// Changes the owner of a block from a node to the virtual owner of the node's secondary networks. Returns false if the
+/// block has addresses that may belong to a network of Calico.
 ///
-/// The commit guards the block and both affinities.
+/// The commit guards the block, and the affinities of both owners.
 pub(super) async fn make_secondary(
     work: &mut WriteSet<'_>,
     cidr: IpNet,
@@ -49,14 +52,14 @@ pub(super) async fn make_secondary(
 }
 
 impl FamilyAssigner<'_> {
-    /// True for a secondary network in a store that Calico reads.
+    /// True if the request is for a secondary network in a store that Calico also uses.
     pub(super) fn is_secondary(&self) -> bool {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks in these pools that belong to the node's other owner. The blocks of the other owner
-    /// also count towards the node's limit. For a secondary network, blocks that can be moved are moved, and addresses
-    /// are taken from them.
+    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has, and that count
+    /// towards the node's block limit, too. For a secondary network, the function moves blocks of the node to the
+    /// virtual owner if possible, and assigns addresses from the moved blocks.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,
@@ -80,7 +83,7 @@ impl FamilyAssigner<'_> {
         Ok(count)
     }
 
-    /// Returns the blocks in these pools to which the node's other owner has affinities.
+    /// Returns the blocks in the pools to which the node's second owner ([`Self::other`]) has affinities.
     pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };
@@ -89,9 +92,9 @@ impl FamilyAssigner<'_> {
         Ok(blocks)
     }
 
-    /// True if an address can be borrowed from a block of this owner. Calico's routing uses the blocks of nodes, so a
-    /// secondary network borrows from a node's block only if the block can be moved. Calico's networks do not borrow
-    /// from blocks of secondary networks.
+    /// True if the request's network may borrow an address from a block of `owner`. A secondary network borrows from a
+    /// node's block only if the block can be moved to a virtual owner, because Calico's routing is based on the blocks
+    /// of nodes. Calico's networks do not borrow from blocks of secondary networks.
     pub(super) fn may_borrow(&self, block: &Block, owner: &Owner) -> bool {
         match owner {
             Owner::Host(_) if self.is_secondary() => {
@@ -102,7 +105,8 @@ impl FamilyAssigner<'_> {
         }
     }
 
-    /// Moves the block of another node from which a secondary network is about to borrow.
+    /// Before a secondary network borrows from a block that another node owns, changes the block's owner to that node's
+    /// virtual owner.
     pub(super) async fn move_for(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         let owner = work.block(cidr).await?.and_then(Block::owner);
         if let (true, Some(Owner::Host(node))) = (self.is_secondary(), owner) {

@@ -1,6 +1,6 @@
-//! Assigns the addresses that a workload keeps; see [`crate::sticky`].
+//! Assigns the sticky addresses that a workload keeps; see [`crate::sticky`].
 //!
-//! The commit guards the workload's record, and the block of each address that is assigned, reassigned or released.
+//! The commit guards the workload's record, and the block of each sticky address that it assigns or releases.
 
 use std::net::IpAddr;
 
@@ -20,38 +20,38 @@ use crate::sticky::{STICKY, is_pinned, waits_until};
 use crate::workloads::{forget, read_record, write_record};
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The addresses that the workload of a request keeps.
+/// The sticky addresses of a request's workload.
 #[derive(Debug)]
 pub(super) struct WorkloadAddresses {
     name: String,
     record: StickyRecord,
     is_changed: bool,
-    /// The holder of an address that the workload does not keep.
+    /// The block entry for an assigned address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot have its kept address now. In these families, the workload gets
-    /// another address and does not keep it.
+    /// The families in which the workload cannot get its sticky address now. If the workload cannot get its sticky
+    /// address in a family, it gets another address, which it does not keep.
     elsewhere: Vec<Family>,
 }
 
-/// The state of an address in a workload's record.
+/// The state of a sticky address that a workload's record lists.
 enum StickyState {
     /// The address waits for the workload to start again.
     Waits,
-    /// The address waits for the workload, pinned by an operator.
+    /// The address is pinned by an operator, and waits for the workload without a time limit.
     Pinned,
-    /// A container of an earlier boot of this machine holds the address under this handle.
+    /// A container of an earlier boot of the machine holds the address, under the handle in this variant.
     Leftover(String),
     /// Another container of the workload holds the address.
     InUse,
-    /// The workload holds the address in another network or on another interface.
+    /// A container of the workload holds the address in another network or on another interface.
     OnOther,
-    /// The workload no longer keeps the address.
+    /// No block keeps the address for the workload.
     Gone,
 }
 
 impl WorkloadAddresses {
-    /// Reads the record of the request's workload, if the request has one. `plain` is the holder of addresses that the
-    /// workload does not keep.
+    /// Reads the record of the request's workload; returns `None` if the request names no workload. `plain` is the
+    /// block entry for addresses that the workload does not keep.
     pub(super) async fn read(
         work: &mut WriteSet<'_>,
         request: &AssignRequest,
@@ -74,8 +74,9 @@ impl WorkloadAddresses {
         if waits_until(entry).is_some() {
             return if is_pinned(entry) { StickyState::Pinned } else { StickyState::Waits };
         }
-        // On the store of a single machine, a container of an earlier boot is dead. In a cluster, the name may belong
-        // to another machine, so the DEL of the old container must come first.
+        // If the store belongs to a single machine, a container of an earlier boot has certainly ended. In a cluster,
+        // the holder may be a running container on another machine, so the address can be reassigned only after the DEL
+        // of the container.
         let boots = (entry.get(BOOT), request.attachment.boot.as_deref());
         let is_earlier = matches!(boots, (Some(then), Some(now)) if then != now);
         match entry.handle().filter(|_| is_earlier && nodes == Nodes::FirstSeen) {
@@ -90,7 +91,7 @@ impl WorkloadAddresses {
 }
 
 impl Assignment<'_> {
-    /// Returns the holder to record for a new address of a family.
+    /// Returns the block entry to record for a newly assigned address of a family.
     pub(super) fn holder_in(&self, family: Family) -> &Attribute {
         match &self.kept {
             Some(kept) if kept.elsewhere.contains(&family) => &kept.plain,
@@ -98,13 +99,13 @@ impl Assignment<'_> {
         }
     }
 
-    /// Returns the holder to record for a specifically requested address. The workload does not keep such an address.
+    /// Returns the block entry to record for a specifically requested address, which the workload does not keep.
     pub(super) fn plain_holder(&self) -> &Attribute {
         self.kept.as_ref().map_or(&self.holder, |kept| &kept.plain)
     }
 
-    /// Assigns the address of a family that the workload keeps, if the address is available in one of these pools.
-    /// Skips addresses that `is_wanted` rejects.
+    /// Assigns the workload's sticky address of a family, if the address is available in one of the pools. Ignores
+    /// sticky addresses that `is_wanted` rejects.
     pub(super) async fn take_kept(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -138,16 +139,18 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // An address that the workload keeps for any network may be unusable in this network, but usable in
-                // another network of the workload.
+                // If the record names no network for an address, another network of the workload may use the address,
+                // so the address stays in the record.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
-                // The pool is disabled, perhaps temporarily, so the address continues to wait.
+                // The pool of the address may be disabled only temporarily, so the address continues to wait for the
+                // workload.
                 _ if pool.is_some_and(|pool| !pool.is_enabled()) => {
                     kept.elsewhere.push(family);
                     continue;
                 }
-                // The network now uses other pools, or the address is reserved.
+                // The network can no longer use the address, because its pools changed or because the address is now
+                // reserved.
                 StickyState::Waits if !may_have => {
                     let (now, cooldown) = (self.ipam.now(), self.context.config.cooldown_seconds());
                     let request = [crate::model::ReleaseRequest::new(ip)];
@@ -167,7 +170,8 @@ impl Assignment<'_> {
                 continue;
             }
             if work.block(cidr).await?.is_some_and(|block| block.owner().is_none()) {
-                // A block that was created for a pinned address belongs to the first node that uses the address.
+                // A block that was created when an operator pinned the address has no owner. The first node that uses
+                // the pinned address becomes the block's owner.
                 let owner = self.owner();
                 work.change(cidr, |block| block.set_owner(&owner, self.ipam.now())).await?;
                 work.confirm_affinity(&owner, cidr).await?;
@@ -192,8 +196,8 @@ impl Assignment<'_> {
         Ok(taken)
     }
 
-    /// Moves full blocks of kept addresses to the end of the hints, because the next container finds no free address in
-    /// them.
+    /// Moves full blocks of assigned sticky addresses to the end of the hints, because the next container will find no
+    /// free address in a full block.
     pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());
@@ -208,7 +212,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Adds new addresses of a family to the workload's record.
+    /// Adds newly assigned addresses of a family to the workload's record, as sticky addresses.
     pub(super) fn keep_new(&mut self, family: Family, new: &[(IpAddr, IpNet)]) {
         let Some(kept) = self.kept.as_mut().filter(|kept| !kept.elsewhere.contains(&family)) else { return };
         let attachment = &self.request.attachment;
@@ -219,7 +223,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// True if a requested address waits for its workload.
+    /// True if a specifically requested address waits for the request's workload.
     pub(super) async fn is_kept(&self, work: &mut WriteSet<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
         let Some(kept) = &self.kept else { return Ok(false) };
         let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(false) };
@@ -230,7 +234,8 @@ impl Assignment<'_> {
 }
 
 impl FamilyAssigner<'_> {
-    /// True if a kept address may come from a block: the owner has the block, or can borrow from the block.
+    /// True if a sticky address in this block may be assigned: the owner of the assignment has the block or may borrow
+    /// from it.
     async fn may_take_from(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         if !self.is_apart(work, cidr).await? {
             return Ok(false);
@@ -244,9 +249,10 @@ impl FamilyAssigner<'_> {
         })
     }
 
-    /// Assigns overdue sticky addresses, which have waited too long for their workload, from the blocks that were read.
-    /// Called when no other address is free. The owner's blocks come first, so that nodes do not all take addresses
-    /// from one block. Both in the owner's blocks and in other blocks, the longest overdue address comes first.
+    /// Assigns overdue sticky addresses, whose wait for their workload has ended, from the blocks that the transaction
+    /// has read. Overdue addresses are assigned only when no other address is free. Addresses in the owner's own blocks
+    /// are assigned first, so that different nodes use different blocks. Within the owner's blocks, and then within
+    /// other blocks, the address that has been overdue for longest is assigned first.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

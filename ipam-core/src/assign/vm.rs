@@ -1,8 +1,9 @@
-//! Assigns addresses to the pods of a virtual machine: either the machine's existing addresses, or its first addresses.
+//! Assigns the addresses of a virtual machine to its pods. The machine's first pod gets new addresses; every later pod
+//! gets the machine's existing addresses.
 //!
-//! The commit guards the blocks that change. For a machine's first addresses, the commit also guards the handle, so
-//! that two pods that start at the same time get the same addresses. All addresses, of both families, change their
-//! owner in one commit.
+//! The commit of an assignment guards the blocks that it changes. When a machine gets its first addresses, the commit
+//! also guards the machine's handle; two pods that start at the same time then get the same addresses. All the
+//! machine's addresses, of both families, get their new owner in one commit.
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
@@ -20,16 +21,17 @@ use crate::vm::{PodRole, VmAnswer, VmHoldings, VmPod, is_off, switch_key};
 use crate::write_set::WriteSet;
 
 impl Ipam {
-    /// Makes a pod an owner of its virtual machine's addresses: the active owner, or the alternate owner for the target
-    /// of a migration. A machine without addresses gets the requested addresses, at most one of each family. If the
-    /// machine lacks an address of a family and the request names an address of the family, the named address is
-    /// assigned too.
+    /// Makes a pod the active owner of its virtual machine's addresses, or the alternate owner if the pod is the target
+    /// of a migration. A machine without addresses gets the requested addresses, at most one of each family. If a
+    /// machine has addresses but none of a family, a specifically requested address of the missing family is assigned
+    /// in addition.
     ///
-    /// The attributes of a virtual machine's addresses have Calico's names. Of the request's attributes, only the
-    /// timestamp is recorded. Interface and container do not matter, because the addresses belong to the machine.
+    /// The attributes of a virtual machine's addresses are recorded under Calico's names. Of the request's attributes,
+    /// only the timestamp is recorded. The pod's container and interface are not recorded, because the addresses belong
+    /// to the machine.
     ///
     /// # Errors
-    /// [`VmError`] if the pod gets no address, or the errors of [`assign`](Self::assign).
+    /// [`VmError`] if the pod cannot get the machine's addresses. Any error of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
@@ -90,7 +92,7 @@ impl Ipam {
             let own = OwnerChange::to(attributes.clone());
             let set = |block: &mut Block| {
                 let is_active = block.attributes_of(*ip).is_some_and(|entry| vm.is_named_by(entry.attributes()));
-                // The target of a migration that is already the active owner does not also become the alternate owner.
+                // If the target of a migration is already the active owner, it does not become the alternate owner.
                 let update = match vm.role {
                     PodRole::Target if !is_active => OwnerUpdate { active: None, alternate: Some(own) },
                     _ => OwnerUpdate { active: Some(own), alternate: None },
@@ -143,8 +145,9 @@ impl Ipam {
     }
 }
 
-/// Returns the part of a request that a machine with these addresses still needs: the whole request if the machine has
-/// no addresses, otherwise the requested addresses of a family that the machine lacks.
+/// Returns the part of a request that a machine with the addresses `kept` still needs. If the machine has no addresses,
+/// the result is the whole request. If the machine has addresses, the result is the specifically requested addresses of
+/// a family in which the machine has none.
 fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
@@ -153,8 +156,9 @@ fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> Reques
     RequestedAddresses::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
-/// Returns the machine's addresses of the families of the requested addresses, or all addresses if none has such a
-/// family. Calico's main plugin makes one request for each requested address, and does not accept an address twice.
+/// Returns those of the machine's addresses whose family is requested, or all its addresses if no address has a
+/// requested family. A filter by family is needed because Calico's main CNI plugin makes one request for each address,
+/// and fails if two answers contain the same address.
 fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
     let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

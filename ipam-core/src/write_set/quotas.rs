@@ -1,9 +1,11 @@
-//! Counts how a transaction changes the number of addresses of subjects with quotas.
+//! Determines how a transaction changes the numbers of addresses that count against quotas, and updates the stored
+//! counters.
 //!
-//! A commit that assigns to a subject with a quota guards and writes the subject's counter, so one of two concurrent
-//! assignments fails and retries. A counter is an upper bound. Releases that skip the counter, and releases by other
-//! programs, only make the counter too high. Before an assignment is refused, the subject's addresses in all blocks are
-//! therefore counted at the attempt's revision.
+//! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject. One of two
+//! concurrent assignments to the subject therefore fails and is retried. A counter is an upper bound of the number of
+//! addresses: it is too high after releases that skip the counter, and after releases by other programs. Before an
+//! assignment fails because of a quota, the subject's addresses in all blocks are therefore counted at the
+//! transaction's revision.
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
@@ -13,46 +15,48 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of counters that one commit lowers. Each lowered counter needs a guard.
+/// Maximum number of quota counters that one commit lowers although it need not lower them. Each lowered counter needs
+/// a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
-/// Percentage of a quota from which a check logs a warning.
+/// Use of a quota, in percent, from which a trial assignment logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
 
-/// The quotas of a store, and the address changes that count against them in a transaction.
+/// The quotas of a store, and the changes that a transaction makes to the numbers of addresses that count against them.
 #[derive(Debug, Default)]
 pub(super) enum QuotaLimits {
     /// The quotas have not been read.
     #[default]
     Unread,
-    /// No subject has a limit.
+    /// The store has no quotas.
     None,
-    /// Some subjects have a limit.
+    /// The store has quotas.
     Some(Box<QuotaChanges>),
 }
 
-/// The address changes of a transaction for subjects with a limit. There are few such subjects, so searching a list is
-/// as fast as a map.
+/// For each subject with a quota, the change that a transaction makes to the subject's number of addresses. The changes
+/// are in a list, because few subjects change in one transaction.
 #[derive(Debug)]
 pub(super) struct QuotaChanges {
     quotas: Quotas,
     /// The revision at which the quotas document was last written.
     at: Revision,
-    /// The addresses in the changed blocks before the change, as negative numbers.
+    /// For each subject, the number of its addresses that the changed blocks had before their change, as a negative
+    /// number.
     before: Vec<QuotaChange>,
-    /// Whether updates of counters that are not required are skipped.
+    /// True if the commit lowers only those counters that it must lower.
     leaves: bool,
 }
 
-/// The change of the number of addresses of a subject with a limit.
+/// The change of the number of addresses of one subject with a quota.
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The change of the number of addresses that Margay assigned to attachments.
+    /// The change of the number of the subject's addresses that Margay has assigned to attachments.
     own: i64,
-    /// The change of the number of all other addresses. The counter lacks such addresses if they were assigned after
-    /// the counter was written.
+    /// The change of the number of the subject's other addresses. The quota counter may not include the other
+    /// addresses, because other programs assign addresses without updating it.
     other: i64,
-    /// The number of the subject's addresses before this change, which is known once the quota was found to suffice.
+    /// The number of the subject's addresses before this change; set when the check of the quota has succeeded.
     used: Option<u64>,
 }
 
@@ -69,14 +73,15 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// Returns the change of the subject's counter. Addresses that the counter may lack are never subtracted.
+    /// Returns the change of the subject's counter. The release of addresses that the counter may not include does not
+    /// lower the counter.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }
 }
 
-/// Passes each address in use that counts for a subject with a limit to `see`, with the subject's kind and name and the
-/// address's entry. Addresses in cooldown, and addresses that wait for their workloads, do not count.
+/// Calls `see` for each address of a block that counts against a quota, with the kind and name of the quota's subject
+/// and the address's entry. Addresses in cooldown, and addresses that wait for their workloads, do not count.
 pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
     let is_in_use = |entry: &Attribute| entry.released_at().is_none() && waits_until(entry).is_none();
     for (_, entry) in block.allocated().filter(|(_, entry)| is_in_use(entry)) {
@@ -88,7 +93,7 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
     }
 }
 
-/// Adds the addresses of a block to the changes, or subtracts them with a `sign` of -1.
+/// Adds the numbers of a block's addresses to the changes (if `sign` is 1), or subtracts them (if `sign` is -1).
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.get(NETWORK).is_some() { (sign, 0) } else { (0, sign) };
@@ -109,7 +114,7 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Subtracts the current addresses of a block that is about to be changed.
+    /// Subtracts the numbers of a block's current addresses, before the block is changed.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -118,18 +123,18 @@ impl QuotaLimits {
 }
 
 impl WriteSet<'_> {
-    /// Reads the quotas for an assignment, and adds a guard for them.
+    /// Reads and guards the quotas, for an assignment.
     ///
     /// # Errors
-    /// `Malformed` if the stored value is damaged. Any store error.
+    /// `Malformed` if the quotas are damaged. Any store error.
     pub async fn heed_quotas(&mut self) -> Result<()> {
         let stored = self.tx.get(&keys::quotas()).await?;
         self.limits = QuotaLimits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()))?;
         Ok(())
     }
 
-    /// Reads the quotas for a change other than an assignment, without a guard. Damaged quotas are logged and ignored,
-    /// so that they block no release.
+    /// Reads the quotas without a guard, for any change except an assignment. Damaged quotas are logged and ignored, so
+    /// that addresses can still be released.
     pub(super) async fn read_quotas(&mut self) -> Result<()> {
         if !matches!(self.limits, QuotaLimits::Unread) {
             return Ok(());
@@ -143,7 +148,8 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Skips the counters of released addresses, for a caller whose earlier attempts conflicted on these counters.
+    /// Makes the commit of a release leave the quota counters unchanged. A caller skips the counters after several
+    /// attempts that may have conflicted on quota counters.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         if let QuotaLimits::Some(counts) = &mut self.limits {
@@ -152,7 +158,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Returns the address changes so far, by subject.
+    /// Returns the changes that the transaction has made so far to the numbers of addresses, one per subject.
     fn quota_changes(&self, counts: &QuotaChanges) -> Vec<QuotaChange> {
         let mut changes = counts.before.clone();
         for block in self.changed.iter().filter_map(|cidr| self.blocks.get(cidr)?.as_ref()) {
@@ -161,11 +167,12 @@ impl WriteSet<'_> {
         changes
     }
 
-    /// Checks that every subject that gains addresses stays within its quota. Without a store, addresses cannot be
-    /// counted, so the counters are trusted, and a warning is logged for a quota that is nearly used up.
+    /// Checks that every subject that gets addresses stays within its quota. If `store` is `None`, as in a trial, only
+    /// the counters are checked, because addresses cannot be counted. A trial logs a warning if a quota is nearly used
+    /// up.
     ///
     /// # Errors
-    /// `Quota` if a quota is exceeded. Any store error.
+    /// `Quota` if the transaction would exceed a quota. Any store error.
     pub async fn check_quotas(&mut self, store: Option<&dyn Store>) -> Result<()> {
         let QuotaLimits::Some(counts) = &self.limits else { return Ok(()) };
         let changes = self.quota_changes(counts);
@@ -224,7 +231,7 @@ impl QuotaChanges {
         Ok(())
     }
 
-    /// Stores the checked number of a subject's addresses for [`Self::write`].
+    /// Keeps the number of a subject's addresses, which the check has found, for [`Self::write`].
     fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,
@@ -246,7 +253,8 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // An invalid counter makes a concurrent assignment that is counting addresses fail and count again.
+                // The quota counter is set to an invalid value. The write makes the commit of a concurrent assignment
+                // that is counting addresses fail, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };
@@ -261,7 +269,7 @@ fn counters(changes: &[QuotaChange]) -> Vec<Key> {
     changes.iter().map(QuotaChange::key).collect()
 }
 
-/// Counts the addresses of these subjects in all blocks at a revision, reading the blocks in pages.
+/// Counts the addresses of the given subjects in all blocks at one revision. The blocks are read in pages.
 async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [QuotaChange]) -> Result<()> {
     of.iter_mut().for_each(|change| change.used = Some(0));
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
@@ -281,7 +289,7 @@ async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Quota
     Ok(())
 }
 
-/// Returns the keys of the counters of an attachment's network and node and of its pod's namespace, for a prefetch.
+/// Returns the keys of the quota counters of an attachment's network, its node and its pod's namespace, for a prefetch.
 pub(crate) fn likely_counters(network: &str, node: &str, namespace: Option<&str>) -> impl Iterator<Item = Key> {
     let known = [(QuotaKind::Network, Some(network)), (QuotaKind::Node, Some(node)), (QuotaKind::Namespace, namespace)];
     known.map(|(kind, name)| name.map(|name| keys::quota_use(kind, name))).into_iter().flatten()

@@ -2,10 +2,10 @@
 //! Calico's API. Workload endpoints and profiles can be shown too, and endpoints can be deleted. Only the CNI plugin
 //! writes endpoints and profiles.
 //!
-//! A written document replaces the stored document of the same name: a field that the written spec lacks gets its
-//! default. Some values of the stored document are kept: the uid and the creation time, the status, fields that this
-//! version does not know, and Margay's own annotations. Unknown fields of a written document are refused, so that a
-//! misspelt field is not silently ignored.
+//! A written document replaces the stored document of the same name. A field that the written spec lacks gets its
+//! default. A write keeps the stored document's uid, creation time and status. A write also keeps Margay's own
+//! annotations, and fields that this version of Margay does not know. An unknown field of a written document is an
+//! error, because the field may be misspelt.
 
 mod show;
 mod write;
@@ -26,13 +26,13 @@ pub use write::{WriteMode, WriteOutcome};
 /// The `apiVersion` of every document.
 const API_VERSION: &str = "projectcalico.org/v3";
 
-/// The name of the only settings document.
+/// The name of the settings document. A store has only one settings document.
 const SETTINGS_NAME: &str = "default";
 
-/// The namespace of a document that does not name a namespace.
+/// The default namespace of documents whose metadata has no namespace.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// The fields of a profile's spec, of a profile's rules, and of a rule's source and destination.
+/// The fields of a profile's spec, of the rules in a profile, and of the source and destination in a rule.
 const PROFILE_FIELDS: [&str; 11] = [
     "ingress",
     "egress",
@@ -78,7 +78,8 @@ fn key(kind: DocumentKind, full_name: &str) -> Key {
     }
 }
 
-/// Parses the full name of a document from its key; `None` for a key of another kind, and for the settings.
+/// Parses a key and returns the full name of its document. Returns `None` for the settings, and for a key of another
+/// kind of document.
 fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     match kind {
         DocumentKind::Pool => keys::parse_resource(ResourceKind::IpPool, key).map(str::to_owned),
@@ -92,7 +93,8 @@ fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     }
 }
 
-/// The common prefix of the keys of all documents of a kind. The filter `within` applies only to kinds with namespaces.
+/// The common prefix of the keys of all documents of a kind. The namespace filter `within` applies only to kinds of
+/// documents with namespaces.
 fn prefix(kind: DocumentKind, within: &Namespaces) -> Key {
     match (kind, within) {
         (DocumentKind::Pool, _) => keys::resources_prefix(ResourceKind::IpPool),
@@ -110,26 +112,26 @@ fn split(full_name: &str) -> (&str, &str) {
     full_name.split_once('/').unwrap_or((DEFAULT_NAMESPACE, full_name))
 }
 
-/// The names of all document fields, in the order in which calicoctl prints the fields of any object.
+/// The names of all document fields, in the order in which calicoctl prints them.
 pub fn field_order() -> impl Iterator<Item = &'static str> {
     let objects = TOP_LEVEL_FIELDS.into_iter().chain(["items"]).chain(METADATA_FIELDS);
     objects.chain(POOL_FIELDS).chain(SETTINGS_FIELDS).chain(ENDPOINT_FIELDS).chain(PROFILE_FIELDS)
 }
 
-/// A document to write or delete, or a reference to a stored document.
+/// A document to write or delete, or the kind and name of a stored document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     kind: DocumentKind,
-    /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
+    /// The document's full name, which is `NAMESPACE/NAME` for a kind of document with namespaces.
     name: String,
-    /// The `resourceVersion` of the stored document that a person has edited, if the document has this field.
+    /// The document's `metadata.resourceVersion`, if set: the version of the stored document that a person has edited.
     version: Option<String>,
-    /// The whole document; empty in a reference to a stored document.
+    /// The whole document as JSON; empty if the manifest only refers to a stored document.
     document: JsonObject,
 }
 
 impl Manifest {
-    /// Reads a document, a list of documents (`IPPoolList` and similar, `List`), or a JSON array of documents. The JSON
+    /// Reads a document, a list of documents (such as `IPPoolList` or `List`), or a JSON array of documents. The JSON
     /// value `null` counts as an empty list.
     ///
     /// # Errors
@@ -154,7 +156,7 @@ impl Manifest {
         }
     }
 
-    /// Reads the items of a document list. An item without a kind takes kind and version from the list.
+    /// Reads the items of a document list. An item without `kind` gets the kind and API version of the list.
     fn read_items(list: &JsonObject, items: Value) -> Result<Vec<Self>, DocumentError> {
         let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
         let version = text(list, "apiVersion")?.unwrap_or_default();
@@ -204,7 +206,7 @@ impl Manifest {
         Ok(Self { kind, name, version, document })
     }
 
-    /// Makes a reference to the stored document of a kind and full name.
+    /// Creates a manifest that only refers to the stored document with this kind and full name.
     pub fn named(kind: DocumentKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into(), version: None, document: JsonObject::new() }
     }
@@ -214,12 +216,12 @@ impl Manifest {
         self.kind
     }
 
-    /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
+    /// The document's full name, which is `NAMESPACE/NAME` for a kind of document with namespaces.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Moves the document to a namespace that a person gave outside of the document. A document of a kind without
+    /// Sets the document's namespace, which a person has named outside of the document. A document of a kind without
     /// namespaces is returned unchanged.
     ///
     /// # Errors
@@ -240,7 +242,7 @@ impl Manifest {
         }
     }
 
-    /// Runs the checks of a new document that do not read the store.
+    /// Checks a new document as far as possible without reading the store.
     ///
     /// # Errors
     /// `Document` for a document that is not valid; `Invalid` for a pool that Calico's rules forbid.
@@ -254,7 +256,7 @@ impl Manifest {
     }
 
     /// Reads the pool that the document describes, and the pool's spec in stored form. Fields that the document lacks
-    /// come from the stored pool.
+    /// are copied from the stored pool.
     fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, JsonObject), InvalidPool> {
         let metadata = self.metadata();
         let annotations = metadata.get("annotations").and_then(Value::as_object);
@@ -278,7 +280,7 @@ impl Manifest {
     }
 }
 
-/// True if a JSON object is a list of documents: an `IPPoolList` or similar, or the `List` of other tools.
+/// True if a JSON object is a list of documents, such as an `IPPoolList` or a `List`.
 fn is_list(object: &JsonObject) -> bool {
     object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"))
 }
@@ -296,7 +298,7 @@ fn text<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a str>, Docu
     }
 }
 
-/// Reads a field of a JSON object that is itself an object; a field that is `null` counts as absent.
+/// Reads a field whose value is a JSON object; a field that is `null` counts as absent.
 fn object<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a JsonObject>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),

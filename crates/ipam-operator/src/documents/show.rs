@@ -1,4 +1,4 @@
-//! Reads stored documents and completes them for display.
+//! Reads stored documents, and completes their fields for display.
 
 use ipam_core::model::{Document, IpamConfig, Malformed, NewPool, Pool};
 use ipam_core::{Error, Result, transact};
@@ -9,7 +9,7 @@ use super::write::settings_document;
 use super::{API_VERSION, DocumentError, DocumentKind, JsonObject, SETTINGS_NAME, split};
 use crate::Operator;
 
-/// The namespaces whose documents are listed, for a kind with namespaces.
+/// The namespaces whose documents are listed, for a kind of document with namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespaces {
     /// The documents of all namespaces.
@@ -18,11 +18,11 @@ pub enum Namespaces {
     One(String),
 }
 
-/// A stored document in the form that a person sees. The document's version is in `metadata.resourceVersion`, and the
-/// fields that a stored pool lacks have their defaults.
+/// A stored document in the form that a person sees. The document's version is in `metadata.resourceVersion`. Fields
+/// that a stored pool lacks have their default values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredDocument {
-    /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
+    /// The document's full name, which is `NAMESPACE/NAME` for a kind of document with namespaces.
     pub name: String,
     /// The whole document as JSON.
     pub document: JsonObject,
@@ -39,8 +39,8 @@ pub struct Documents {
 
 impl Operator {
     /// Reads all documents of a kind at one revision. Damaged documents are logged and omitted, as in Calico. If no
-    /// settings are stored, the default settings are returned instead. The filter `within` applies only to kinds with
-    /// namespaces.
+    /// settings are stored, the default settings are returned instead. The namespace filter `within` applies only to
+    /// kinds of documents with namespaces.
     ///
     /// # Errors
     /// `Malformed` for damaged settings; any store error.
@@ -66,7 +66,7 @@ impl Operator {
     }
 
     /// Reads the documents of the given kinds and full names at one revision, in the given order. The result for a
-    /// missing document is `NotFound`.
+    /// document that does not exist is `NotFound`.
     ///
     /// # Errors
     /// `Malformed` for a damaged document; any store error.
@@ -133,7 +133,7 @@ fn shown(
     Ok(StoredDocument { name: full_name.to_owned(), document })
 }
 
-/// Adds to a pool's spec the default of each field that is not stored or is empty.
+/// Sets each missing or empty field of a pool's spec to its default.
 fn fill(spec: &mut JsonObject, pool: &Pool) {
     let usual = NewPool::new(pool.name(), pool.cidr()).with_block_size(pool.block_size());
     let says_nothing = |value: &Value| match value {

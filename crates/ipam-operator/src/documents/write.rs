@@ -1,5 +1,6 @@
-//! Writes and deletes documents. A write merges the document that a person has written with the stored document of the
-//! same name. The settings have the form of a document of kind `IPAMConfiguration`, named `default`.
+//! Writes and deletes the documents that people edit. A write merges the document that a person has written with the
+//! stored document of the same name. The settings have the form of a document of kind `IPAMConfiguration`, named
+//! `default`.
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{
@@ -18,19 +19,19 @@ use super::{
 use crate::Operator;
 use crate::pools::InUse;
 
-/// Whether a write expects a stored document of the same name.
+/// Whether a write requires, allows or forbids that a document of the same name is already stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
     /// The write fails if a document of the same name is stored.
     Create,
-    /// The write creates a document, or replaces the stored document of the same name.
+    /// The write creates the document, or replaces the stored document of the same name.
     Apply,
     /// The write fails if no document of the same name is stored.
     Replace,
 }
 
 impl WriteMode {
-    /// The verb for error messages about a write in this mode.
+    /// The verb that names this write mode in error messages.
     fn verb(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -52,18 +53,19 @@ pub enum WriteOutcome {
 }
 
 impl Operator {
-    /// Writes a document in one commit. The module docs of [`crate::documents`] say which stored fields are kept. If a
-    /// document of the same name is stored, a version in the written document must equal the stored version.
+    /// Writes a document in one commit. The module docs of [`crate::documents`] say which fields of the stored document
+    /// are kept. If the written document has a version, the version must equal the version of the stored document.
     ///
-    /// Before a new pool is written, affinities to missing blocks of another size in the pool's range are deleted, one
-    /// commit each.
+    /// Before a new pool is written, stale affinities in the pool's range are deleted, one commit each. An affinity is
+    /// stale if its block does not exist and has another size than the pool's blocks.
     ///
-    /// The commit guards the document's key. The commit of a new pool also guards that no other pool is created or
+    /// The commit guards the document's key. The commit that creates a pool fails if any other pool is created or
     /// changed meanwhile.
     ///
     /// # Errors
-    /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's error message for a pool
-    /// that Calico's rules forbid; `Malformed` if the stored document is damaged; any store error.
+    /// `Document` for a document that cannot be written, including kinds that only the CNI plugin writes. `Invalid`,
+    /// with Calico's error message, for a pool that Calico's rules forbid. `Malformed` if the stored document is
+    /// damaged. Any store error.
     pub async fn write_document(
         &self,
         manifest: &Manifest,
@@ -119,7 +121,7 @@ impl Operator {
         })
     }
 
-    /// Builds the stored form of a pool, and checks the pool against all rules.
+    /// Builds the stored form of a pool, and checks the pool against Calico's rules and the stored pools.
     async fn pool_value(
         &self,
         tx: &mut Transaction,
@@ -154,14 +156,15 @@ impl Operator {
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
-    /// Deletes a document. If the manifest has a version, the version must equal the stored version. A pool's version
-    /// is checked before the deletion starts, because the deletion changes the pool. A pool is deleted as in
-    /// [`Self::delete_pool_if`]. Before a node's document is deleted, the node's empty blocks are released; addresses
-    /// in the node's other blocks stay with their holders. After the settings are deleted, the default settings apply.
+    /// Deletes a document. If the manifest has a version, the version must equal the version of the stored document. A
+    /// pool's version is checked before the deletion starts, because the deletion itself changes the pool document. A
+    /// pool is deleted as in [`Self::delete_pool_if`]. Before a node's document is deleted, the node's empty blocks are
+    /// released. Addresses in blocks that are not empty stay with their holders. After the settings are deleted, the
+    /// default settings apply.
     ///
     /// # Errors
-    /// `Document`, also for a profile, because only the CNI plugin deletes profiles; `PoolInUse` if addresses of the
-    /// pool are in use; any store error.
+    /// `Document` for a document that cannot be deleted, including profiles, which only the CNI plugin deletes.
+    /// `PoolInUse` if addresses of the pool are in use. Any store error.
     pub async fn delete_document(&self, manifest: &Manifest, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = super::key(kind, name);
@@ -187,7 +190,7 @@ fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Resu
     Ok(read_settings(manifest, stored.unwrap_or_default())?.encode()?)
 }
 
-/// Refuses to create a document that has a version, as Calico does.
+/// Fails if a document to be created has a `resourceVersion`, as Calico does.
 fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     match &manifest.version {
         None => Ok(()),
@@ -198,7 +201,7 @@ fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     }
 }
 
-/// Fails unless the document is stored in the version that the manifest names. The transaction then guards the
+/// Fails unless the document is stored and has the version that the manifest names. The transaction guards the
 /// document's key.
 async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
     if tx.get(key).await?.is_none() {
@@ -222,8 +225,8 @@ fn same(stored: &[u8], wanted: &[u8]) -> bool {
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
 }
 
-/// Prefix of Margay's own annotations. A stored annotation with this prefix is kept unless a written document names the
-/// annotation.
+/// Prefix of the names of Margay's own annotations. A write keeps a stored annotation with the prefix `margay.io/`
+/// unless the written document has an annotation of the same name.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
 /// The fields of a node's spec.
@@ -245,8 +248,7 @@ struct NewIdentity {
     now: OffsetDateTime,
 }
 
-/// Refuses unknown fields, except fields that are stored with an equal value: the person has read these fields from
-/// this store.
+/// Fails if the written object has an unknown field, unless the stored object has the same field with an equal value.
 fn refuse_unknown(
     place: &str,
     written: &JsonObject,
@@ -263,7 +265,8 @@ fn refuse_unknown(
     }
 }
 
-/// Merges a written with a stored document: labels, annotations and spec as written, all other fields as stored.
+/// Merges a written document with the stored document. The labels, annotations and spec are taken from the written
+/// document, all other fields from the stored document.
 fn assemble(
     manifest: &Manifest,
     stored: Option<&JsonObject>,
@@ -350,8 +353,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Reads the settings from a document. Known settings that the document lacks become unset; unknown stored fields are
-/// kept.
+/// Reads the settings from a settings document. Known settings that the document lacks become unset; unknown fields of
+/// the stored settings are kept.
 fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, DocumentError> {
     let metadata = manifest.metadata();
     for field in ["labels", "annotations"] {
@@ -366,7 +369,7 @@ fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, 
     stored.with_spec(&spec)
 }
 
-/// Builds the document of the settings; `version` is `None` if no settings are stored.
+/// Builds the settings document; `version` is `None` if no settings are stored.
 pub(super) fn settings_document(settings: &IpamConfig, version: Option<Revision>) -> JsonObject {
     let mut metadata = JsonObject::new();
     metadata.insert("name".to_owned(), SETTINGS_NAME.into());

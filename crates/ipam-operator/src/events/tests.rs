@@ -32,7 +32,7 @@ fn block(owner: Option<&str>) -> Block {
     Block::new(cidr(), owner.map(Owner::host).as_ref(), NOW, None).unwrap()
 }
 
-/// A block with one held address.
+/// Creates a block with one held address.
 fn holding(entry: &Attribute) -> Block {
     let mut block = block(Some("a"));
     block.assign_specific(ip(1), entry).unwrap();
@@ -100,7 +100,7 @@ fn events_tell_repeated_request_from_move_and_from_another() {
     }
 }
 
-/// Between its release and its reassignment, a sticky address waits for its workload without a holder.
+/// After its release, a sticky address has no holder until its workload gets the address again.
 #[test]
 fn events_release_and_assign_sticky_address_once_each() {
     let of = |handle: &str, wait: &str| holder(handle, &[(STICKY, "shop/web"), (STICKY_FOR, wait), (NETWORK, "net")]);
@@ -115,7 +115,7 @@ fn events_release_and_assign_sticky_address_once_each() {
     assert_eq!(between(Some(&waiting), Some(&taken)), [BlockEventKind::Assigned { address, holder: again }]);
     let listed = between(None, Some(&waiting));
     assert!(!listed.iter().any(|what| matches!(what, BlockEventKind::Assigned { .. })), "{listed:?}");
-    // Pinning an address does not count as a move to another container.
+    // Pinning an address is reported as a renewal, not as a move to another container.
     let mut pinned = taken.clone();
     pinned.renew(address, [(STICKY_FOR, Some("pinned"))]);
     assert!(matches!(between(Some(&taken), Some(&pinned))[..], [BlockEventKind::Renewed { .. }]));
@@ -146,7 +146,7 @@ fn events_read_holder_from_entry() {
     assert_eq!(Holder::of(&holder("net.c", &[])).container, None, "nothing splits a handle at a dot");
 }
 
-/// The events that a watch reports for the revision of a transaction.
+/// Commits a transaction, and returns the events that a watch reports for the transaction's revision.
 async fn reported_of(store: &Arc<dyn Store>, txn: Txn) -> BatchEvents {
     let revision = store.txn(txn).await.unwrap().revision;
     let watch = WatchRequest::new(kv::Range::All, revision).with_prev(Prev::Return);
@@ -187,7 +187,7 @@ async fn events_say_what_is_unreadable_or_unknown() {
     let reported =
         reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
     assert_eq!(reported.happenings.len(), 2, "{reported:?}");
-    // At the compacted revision, a store may no longer have the previous version of a key.
+    // For a change at the compacted revision, a store may no longer have the key's previous version.
     let at = store.put(key.clone(), block(None).encode().unwrap()).await.unwrap();
     let mut changes = store.watch(WatchRequest::new(kv::Range::All, at)).await.unwrap();
     let reported = of_batch(&changes.next().await.unwrap().unwrap());
@@ -196,7 +196,7 @@ async fn events_say_what_is_unreadable_or_unknown() {
     assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
 }
 
-/// The holders and the addresses in cooldown, reconstructed from events.
+/// The state of a block, reconstructed from events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Replayed {
     held: BTreeMap<IpAddr, Attribute>,
@@ -294,7 +294,7 @@ proptest! {
                 now += Duration::seconds(i64::from(*seconds));
             }
             carry_out(step, &mut stored, now, rest);
-            // One version of a block may contain several steps.
+            // Two successive versions of a block may be several steps apart.
             if *is_written {
                 for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
                     replayed.apply(one.what);

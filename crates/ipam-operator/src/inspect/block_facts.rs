@@ -1,10 +1,10 @@
-//! Keeps facts about blocks in memory, so that an inspection can compare affinities, handles, workload records and the
-//! blocks themselves with each other. This module also finds addresses of secondary networks that Calico would change
-//! or release, in a store that Calico reads.
+//! Keeps facts about blocks in memory during an inspection. The inspection compares affinities, handles, workload
+//! records and the blocks with each other. This module also finds addresses of secondary networks that Calico would
+//! change or release, in a store that Calico reads.
 //!
-//! An address with the attribute `margay.io/node` belongs to a secondary network, and so does every other address of
-//! that network. Addresses from before the attribute `margay.io/node` existed cannot be attributed to a secondary
-//! network until the network has assigned a new address somewhere in the cluster.
+//! A network is secondary if any of its addresses has the attribute `margay.io/node`. If all addresses of a secondary
+//! network were assigned by a version of Margay without the attribute `margay.io/node`, the network is not recognized
+//! as secondary.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,14 +22,14 @@ use super::finding::{Code, Finding, Inspection, Subject, addresses};
 pub(super) struct BlockFacts {
     notes: Vec<BlockNote>,
     by_cidr: HashMap<IpNet, u32>,
-    /// For each node that is gone: the number of addresses that are held for the node, and the first such address.
+    /// For each node that is gone: the number of addresses held for the node, and the first of these addresses.
     gone: BTreeMap<String, (u64, IpAddr)>,
 }
 
 #[derive(Debug)]
 struct BlockNote {
     cidr: IpNet,
-    /// The facts about the block; `None` if the block cannot be read.
+    /// The facts about the block; `None` if the block's value cannot be decoded.
     about: Option<BlockSummary>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct BlockSummary {
     owner_is_gone: bool,
     /// One bit for each ordinal of the block: set if the ordinal is allocated.
     allocated: Box<[u64]>,
-    /// Number of address bits inside each prefix of a block of prefixes; 0 in a block of single addresses.
+    /// Number of host bits of each prefix, in a block of prefixes; 0 for a block of single addresses.
     host_bits: u8,
 }
 
@@ -67,7 +67,7 @@ fn bits(block: &Block) -> Box<[u64]> {
 }
 
 impl BlockSummary {
-    /// Collects the facts about a block that an inspection keeps.
+    /// Collects the facts about a block that later comparisons of an inspection need.
     pub(super) fn of(block: &Block, owner_is_gone: bool) -> Self {
         let host_bits = block.family().bits() - block.length();
         Self { owner: block.owner(), has_affinity: false, owner_is_gone, allocated: bits(block), host_bits }
@@ -111,12 +111,13 @@ impl BlockFacts {
         }
     }
 
-    /// True if the address lies in a block that cannot be read.
+    /// True if the address lies in a block whose value cannot be decoded.
     pub(super) fn has_unreadable(&self, ip: IpAddr) -> bool {
         self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
     }
 
-    /// Compares an affinity with its block and the surrounding pool. The caller must have added all blocks.
+    /// Compares an affinity with its block, and with the pool that contains the block. The caller must have added all
+    /// blocks.
     pub(super) fn compare_affinity(
         &mut self,
         (owner, cidr): (&Owner, IpNet),
@@ -157,7 +158,7 @@ impl BlockFacts {
         findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
-    /// Compares the blocks with each other and with the affinities. The caller must have added all keys.
+    /// Compares the blocks with each other and with the affinities. The caller must have added all keys of the store.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
             let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about
@@ -178,8 +179,8 @@ impl BlockFacts {
     }
 
     /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. The blocks are
-    /// visited in ascending order, and larger blocks before smaller ones; a stack holds the blocks that contain the
-    /// current block.
+    /// visited in ascending order of their first addresses, larger blocks first. A stack holds the blocks that contain
+    /// the current block.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
@@ -200,7 +201,7 @@ impl BlockFacts {
 fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
     let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
-    // An ordinal shifted left by the block's host bits is an offset inside the block, so the shift loses no bits.
+    // The shifted ordinal is an offset inside the block, so the shift loses no bits.
     for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
         let is_twice = out.has((distance + place) >> out.host_bits);
         if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
@@ -218,23 +219,23 @@ pub(super) struct SecondaryBlocks {
     notes: Vec<SecondaryNote>,
 }
 
-/// A block that may have addresses of a secondary network, with counts of its addresses.
+/// A block that may have addresses of a secondary network, with the numbers of its addresses by kind.
 #[derive(Debug)]
 struct SecondaryNote {
     cidr: IpNet,
     is_nodes: bool,
-    /// True if a secondary network has already used the block's pool.
+    /// True if a secondary network has used the block's pool, and Calico assigns from the pool only on request.
     is_bridged: bool,
-    /// Number of addresses with Margay's attribute names.
+    /// Number of the block's addresses with Margay's attribute names.
     own: u64,
-    /// Number of addresses with Calico's attribute names, by network.
+    /// Number of the block's addresses with Calico's attribute names, by network.
     calicos: BTreeMap<String, u64>,
-    /// Number of addresses without a recorded network: Calico's own plugin has assigned these addresses.
+    /// Number of the block's addresses without a recorded network, which Calico's own plugin has assigned.
     nameless: u64,
 }
 
 impl SecondaryBlocks {
-    /// Counts the addresses of a block by kind of attribute names and by network.
+    /// Counts the addresses of a block by network, separately for Margay's and Calico's attribute names.
     pub(super) fn add(&mut self, block: &Block, is_bridged: bool) {
         let is_nodes = matches!(block.owner(), Some(Owner::Host(name)) if !name.is_empty());
         let mut note =
@@ -254,15 +255,15 @@ impl SecondaryBlocks {
                 _ => {}
             }
         }
-        // Most blocks of a cluster have only Calico's addresses without a recorded network; nothing is kept in memory
-        // for such blocks.
+        // To save memory, no note is kept for blocks in which no address has a recorded network. Most blocks of a
+        // cluster have only addresses of Calico, without a recorded network.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);
         }
     }
 
-    /// Reports the findings about secondary networks. The caller must have added all blocks, so that all secondary
-    /// networks are known.
+    /// Reports the findings about secondary networks. The caller must have added all blocks, because any block can show
+    /// that a network is secondary.
     pub(super) fn finish(&self, findings: &mut Vec<Finding>) {
         for note in &self.notes {
             findings.extend(self.names(note));
@@ -280,7 +281,7 @@ impl SecondaryBlocks {
         (count > 0).then(|| finding.mendable(true).with_networks(networks))
     }
 
-    /// Reports a block that belongs to a node but has addresses of secondary networks.
+    /// Reports a block that a node owns, but that has addresses of secondary networks.
     fn owner(&self, note: &SecondaryNote) -> Option<Finding> {
         let (networks, others): (Vec<&String>, Vec<&String>) =
             note.calicos.keys().partition(|network| self.known.contains(*network));

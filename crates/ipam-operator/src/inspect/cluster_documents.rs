@@ -1,4 +1,4 @@
-//! Collects and checks the documents that the blocks depend on: settings, pools, reservations and nodes.
+//! Collects and checks the documents that an inspection needs to judge blocks: settings, pools, reservations and nodes.
 
 use std::collections::BTreeSet;
 
@@ -28,8 +28,8 @@ pub(super) struct ClusterDocuments {
 }
 
 impl ClusterDocuments {
-    /// Adds a key with its value. Returns false if the key belongs to another kind of document than settings, pools,
-    /// reservations and nodes.
+    /// Adds a document if its key is that of the settings, the cluster information, a pool, a reservation or a node.
+    /// Returns false for any other key.
     pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
         if kv.key == keys::config() {
             self.add_config(kv, &mut done.findings);
@@ -56,8 +56,8 @@ impl ClusterDocuments {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// The addresses of all reservations. The reserved addresses are computed on the first call, so no reservation must
-    /// be added after the first call.
+    /// The addresses of all reservations. The set is computed on the first call, so all reservations must be added
+    /// before this call.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }
@@ -80,7 +80,8 @@ impl ClusterDocuments {
             && self.reservations.iter().any(|reservation| reservation.name() == name)
     }
 
-    /// Compares pools, reservations and nodes with each other, and adds their counts to the inspection.
+    /// Compares the pools and reservations with each other, and adds the numbers of pools, reservations and nodes to
+    /// the inspection.
     pub(super) fn finish(&self, done: &mut Inspection) {
         done.counts.pools = self.pools.len();
         done.counts.reservations = self.reservations.len();
@@ -145,8 +146,8 @@ impl ClusterDocuments {
         }
     }
 
-    /// Reports missing reservations of a bridged network. Only a reservation shows that a pool belongs to a bridged
-    /// network, so a pool without reservations is not reported.
+    /// Reports missing reservations in the pool of a bridged network. A pool without any reservation is not reported,
+    /// because only a reservation shows that the pool belongs to a bridged network.
     fn unreserved(&self, pool: &Pool) -> Option<Finding> {
         let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
         match named(bridge::reservation_name(pool.name())) {
@@ -178,7 +179,7 @@ fn list(nets: &[IpNet]) -> String {
     nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the decoded document, or adds a finding if the document cannot be decoded.
+/// Returns the decoded document. If the document could not be decoded, adds a finding and returns `None`.
 fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }

@@ -1,8 +1,8 @@
-//! Compares workload endpoints with blocks and nodes.
+//! Checks workload endpoints: compares their addresses with the blocks, and their nodes with the registered nodes.
 //!
-//! Only the CNI plugin's endpoints, with the orchestrators `cni` and `k8s`, are compared, because other programs assign
-//! addresses in their own ways. Endpoints are read before the blocks, so that few facts about blocks must be kept in
-//! memory.
+//! Only endpoints that a CNI plugin wrote (orchestrators `cni` and `k8s`) are checked, because other orchestrators such
+//! as OpenStack may assign addresses without Calico's blocks. An inspection reads the endpoints before the blocks, so
+//! that it need not keep the entries of all blocks in memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -24,20 +24,20 @@ use super::finding::{Code, Finding, Inspection, Subject};
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// Minimum age of an address that must have an endpoint. The plugin assigns an address before the plugin stores the
-/// address's endpoint.
+/// Minimum age of an address that is reported because its container has no endpoint. A younger address may be part of
+/// an unfinished ADD, because the CNI plugin stores the endpoint after it assigns the address.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
-/// Facts about the endpoints of a store.
+/// Facts about the workload endpoints of a store.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// The state of each endpoint's address according to the blocks, by the address and the endpoint's index in
-    /// `notes`.
+    /// The state of each address of each endpoint, according to the blocks. The key is the address and the endpoint's
+    /// index in `notes`.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
-    /// The pods of endpoints without a container id, as `NAMESPACE/NAME`.
+    /// The pods whose endpoints have no container id, as `NAMESPACE/NAME`.
     pods: HashSet<String>,
     /// Findings about containers without an endpoint, each with the container's network if the network is recorded.
     lacking: Vec<(Finding, Option<String>)>,
@@ -54,23 +54,23 @@ struct EndpointNote {
     pod: String,
 }
 
-/// The state of an address of an endpoint, according to the blocks. If several blocks contain the address, the greatest
-/// of the resulting variants counts.
+/// The state of an endpoint's address, according to the blocks. If several blocks contain the address, the greatest of
+/// the resulting states counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
-    /// No block has the address assigned.
+    /// The address is not assigned in any block.
     Free,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The address is held under the given handle of another container.
+    /// Another container holds the address, under this handle.
     Other(String),
-    /// The endpoint's container holds the address, or the address's holder cannot be determined.
+    /// The endpoint's container holds the address, or the address's holder is unknown.
     Own,
 }
 
 impl Endpoints {
-    /// Adds an endpoint's key and value. Returns false if the key does not start with the prefix of endpoints. The
-    /// caller must have added all nodes.
+    /// Adds an endpoint. Returns false if the key does not start with the common prefix of all endpoint keys. The
+    /// caller must have added all nodes to `around`.
     pub(super) fn add(&mut self, kv: &Kv, around: &ClusterDocuments, done: &mut Inspection) -> bool {
         let Some((namespace, name)) = keys::parse_workload_endpoint(&kv.key) else {
             return kv.key.as_bytes().starts_with(keys::workload_endpoints_prefix().as_bytes());
@@ -87,7 +87,7 @@ impl Endpoints {
         true
     }
 
-    /// Records the container or pod that the name of an unreadable endpoint contains.
+    /// Records the container id or the pod name that is part of an unreadable endpoint's name.
     fn note_name(&mut self, namespace: &str, name: &str) {
         match split_endpoint_name(name) {
             Some([_, kind, id, _]) if kind == Orchestrator::Cni.as_str() => drop(self.containers.insert(id)),
@@ -124,7 +124,7 @@ impl Endpoints {
         None
     }
 
-    /// Compares the entry of an address or prefix with the endpoints that list the address.
+    /// Compares the block entry of an address or prefix with all endpoints that list an address of the entry.
     pub(super) fn see(&mut self, unit: IpNet, entry: &Attribute) {
         let inside = (unit.network(), 0)..=(unit.broadcast(), usize::MAX);
         for ((_, note), standing) in self.standings.range_mut(inside) {
@@ -138,8 +138,8 @@ impl Endpoints {
     }
 
     /// Reports an address of a Calico network if the address's container has no endpoint. Addresses that are held for a
-    /// node that is gone are not reported. If the plugin keeps its endpoints in Kubernetes, the store has no endpoints
-    /// and no address is reported.
+    /// node that is gone are not reported. If the store has no endpoints at all, no address is reported, because the
+    /// CNI plugin then keeps endpoints in Kubernetes.
     pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;
@@ -159,7 +159,7 @@ impl Endpoints {
         }
         let container = match network {
             Some(network) => handle.strip_prefix(&handle_id(network, "")),
-            // The id of a container with an endpoint contains no dot.
+            // Container ids contain no dot, so the text after the handle's last dot is the id.
             None => handle.rsplit_once('.').map(|(_, container)| container),
         };
         let Some(container) = container else { return };
@@ -171,7 +171,7 @@ impl Endpoints {
         self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
     }
 
-    /// Reports the findings about endpoints. The caller must have added all blocks.
+    /// Reports the findings about endpoints. The caller must have passed the entries of all blocks to [`Self::see`].
     pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
@@ -195,19 +195,19 @@ impl Endpoints {
 }
 
 impl EndpointNote {
-    /// Compares an address that the endpoint lists with its entry in a block.
+    /// Returns the state of an address that the endpoint lists, from the address's entry in a block.
     fn standing(&self, entry: &Attribute) -> EndpointStanding {
         if entry.released_at().is_some() {
             return EndpointStanding::InCooldown;
         }
-        // An address without a handle has an unknown owner, and a virtual machine's address moves from pod to pod.
+        // The holder of an address without a handle is unknown. The address of a virtual machine moves from pod to pod.
         let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return EndpointStanding::Own };
         let network = handle.strip_suffix(&self.container).and_then(|rest| rest.strip_suffix('.'));
         let is_own = network.is_some_and(|network| !network.is_empty()) || handle == self.old_handle();
         if is_own { EndpointStanding::Own } else { EndpointStanding::Other(handle.to_owned()) }
     }
 
-    /// The handle that older versions of Calico gave to the endpoint's container.
+    /// The handle that older versions of Calico used for the addresses of the endpoint's container.
     fn old_handle(&self) -> String {
         if self.pod.is_empty() { self.container.clone() } else { format!("{}.{}", self.namespace, self.pod) }
     }
@@ -218,7 +218,8 @@ fn is_of_plugin(endpoint: &WorkloadEndpoint) -> bool {
     [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == endpoint.orchestrator())
 }
 
-/// The nodes that an endpoint names: two nodes if the endpoint's name and its document disagree.
+/// The nodes that an endpoint names. The endpoint's name and the endpoint's document each name a node, so the result
+/// has two nodes if the two names differ.
 fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
     let mut nodes: Vec<String> = split_endpoint_name(endpoint.name()).into_iter().map(|[node, ..]| node).collect();
     if !endpoint.node().is_empty() && !nodes.iter().any(|node| node == endpoint.node()) {

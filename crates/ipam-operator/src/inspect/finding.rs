@@ -69,11 +69,11 @@ pub struct Finding {
     pub code: Code,
     /// The document or address that the finding concerns.
     pub subject: Subject,
-    /// A description of the finding, which can contain text from the store.
+    /// A description of the finding, which can quote text from the store.
     pub what: String,
     /// Whether [`mend`](crate::Operator::mend) can repair the finding.
     pub mendable: bool,
-    /// The blocks that a repair of the finding must read.
+    /// The blocks that [`mend`](crate::Operator::mend) must read to repair the finding.
     pub(super) blocks: Vec<IpNet>,
     /// The secondary networks that have addresses in the block that the finding concerns.
     pub(super) networks: Vec<String>,
@@ -114,7 +114,7 @@ impl Finding {
     }
 }
 
-/// The number of documents and addresses in a store.
+/// The numbers of documents (by kind) and of addresses in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StoreCounts {
     /// Number of readable pools.
@@ -135,7 +135,7 @@ pub struct StoreCounts {
     pub held: usize,
     /// Number of addresses in cooldown.
     pub cooling: usize,
-    /// Number of addresses held for another node than the block's owner. A borrowed address is not a problem.
+    /// Number of addresses held for another node than the block's owner. Borrowing addresses is not a problem.
     pub borrowed: usize,
     /// Number of addresses held for nodes that are no longer registered.
     pub of_gone_nodes: usize,
@@ -148,7 +148,7 @@ pub struct ClusterFacts {
     pub guid: String,
     /// The cluster type that Calico has stored.
     pub kind: String,
-    /// True if Calico's operators have locked the datastore.
+    /// True if the datastore is locked, that is, Calico's field `datastoreReady` is false.
     pub locked: bool,
     /// The revision that last wrote the `ClusterInformation` document.
     pub revision: Revision,
@@ -169,7 +169,7 @@ pub struct AllocatedAddress {
     pub alternate_attributes: BTreeMap<String, String>,
     /// True if the address is in cooldown.
     pub cooling: bool,
-    /// True if the address's block belongs to another node than the holder's node.
+    /// True if the owner of the address's block is another node than the holder's node.
     pub borrowed: bool,
     /// True if the address is held for a node that is no longer registered.
     pub node_gone: bool,
@@ -196,25 +196,25 @@ pub struct Inspection {
     pub counts: StoreCounts,
     /// The pools' names and networks, sorted by name.
     pub pools: Vec<(String, IpNet)>,
-    /// The prefix lengths of pools of prefixes, by the pool's network.
+    /// The length of the assigned prefixes for each pool of prefixes, by the pool's network.
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// Facts about the cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, block by block. The list is empty unless the inspection was started with
-    /// [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
+    /// The addresses that are not free, in the order of their blocks. The list of addresses is empty unless the
+    /// inspection was started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,
 }
 
 impl Inspection {
-    /// The number of findings that are problems.
+    /// Number of findings whose severity is [`Severity::Problem`].
     pub fn problems(&self) -> usize {
         self.findings.iter().filter(|finding| finding.is_problem()).count()
     }
 }
 
-/// Formats a number of addresses with the matching verb: `1 address is` or `2 addresses are`.
+/// Formats a number of addresses with the matching verb, for example `1 address is` or `2 addresses are`.
 pub(super) fn addresses(count: u64) -> String {
     if count == 1 { "1 address is".to_owned() } else { format!("{count} addresses are") }
 }
@@ -223,14 +223,15 @@ pub(super) fn addresses(count: u64) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// A problem that should be repaired.
+    /// A problem in the store that should be repaired.
     Problem,
-    /// A fact worth knowing that is not a problem.
+    /// A fact about the store that an operator should know, but that needs no repair.
     Information,
 }
 
-/// Defines the kinds of findings. Each kind has a code that never changes, a severity, a meaning, advice for a person,
-/// and the repair by [`mend`](crate::Operator::mend) (empty if no automatic repair exists).
+/// Defines the kinds of findings. Each kind of finding has a code that never changes, a severity, a meaning, advice for
+/// a person, and a description of the automatic repair. The description is empty if only a person can repair the
+/// finding.
 macro_rules! codes {
     ($($kind:ident = $text:literal, $severity:ident, $meaning:literal, $advice:literal, $repair:literal;)+) => {
         /// The kind of a finding.
@@ -244,7 +245,7 @@ macro_rules! codes {
             /// All kinds of findings, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The text of the code, such as `BLK-01`. The text of a code never changes.
+            /// The code as text, such as `BLK-01`. The text of a code is the same in all versions of Margay.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => $text),+ }
             }
@@ -254,7 +255,7 @@ macro_rules! codes {
                 match self { $(Self::$kind => Severity::$severity),+ }
             }
 
-            /// The meaning of the code, in one sentence.
+            /// The meaning of this finding code, in one sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$kind => $meaning),+ }
             }
@@ -264,8 +265,8 @@ macro_rules! codes {
                 match self { $(Self::$kind => $advice),+ }
             }
 
-            /// The repair by [`mend`](crate::Operator::mend); `None` if only a person can repair findings with this
-            /// code.
+            /// A description of the repair by [`mend`](crate::Operator::mend); `None` if only a person can repair
+            /// findings with this code.
             pub fn repair(self) -> Option<&'static str> {
                 let text = match self { $(Self::$kind => $repair),+ };
                 (!text.is_empty()).then_some(text)
@@ -400,7 +401,7 @@ impl Serialize for Code {
     }
 }
 
-/// The error for a text that is not the text of a [`Code`].
+/// The error that is returned when a text is parsed that is not the text of any [`Code`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no code of a finding; they look like BLK-03")]
 pub struct UnknownCode(String);

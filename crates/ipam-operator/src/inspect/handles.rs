@@ -1,4 +1,5 @@
-//! Compares the stored handles with the addresses in the blocks, and repairs handles that disagree with the blocks.
+//! Compares the address counts in the stored handles with the addresses in the blocks, and repairs handles with wrong
+//! counts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,21 +15,23 @@ use super::finding::{Code, Finding, Inspection, LeakedHandle, Subject, addresses
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// The number of addresses by handle and block, for each handle whose document was not read yet. A store can have half
-/// a million handles, nearly all with addresses in one block only.
+/// The number of addresses by handle and block, for each handle whose document was not compared yet. A store can have
+/// half a million handles, and nearly all of them have addresses in one block only. To save memory, the first block of
+/// each handle is stored in a map without a `Vec`.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    /// The first block of each handle, with the number of the handle's addresses in that block.
+    /// For each handle, the first block with addresses of the handle, and their number.
     first: HashMap<Box<str>, HandleBlockCount>,
-    /// The further blocks of the few handles that have addresses in several blocks.
+    /// For each of the few handles with addresses in several blocks, all these blocks except the first.
     others: HashMap<Box<str>, Vec<HandleBlockCount>>,
 }
 
-/// A block's index, and the number of a handle's addresses in the block.
+/// The index of a block, and the number of addresses that a handle has in the block.
 type HandleBlockCount = (u32, u32);
 
 impl Handles {
-    /// Counts an address of a block under its handle. All addresses of a block must be counted in succession.
+    /// Counts an address of a block under its handle. The caller must pass all addresses of a block before those of the
+    /// next block.
     pub(super) fn note(&mut self, id: &str, block: u32) {
         // A Windows host reserves addresses under the id [`WINDOWS_RESERVED_HANDLE`], but stores no handle of that id.
         if id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE) {
@@ -47,22 +50,23 @@ impl Handles {
         }
     }
 
-    /// Removes and returns the counts of a handle. The result is empty if no address is held under the handle, or if
-    /// the handle's counts were already removed.
+    /// Removes and returns the address counts of a handle. The result is empty if no address is held under the handle,
+    /// or if the handle's counts were already removed.
     fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares a stored handle with the counted addresses. The caller must have added all blocks.
+    /// Compares the counts of a stored handle with the numbers of addresses in the blocks. The caller must have added
+    /// all blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
-        // An old migration has appended a carriage return and further text to some handle ids. The appended text is not
-        // part of the id.
+        // The text after a carriage return is ignored, because an old migration of Calico appended such text to some
+        // handle ids.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
-            // The handle without the appended text was compared before, and is the valid handle.
+            // The valid handle without the suffix was already compared, because its key sorts first.
             return;
         }
         let held: BTreeMap<IpNet, i64> =
@@ -107,7 +111,7 @@ impl Handles {
 /// Maximum number of a handle's blocks that one commit can guard.
 pub(super) const MAX_BLOCKS_OF_HANDLE: usize = 50;
 
-/// The differences between a handle and the blocks, one text per block.
+/// The differences between the counts of a handle and the addresses in the blocks, described with one text per block.
 #[derive(Default)]
 struct HandleDifference {
     more: Vec<String>,
@@ -162,7 +166,8 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Formats a list of networks or addresses, of which only the first few are shown.
+/// Joins networks or addresses with commas. Only the first few networks or addresses are shown, followed by the number
+/// of the omitted ones.
 pub(super) fn join(nets: &[impl ToString]) -> String {
     const MAX_SHOWN_BLOCKS: usize = 3;
     let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -173,12 +178,13 @@ pub(super) fn join(nets: &[impl ToString]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a handle from the blocks that the handle names and the blocks in which the inspection found addresses
-    /// of the handle.
+    /// Recomputes a handle's counts. The counted blocks are those that the handle names, and those in which the
+    /// inspection found addresses of the handle.
     ///
-    /// The commit guards all blocks from which the handle is rewritten. If the handle's count for a block is too high,
-    /// the block is written as well. Calico raises the count in a handle before Calico writes the block; because the
-    /// repair has written the block, a writer between these two steps fails, retries, and counts again.
+    /// The commit guards all counted blocks. If the handle's count for a block is too high, the commit also rewrites
+    /// the block, because Calico may be in the middle of an assignment. In an assignment, Calico first raises the
+    /// handle's count, and then writes the block. After the rewrite of the block by Margay, Calico's write of the block
+    /// fails, and Calico retries the assignment.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -1,9 +1,9 @@
-//! Repairs findings with one guarded commit each, and releases addresses that two or more reports agree are unused.
+//! Repairs findings with one guarded commit each, and releases unused addresses and handles that a report lists.
 //!
-//! Each commit guards the keys that the commit changes and the keys that the finding depends on. Repairing a finding
-//! that no longer exists writes nothing and is not an error. Other programs write key after key, so a handle or
-//! affinity that was written after the inspection may be part of an unfinished change. Handles and affinities that were
-//! written after the inspection are not changed.
+//! The commit of a repair guards the keys that it changes and the keys that the finding depends on. Repairing a finding
+//! that no longer exists writes nothing and is not an error. A repair does not change handles and affinities that were
+//! written after the inspection. A recently written key may be part of an unfinished change, because other programs
+//! write one key per commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -34,12 +34,13 @@ use crate::Operator;
 pub enum RepairResult {
     /// The finding was repaired.
     Done,
-    /// The finding no longer exists, or its document was written after the inspection. The caller should inspect again.
+    /// Nothing was repaired, because the finding no longer exists or its document was written after the inspection. The
+    /// caller should inspect the store again.
     Changed,
 }
 
 impl Operator {
-    /// Repairs a finding of an inspection at revision `at`. A repair never frees an allocated address.
+    /// Repairs a finding of the inspection of revision `at`. A repair never frees an allocated address.
     ///
     /// # Errors
     /// `Invalid` for a finding that is not mendable; `Malformed` if another document that the repair needs is damaged;
@@ -128,8 +129,8 @@ impl Operator {
         Ok(RepairResult::Done)
     }
 
-    /// True if the owner is a node that is not registered although other nodes are registered. The transaction then
-    /// guards the absence of the node's document.
+    /// True if the owner is a node that is not registered although other nodes are registered. The transaction guards
+    /// the node's document, which must still be absent at the commit.
     pub(super) async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
         let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
@@ -137,8 +138,7 @@ impl Operator {
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 
-    /// Makes an affinity agree with its block. If the block and the affinity disagree about the owner, the block is
-    /// right.
+    /// Makes an affinity agree with its block. An affinity of an owner that does not own the block is deleted.
     async fn mend_affinity(
         &self,
         tx: &mut Transaction,
@@ -168,7 +168,8 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // Rewriting the block makes a concurrent writer that is about to claim the block fail and retry.
+                // The block is rewritten without a change, so that a concurrent writer that is about to claim the block
+                // fails and retries.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }
@@ -178,7 +179,7 @@ impl Operator {
     }
 }
 
-/// True if the transaction has read the key, and the key was last written after revision `at`.
+/// True if the transaction has read this key, and the key was last written after revision `at`.
 pub(super) fn is_newer(tx: &Transaction, key: &Key, at: Revision) -> bool {
     tx.written_at(key).is_some_and(|written| written > at)
 }
@@ -216,22 +217,22 @@ pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }
 
-/// Maximum number of addresses released in one commit. Each address can have its own handle, and each handle needs one
-/// more guard.
+/// Maximum number of addresses released in one commit. Each released address can have a handle of its own, which the
+/// commit must guard and write.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
-/// The result of [`Operator::reclaim`].
+/// The outcome of [`Operator::reclaim`] for each requested address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimResult {
     /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
     /// address.
     pub released: Vec<IpAddr>,
-    /// The addresses that were not released, because their request no longer matches or because [`Operator::reclaim`]
-    /// spares the address.
+    /// The requested addresses that were not released: the holder differs from the request, or the address must not be
+    /// released.
     pub changed: Vec<IpAddr>,
 }
 
-/// A handle, and the revision that last wrote the handle.
+/// The id of a handle, and the revision that last wrote the handle.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HandleRevision {
     /// The handle's id.
@@ -241,14 +242,15 @@ pub struct HandleRevision {
 }
 
 impl Operator {
-    /// Releases addresses, each only if the address is still held as its request says. Three kinds of addresses are
-    /// spared: addresses of virtual machines, addresses that wait for their workload, and addresses of secondary
-    /// networks whose node is registered. The requests come from reports of calicoctl, and calicoctl cannot see whether
-    /// addresses of secondary networks are in use. Each commit releases at most 60 addresses of one block.
+    /// Releases addresses, each only if its handle and sequence number are still those of the request. Three kinds of
+    /// addresses are never released: addresses of virtual machines, addresses that wait for their workload, and
+    /// addresses of secondary networks whose node is registered. The requests are usually made from a report of
+    /// calicoctl. A report of calicoctl lists all addresses of secondary networks as unused, even those in use. Each
+    /// commit releases at most 60 addresses of one block.
     ///
     /// # Errors
-    /// `Malformed` for damaged blocks and handles; any store error. When an error is returned, some addresses may have
-    /// been released already.
+    /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released before the
+    /// error occurred.
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReclaimResult> {
         let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -309,7 +311,7 @@ impl Operator {
         Ok(done)
     }
 
-    /// Deletes handles under which no address is held, each only if the handle was last written at the given revision.
+    /// Deletes handles under which no address is held. A handle is kept if it was written after the given revision.
     /// Returns the ids of the deleted handles.
     ///
     /// # Errors
@@ -344,25 +346,26 @@ impl Operator {
     }
 }
 
-/// The nodes for which any of the requested addresses is held in a secondary network.
+/// The nodes for which requested addresses of secondary networks are held.
 fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeSet<String> {
     let entries = requests.iter().filter_map(|request| block?.attributes_of(request.address));
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
 }
 
-/// True for an address of a secondary network on a registered node. A report of calicoctl lists every address of a
-/// secondary network as unused, since no workload endpoint of Calico has the address.
+/// True for an address of a secondary network that is held for a registered node. A report of calicoctl lists such an
+/// address as unused, since secondary networks have no workload endpoints.
 fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
     let entry = block.attributes_of(request.address);
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
 }
 
-/// True if an address is held under the handle and with the sequence number of the request.
+/// True if an address is still held, and its handle and sequence number equal those in the request.
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
     // A virtual machine keeps its address while the machine is stopped, even if the machine's last node is gone. An
-    // address that waits for its workload is unused until the workload returns, and must not be released.
+    // address that waits for its workload must not be released, because the workload needs the address when it starts
+    // again.
     !is_vms(entry)
         && waits_until(entry).is_none()
         && request.sequence_number.is_none_or(|said| said == number)

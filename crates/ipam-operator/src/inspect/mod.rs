@@ -1,9 +1,9 @@
-//! Checks all IPAM documents and the workload endpoints, and repairs what can be repaired without guessing.
+//! Checks all IPAM documents and the workload endpoints, and repairs faults that can be repaired without guessing.
 //!
 //! An inspection reads all keys at one revision. An inspection takes no lock and changes nothing, so inspections can
-//! run at any time. If another program writes a change key after key, an inspection can see an incomplete change.
-//! [`Operator::mend`] therefore reads the documents again, and commits only if the finding still exists and no key that
-//! the finding depends on has changed.
+//! run at any time. If another program makes a change in several commits, an inspection may see only the first of these
+//! commits. Before a repair, [`Operator::mend`] therefore reads the documents again. A repair is committed only if the
+//! finding still exists and no key that the finding depends on changes meanwhile.
 //!
 //! Each fault in the store is reported as a [`Finding`] with a [`Code`]. An inspection never guesses who uses an
 //! address, so no repair frees an allocated address.
@@ -41,7 +41,7 @@ use handles::Handles;
 pub use mend::{HandleRevision, ReclaimResult, RepairResult};
 use workloads::Workloads;
 
-/// Whether an inspection returns every address that is not free.
+/// Whether an inspection returns a list of every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressReporting {
     /// The inspection returns only findings and counts.
@@ -50,8 +50,9 @@ pub enum AddressReporting {
     Addresses,
 }
 
-/// An inspection in progress. The caller adds every key of [`Inspector::ranges`] at one revision, range after range,
-/// each range in the order of its keys. An inspector keeps only a small part of the data in memory.
+/// An inspection in progress. The caller reads all ranges of [`Inspector::ranges`] at one revision, in the given order.
+/// Within a range, the caller adds every key with its value, in ascending order of the keys. An inspector keeps only a
+/// small part of the added data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
@@ -66,7 +67,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// Starts an inspection. The ages of addresses and the cooldowns are measured at the time `now`.
+    /// Starts an inspection. The ages of addresses and the remaining cooldowns are computed for the time `now`.
     pub fn new(now: OffsetDateTime, keep: AddressReporting) -> Self {
         Self {
             now,
@@ -81,20 +82,19 @@ impl Inspector {
         }
     }
 
-    /// The key ranges that the caller must read, in this order.
+    /// The key ranges that the caller must read and add to the inspector, in the order of the returned list.
     pub fn ranges() -> Vec<Range> {
         let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
         ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
         ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
-        // The prefix of all IPAM keys covers the blocks, the configuration (for a second time), the handles and the
-        // affinities.
+        // The common prefix of all IPAM keys covers the blocks, the handles, the affinities, and again the settings.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
         ranges.push(Range::Prefix(keys::sticky_prefix()));
         ranges
     }
 
-    /// Adds the next key with its value.
+    /// Adds the next key of [`Inspector::ranges`] with its value.
     pub fn add(&mut self, kv: &Kv) {
         let (key, value) = (&kv.key, kv.value.as_bytes());
         if self.around.add(kv, &mut self.done) {
@@ -116,7 +116,7 @@ impl Inspector {
         }
     }
 
-    /// Finishes the inspection. All keys must have been read at `revision`.
+    /// Finishes the inspection. The caller must have read all keys at `revision`.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
@@ -135,7 +135,7 @@ fn unknown(key: &Key) -> Finding {
 }
 
 impl Operator {
-    /// Inspects the whole store at one revision. The store is read in pages.
+    /// Inspects the whole store at one revision. The store is read in pages of keys.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.
@@ -143,7 +143,7 @@ impl Operator {
         Ok(reread(|| self.read_for_inspection(keep, deadline)).await?)
     }
 
-    /// Starts an inspection for a caller that itself reads the store.
+    /// Starts an inspection for a caller that reads the store itself and adds the keys to the inspector.
     pub fn inspector(&self, keep: AddressReporting) -> Inspector {
         Inspector::new(self.ipam().now(), keep)
     }
@@ -158,12 +158,12 @@ impl Operator {
     }
 }
 
-/// How far another machine's clock may be ahead of this machine's clock before a release counts as being in the future,
-/// if the settings have no cooldown.
+/// Tolerated lead of other machines' clocks over this machine's clock, if the settings have no cooldown. An address is
+/// reported if its release time exceeds the current time by more than this lead.
 const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {
-    /// Checks a stored block.
+    /// Decodes a stored block and checks the block.
     fn add_block(&mut self, cidr: IpNet, key: &Key, value: &[u8]) {
         self.done.counts.blocks += 1;
         let read = StoredBlock::read(key, value);
@@ -199,7 +199,7 @@ impl Inspector {
         }
     }
 
-    /// Reports a block that is in no pool, or whose size differs from its pool's block size.
+    /// Reports a block that lies in no pool, or whose size differs from the pool's block size.
     fn find_place(&mut self, cidr: IpNet, length: u8, is_empty: bool) {
         let (code, what) = match self.around.pool_of(cidr) {
             None => (Code::BlockOutsidePools, "no pool has it".to_owned()),
@@ -231,7 +231,7 @@ impl Inspector {
         self.done.findings.push(finding.mendable(mendable));
     }
 
-    /// Checks every address of a block that is not free.
+    /// Checks all addresses of a block that are not free.
     fn inspect_addresses(&mut self, block: &Block, index: u32) {
         let mut seen = AddressFaults::default();
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
@@ -257,8 +257,8 @@ impl Inspector {
         seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
-    /// Checks a held address. Returns whether the address is borrowed, and whether the node that the address is held
-    /// for is gone.
+    /// Checks a held address. Returns two flags: the first is true if the address is borrowed, the second if the
+    /// holder's node is gone.
     fn inspect_held(
         &mut self,
         block: &Block,
@@ -271,7 +271,7 @@ impl Inspector {
         self.workloads.note(ip, entry, index);
         match entry.handle().filter(|id| !id.is_empty()) {
             Some(id) => self.handles.note(id, index),
-            // An address that waits for its workload has no handle.
+            // A sticky address that waits for its workload has no handle.
             None if waits_until(entry).is_some() => {}
             None => seen.without_handle.note(ip),
         }
@@ -292,7 +292,7 @@ impl Inspector {
     }
 }
 
-/// The number of addresses of a block that have a fault, and the first of these addresses.
+/// The number of addresses of a block that have a certain fault, and the first of these addresses.
 #[derive(Default)]
 struct AddressSample {
     count: u64,
@@ -306,7 +306,8 @@ impl AddressSample {
     }
 }
 
-/// Faults of addresses that are reported once per block, with all affected addresses.
+/// Faults of a block's addresses. Each kind of fault is reported once per block, with the number of affected addresses
+/// and the first affected address.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

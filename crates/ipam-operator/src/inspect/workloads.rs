@@ -1,6 +1,6 @@
-//! Compares the records of workloads that keep their addresses with the blocks. The block is the source of truth for
-//! which workload keeps an address. A workload's record only shows an assignment in which blocks to look, so the record
-//! can be rebuilt from the blocks.
+//! Compares the blocks with the records of workloads that keep their addresses. A block is the source of truth for
+//! which workload keeps an address. A workload's record is only an index that tells an assignment which blocks to
+//! search, so the record can be rebuilt from the blocks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,8 +22,8 @@ use super::handles::{MAX_BLOCKS_OF_HANDLE, join};
 use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
-/// The addresses that blocks keep for each workload, each with the index of its block. A workload is removed from the
-/// map when its record is read.
+/// For each workload, the addresses that blocks keep for the workload, each with the index of its block. A workload is
+/// removed from the map when its record has been compared.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
@@ -37,7 +37,8 @@ impl Workloads {
         }
     }
 
-    /// Compares a workload's stored record with the blocks. The caller must have added all blocks.
+    /// Compares a workload's stored record with the addresses that blocks keep for the workload. The caller must have
+    /// noted the addresses of all blocks.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
@@ -61,7 +62,7 @@ impl Workloads {
         }
     }
 
-    /// Reports kept addresses of workloads without a stored record.
+    /// Reports addresses that blocks keep for a workload without a stored record.
     pub(super) fn finish(&mut self, blocks: &BlockFacts, done: &mut Inspection) {
         for (name, kept) in std::mem::take(&mut self.kept) {
             let missing: Vec<IpAddr> = kept.iter().map(|(ip, _)| *ip).collect();
@@ -81,8 +82,8 @@ fn lacks(missing: &[IpAddr]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a workload's record from the blocks in which the inspection found addresses that the workload keeps,
-    /// and from the blocks of the recorded addresses.
+    /// Rewrites a workload's record from the blocks. Two kinds of blocks are read: those in which the inspection found
+    /// addresses that the workload keeps, and those of the recorded addresses.
     ///
     /// The commit guards the workload's record and the blocks that keep an address for the workload.
     pub(super) async fn mend_record(
@@ -133,7 +134,8 @@ impl Operator {
     }
 }
 
-/// The addresses that a block keeps for a workload, and for each address whether the address is pinned.
+/// The addresses that a block keeps for a workload. The flag that is returned with an address is true if the address is
+/// pinned.
 fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
     let kept = block.allocated().filter(|(_, entry)| of_workload(entry));
@@ -145,9 +147,9 @@ fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     .collect()
 }
 
-/// Returns the workload's record without addresses that no block keeps, and with the kept addresses that the record
-/// lacks. Pinned addresses come first in the record, as after [`Operator::pin`]. Recorded addresses inside damaged
-/// blocks stay in the record, since the damaged blocks may keep these addresses.
+/// Corrects a workload's record: removes addresses that no block keeps, and adds kept addresses that the record lacks.
+/// Added pinned addresses are put first, as in [`Operator::pin`]. Recorded addresses inside damaged blocks stay in the
+/// record, since the damaged blocks may keep these addresses.
 fn brought_together(before: &StickyRecord, kept: Vec<(StickyAddress, bool)>, damaged: &[IpNet]) -> StickyRecord {
     let mut after = before.clone();
     after.addresses.retain(|one| {

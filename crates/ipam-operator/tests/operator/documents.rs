@@ -1,4 +1,4 @@
-//! Tests documents that are written concurrently, and documents that are written next to a large number of others.
+//! Tests writes of documents: concurrent writes, and writes into a store that already has many documents.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ fn pool(name: &str, cidr: &str) -> Manifest {
 #[tokio::test]
 async fn pools_that_overlap_are_made_only_once() {
     let world = World::new().await;
-    // A commit guards a small number of pools one by one; 70 pools are too many for such guards.
+    // In a store with 70 pools, a commit cannot guard each pool separately, because it would have too many guards.
     for others in [0, 70] {
         for number in 0..others {
             let cidr = format!("10.{}.0.0/24", number + 100);
@@ -75,7 +75,7 @@ async fn documents_applied_by_several_at_once_all_succeed() {
     assert_eq!(world.operator().documents(DocumentKind::Pool, &Namespaces::All, soon()).await.unwrap().items.len(), 1);
 }
 
-/// Assigns an address to each of `containers` containers in turn, and returns all results.
+/// Assigns an address to each of `containers` containers, one after the other, and returns all results.
 fn assign(world: &World, containers: usize) -> JoinHandle<Vec<Result<IpAddr>>> {
     let world = world.clone();
     tokio::spawn(async move {

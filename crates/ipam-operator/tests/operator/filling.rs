@@ -1,4 +1,4 @@
-//! Tests that a store with an import lock refuses writes, even by callers that started before the lock was set.
+//! Tests that a store with an import lock refuses all writes, even of operations that began before the lock was set.
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
@@ -40,8 +40,7 @@ async fn unfinished_import_gives_and_takes_nothing() {
     let (one, other) = (attachment("a", "c1"), attachment("a", "c2"));
     let ipam = &world.ipam;
     is_refused(world.one("a", "c2").await);
-    // The import lock's error replaces other errors, because a pool that seems to be missing might not have been copied
-    // yet.
+    // The import lock's error replaces the `NotFound` error, because the missing pool may not have been copied yet.
     let outside = AssignRequest::new(other, RequestedAddresses::these(vec![ip("192.0.2.1")]));
     is_refused(ipam.assign(&outside, soon()).await);
     is_refused(ipam.would_assign(&outside, soon()).await);

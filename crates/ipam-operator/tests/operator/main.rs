@@ -14,7 +14,7 @@ mod vm;
 use ipam_operator::Operator;
 use testkit::world::{self, World};
 
-/// Creates an operator on the store of a world.
+/// Creates an [`Operator`] on the store of a test world.
 pub(crate) trait Operated {
     fn operator(&self) -> Operator;
 }

@@ -1,4 +1,4 @@
-//! Tests an operator's operations on pools of prefixes.
+//! Tests the operations of [`Operator`](ipam_operator::Operator) on pools of prefixes.
 
 use std::collections::BTreeMap;
 
@@ -124,8 +124,8 @@ async fn prefix_history_is_known_by_any_address_inside() {
     assert_eq!(found, 1);
 }
 
-/// A foreign writer has made a block inside another block. The inspection finds each prefix that both blocks have
-/// assigned, without visiting every address of the prefixes.
+/// Another program has created a block inside an existing block. The inspection reports each prefix that is assigned in
+/// both blocks, but does not visit each address of these prefixes.
 #[tokio::test]
 async fn prefix_check_finds_what_two_blocks_assigned() {
     let world = world().await;

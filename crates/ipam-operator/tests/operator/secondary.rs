@@ -1,4 +1,4 @@
-//! Tests secondary networks in a store that Calico reads as well.
+//! Tests secondary networks in a store that Margay shares with Calico.
 
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ fn calicos(node: &str, container: &str) -> AssignRequest {
     request
 }
 
-/// A world whose store Calico does not read yet, with a pool of four blocks for secondary networks.
+/// Creates a test world with a pool of four blocks for secondary networks, in a store that Calico does not use yet.
 async fn alone() -> World {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/26").await;
@@ -42,7 +42,7 @@ async fn alone() -> World {
     world
 }
 
-/// Stores Calico's `ClusterInformation`, which shows that Calico reads the store.
+/// Stores Calico's `ClusterInformation`, by which Margay recognizes a store that Calico uses.
 async fn enter_calico(world: &World) {
     let document = r#"{"kind":"ClusterInformation","metadata":{"name":"default"},"spec":{"clusterGUID":"x"}}"#;
     world.store.put(keys::cluster_information(), document).await.unwrap();
@@ -74,7 +74,7 @@ async fn owner_of(world: &World, ip: IpAddr) -> String {
     panic!("{ip} is in no block");
 }
 
-/// The keys of the nodes' affinities to blocks of the pool. Calico's routing creates routes for these affinities.
+/// The keys of the nodes' affinities to blocks of the pool. Calico creates routes for the affinities of nodes.
 async fn routed(world: &World) -> Vec<String> {
     let keys = world.dump().await.into_iter().map(|kv| kv.key.to_string());
     keys.filter(|key| key.starts_with("/calico/ipam/v2/host/") && key.contains("/10.9.0.")).collect()
@@ -100,7 +100,7 @@ async fn secondary_blocks_are_not_seen_by_calico_routing() {
     world.check().await;
     assert_eq!(world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap().findings, []);
     assert_eq!(world.ipam.borrowed(soon()).await.unwrap().addresses, [], "a node's blocks have two owners");
-    // The next steps release one address by DEL, and remove a node.
+    // Next, a DEL releases one address, and one node is removed.
     let released = world.ipam.release_attachment(&secondary("a", "c1").attachment, &[], soon()).await.unwrap();
     assert_eq!(released, [given[0].ip]);
     let again = world.assign(&secondary("a", "c2")).await.unwrap();
@@ -132,8 +132,8 @@ async fn secondary_blocks_from_before_move_in_one_commit() {
         assert_eq!(names_of(&world, given).await, ["", "", "", "a", "web", "shop"]);
     }
     world.check().await;
-    // These release requests are from before the block was handed over to the secondary owner, like stale requests of
-    // Calico's kube-controllers.
+    // Like stale requests of Calico's kube-controllers, these release requests were made before the block got a
+    // secondary owner.
     for request in numbers {
         let refused = world.ipam.release_ips(&[request], soon()).await;
         assert!(matches!(refused, Err(Error::ReleaseConflict(_))), "{refused:?}");
@@ -144,7 +144,7 @@ async fn secondary_blocks_from_before_move_in_one_commit() {
     );
 }
 
-/// The allocations that Calico's kube-controllers would release: all allocations with Calico's attribute names of a
+/// The allocations that Calico's kube-controllers would release: all whose entries use Calico's attribute name for a
 /// pod.
 async fn seen_by_kube_controllers(world: &World) -> Vec<ReleaseRequest> {
     let mut seen = Vec::new();
@@ -186,8 +186,8 @@ async fn secondary_network_claims_anew_when_block_has_calico_pods() {
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Done);
     assert_eq!(names_of(&world, &first[0]).await, ["", "", "", "a", "web", "shop"]);
     assert_eq!(names_of(&world, &pod[0]).await, ["a", "", "", "", "", ""]);
-    // Secondary containers get no address from the block that they share with Calico's pod, even when all other blocks
-    // are full.
+    // Containers on a secondary network get no address from a block in which Calico's pod has an address, even when all
+    // other blocks are full.
     let mut given = 1;
     while world.assign(&secondary("a", &format!("more{given}"))).await.is_ok() {
         given += 1;
@@ -195,7 +195,8 @@ async fn secondary_network_claims_anew_when_block_has_calico_pods() {
     let last = world.assign(&secondary("a", "last")).await.unwrap_err();
     assert!(matches!(&last, Error::Exhausted { .. }), "{last}");
     assert_eq!(world.block(&first[0].block.to_string()).await.unwrap().allocated().count(), 2);
-    // After Calico's pod has ended, the next assignment hands the block over to the secondary owner.
+    // After Calico's pod has ended, the next assignment from the block makes the node's secondary owner the block's
+    // owner.
     world.release("a", "p1").await;
     world.assign(&secondary("a", "last")).await.unwrap();
     assert!(routed(&world).await.is_empty());

@@ -1,4 +1,4 @@
-//! Tests pins: a workload keeps a pinned address for ever, in the networks of the pin.
+//! Tests that a workload keeps a pinned address for ever, in the networks for which the address is pinned.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -69,7 +69,7 @@ async fn pin_in_one_network_leaves_others_sticky() {
             release(&world, "net", "eth0", container).await;
             release(&world, "other", "net1", container).await;
         }
-        // Another container takes the address that has been free for longest, so that the workload cannot get `first`
+        // Another container gets the address that has been free for longest, so that the workload does not get `first`
         // again by chance.
         world.one("a", "o1").await.unwrap();
         assert_eq!(assign(&world, "net", "eth0", "c2").await, first);

@@ -1,4 +1,4 @@
-//! Tests that every kind of damage is found, reported with its code, and repaired if the repair needs no guess.
+//! Tests that every kind of damage is found, reported with its finding code, and repaired if the repair needs no guess.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::Operated;
 use crate::world::{World, attachment, consistent, soon};
 
-/// The documents of a store, as text, by key.
+/// The content of a store: each key with its document as text.
 pub(crate) type Content = BTreeMap<String, String>;
 
 pub(crate) async fn content(world: &World) -> Content {
@@ -21,7 +21,7 @@ pub(crate) async fn content(world: &World) -> Content {
     world.dump().await.iter().map(|kv| (text(kv.key.as_bytes()), text(kv.value.as_bytes()))).collect()
 }
 
-/// Creates a world whose store has the given content.
+/// Creates a test world whose store has the given content.
 pub(crate) async fn world_of(content: &Content) -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::Registered);
     for (key, value) in content {
@@ -96,7 +96,7 @@ fn edit_block(content: &mut Content, container: &str, change: impl FnOnce(&mut V
     edit(content, &key, change);
 }
 
-/// The first held ordinal of a block if `is_held`, or else the first free ordinal.
+/// The first ordinal of a block that is held (if `is_held` is true) or free (if `is_held` is false).
 fn ordinal(block: &Value, is_held: bool) -> usize {
     block["allocations"].as_array().unwrap().iter().position(|index| index.is_null() != is_held).unwrap()
 }
@@ -105,21 +105,21 @@ fn put(content: &mut Content, key: &str, value: impl ToString) {
     content.insert(key.to_owned(), value.to_string());
 }
 
-/// The entry of a block that records a container as the holder of an address.
+/// Finds the block entry that records a container as the holder of an address.
 fn holder<'b>(block: &'b mut Value, container: &str) -> &'b mut Value {
     let handle = format!("net.{container}");
     let mut entries = block["attributes"].as_array_mut().unwrap().iter_mut();
     &mut entries.find(|entry| entry["handle_id"] == handle.as_str()).unwrap()["secondary"]
 }
 
-/// Marks the address of a container as kept by workload `shop/web`.
+/// Marks the address of a container as a sticky address of workload `shop/web`.
 fn keep(block: &mut Value, container: &str) {
     let entry = holder(block, container);
     entry["margay.io/sticky"] = "shop/web".into();
     entry["margay.io/sticky-for"] = "60".into();
 }
 
-/// A block without held addresses.
+/// Creates a block without held addresses.
 fn empty_block(cidr: &str, owner: &Value) -> Value {
     let size = 1_usize << (32 - cidr.rsplit('/').next().unwrap().parse::<u32>().unwrap());
     json!({"cidr": cidr, "affinity": owner, "allocations": vec![Value::Null; size], "unallocated": (0..size).collect::<Vec<_>>(),
@@ -156,7 +156,7 @@ const CONFIG: &str = "/calico/ipam/v2/config";
 const RECORD: &str = "/margay/v1/sticky/shop/web";
 const CONFIRMED: &str = r#"{"state":"confirmed","deleted":false}"#;
 
-/// Whether a repair removes the damage completely.
+/// Whether automatic repairs remove the damage completely.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum After {
     Mended,
@@ -166,8 +166,8 @@ use After::{Left, Mended as Whole};
 
 type Damage = (&'static [&'static str], After, fn(&mut Content));
 
-/// All damages, each with the expected findings, the state after the repair, and a function that damages the store's
-/// content.
+/// All kinds of damage, each with the expected findings, the expected state after the repair, and a function that
+/// damages a store's content.
 const DAMAGES: &[Damage] = &[
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
@@ -319,7 +319,7 @@ const DAMAGES: &[Damage] = &[
         edit_block(c, "c2", |b| keep(b, "c2"));
         put(c, RECORD, "[");
     }),
-    // An unreadable block may still keep the addresses of a workload's record.
+    // A workload's record is not compared with an unreadable block, because the block may keep the recorded addresses.
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
         let cidr = key.rsplit('/').next().unwrap().rsplit_once('-').unwrap().0.to_owned();
@@ -395,7 +395,7 @@ pub(crate) async fn mend_all(world: &World) -> Inspection {
     inspection
 }
 
-/// The held addresses of a store, each with the entry of its holder.
+/// The held addresses of a store, each with its entry in the block.
 fn held(content: &Content) -> Vec<(String, String)> {
     let mut held = Vec::new();
     for (key, value) in content.iter().filter(|(key, _)| key.contains("/assignment/")) {
@@ -403,7 +403,7 @@ fn held(content: &Content) -> Vec<(String, String)> {
         for (ordinal, index) in block["allocations"].as_array().unwrap().iter().enumerate() {
             let entry = index.as_u64().and_then(|index| block["attributes"].get(usize::try_from(index).unwrap()));
             if let Some(entry) = entry.filter(|entry| entry.get("releasedAt").is_none()) {
-                // A repair may rename attributes of an entry, but must keep the attributes' values.
+                // A repair may rename the attributes of a block entry, but must keep their values.
                 let mut entry = entry.clone();
                 if let Some(attributes) = entry.get_mut("secondary").and_then(Value::as_object_mut) {
                     for name in ["node", "pod", "namespace"] {
@@ -446,7 +446,8 @@ async fn damage_is_found_and_repaired_without_touching_address() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // An inspection of one store cannot find overlaps with another store or with the machine's routes.
+    // `NET-01` and `NET-02` are for overlaps with another store or with the machine's routes, which an inspection of
+    // one store cannot find.
     let missing: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).filter(|code| !kinds.contains(code)).collect();
     assert_eq!(missing, ["NET-01", "NET-02"]);
 }

@@ -18,12 +18,12 @@ use crate::world::{World, attachment, soon};
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// The time at which the clock of a new world starts.
+/// The initial time of a test world's clock.
 fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
 
-/// A world with a pool, in which containers `c1` on node `a` and `c2` on node `b` hold one address each.
+/// Creates a test world with a pool. Container `c1` on node `a` and container `c2` on node `b` hold one address each.
 async fn world() -> (World, IpAddr, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
@@ -31,8 +31,7 @@ async fn world() -> (World, IpAddr, IpAddr) {
     (world, one, two)
 }
 
-/// Stores an endpoint in namespace `shop`; the fields of `more` are added to the required fields of the endpoint's
-/// spec.
+/// Stores an endpoint in namespace `shop`, whose spec has the required fields and the fields of `more`.
 async fn put(world: &World, name: &str, more: Value) {
     let mut spec = json!({"orchestrator": "cni", "node": name.split('-').next().unwrap(), "endpoint": "eth0"});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -67,7 +66,7 @@ async fn endpoint_names_container_of_address() {
     let subject = "WEP-02 endpoint shop/a-cni-c1-eth0:";
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
-    // Container `2` is not container `c2`, although the handle ends with `2`.
+    // The holder `c2` is another container than `2`, although the handle's text ends with `2`.
     put(&world, "a-cni-c1-eth0", json!({"containerID": "2", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": ["10.0.0.99/32", "10.0.0.98/32"]})).await;
@@ -85,16 +84,16 @@ async fn endpoint_names_container_of_address() {
 async fn endpoint_of_foreign_address_is_ignored() {
     let (world, one, two) = world().await;
     let networks = |ip: &str| json!([format!("{ip}/32")]);
-    // The endpoint's address is outside of all pools: for example an address from host-local, or an address that the
-    // pod configures itself.
+    // The endpoint's address is outside of all pools, as if the host-local plugin had assigned it.
     put(&world, "a-cni-c7-eth0", json!({"containerID": "c7", "ipNetworks": networks("192.0.2.7")})).await;
-    // Neutron assigns OpenStack's addresses. An endpoint without a container cannot be compared.
+    // OpenStack's endpoints are not checked, because Neutron assigns their addresses. An endpoint without a container
+    // id has no known holder to compare.
     let free = networks("10.0.0.99");
     put(&world, "a-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm", "ipNetworks": free}))
         .await;
     put(&world, "a-k8s-pod-eth0", json!({"orchestrator": "k8s", "pod": "pod", "ipNetworks": free})).await;
-    // The holders are the handle of a pod from an older version of Calico, and the handle of a virtual machine that
-    // moves between pods.
+    // One address is held under a pod's handle from an older version of Calico, the other under the handle of a virtual
+    // machine that moves between pods.
     let owner = || Owner::host("a");
     let mut given = Vec::new();
     for handle in ["shop.web", "net.vmi.shop.cart"] {
@@ -106,7 +105,7 @@ async fn endpoint_of_foreign_address_is_ignored() {
         put(&world, &format!("a-k8s-{pod}-eth0"), more).await;
     }
     assert_eq!(reported(&world).await, Vec::<String>::new());
-    // The addresses of both handles are indeed compared with their endpoints.
+    // An endpoint is reported if it lists an address that another container holds.
     put(
         &world,
         "a-k8s-web-eth0",
@@ -138,8 +137,8 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     young[3].1 = go_string(now() - time::Duration::seconds(59));
     hold(&world, "net.young", &young).await;
     hold(&world, "net.undated", &pod("undated")[..3]).await;
-    // The addresses of Calico's plain containers, of tunnels, and of a person's manual assignments record no pod and
-    // need no endpoint.
+    // An address without a recorded pod needs no endpoint: it belongs to a plain container, to a tunnel, or to a manual
+    // assignment.
     hold(&world, "net.plain", &[("node", text("a")), old()]).await;
     let tunnel = [("node", text("a")), ("type", text("vxlanTunnelAddress")), ("margay.io/net", text("x")), old()];
     hold(&world, "vxlan-tunnel-addr-a", &tunnel).await;
@@ -160,8 +159,8 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     assert_eq!(reported(&world).await, expected);
     assert!(inspect(&world).await.findings.iter().all(|one| !one.mendable));
 
-    // No finding is left if the container has an endpoint with any address, or if its pod has an endpoint that is
-    // unreadable or has no container id.
+    // A missing endpoint is not reported if the container has an endpoint with any address. A missing endpoint is not
+    // reported either if the pod has an endpoint that is unreadable or has no container id.
     put(&world, "a-cni-c5-eth0", json!({"containerID": "c5"})).await;
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web"})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
@@ -171,17 +170,17 @@ async fn endpoint_is_required_for_container_of_calico_network() {
         unreadable.len() == 1 && unreadable[0].starts_with("WEP-01 endpoint shop/a-k8s-web-eth0: "),
         "{unreadable:?}"
     );
-    // The pod's newer sandbox has an endpoint.
+    // Only the newer sandbox of the pod has an endpoint, so the older sandbox's address is reported.
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web", "containerID": "77"})).await;
     assert_eq!(reported(&world).await.len(), 1);
-    // A network with addresses under Margay's attribute names is not Calico's network, although the network's older
-    // addresses use Calico's attribute names.
+    // A network that uses Margay's attribute names for an address is a secondary network, although older addresses of
+    // the network use Calico's attribute names.
     let old_name = [("node", text("a")), ("margay.io/net", text("lan")), old()];
     hold(&world, "lan.c9", &old_name).await;
     assert_eq!(reported(&world).await.len(), 2);
     hold(&world, "lan.c10", &[("margay.io/node", text("a")), ("margay.io/net", text("lan")), old()]).await;
     assert_eq!(reported(&world).await.len(), 1);
-    // No missing endpoint is reported for an address that is held for a node that is gone.
+    // A missing endpoint is not reported for an address whose node is gone.
     remove(&world, &format!("{NODES}/a")).await;
     assert!(reported(&world).await.iter().all(|line| !line.starts_with("ALC-07")));
 }
@@ -192,7 +191,8 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
     put(&world, "dead-cni-c3-eth0", json!({"containerID": "c3", "ipNetworks": ["10.0.0.99/32"]})).await;
-    // The endpoint's name and its document name different nodes, and one of these nodes is registered.
+    // The endpoint's name and the endpoint's document contain different nodes, and only one of these nodes is
+    // registered.
     put(&world, "dead-cni-c4-eth0", json!({"containerID": "c4", "node": "a"})).await;
     put(&world, "dead-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm"})).await;
     let found = inspect(&world).await;
@@ -201,7 +201,8 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     assert!(finding.mendable);
     let mend = async |finding: &Finding| world.operator().mend(finding, found.revision, soon()).await.unwrap();
 
-    // If the node is registered again, or the endpoint is written again, the repair does not delete the endpoint.
+    // The repair does not delete the endpoint if, since the inspection, the node was registered again or the endpoint
+    // was written again.
     world.add_node("dead", &[]).await;
     assert_eq!(mend(finding).await, RepairResult::Changed);
     remove(&world, &format!("{NODES}/dead")).await;

@@ -1,5 +1,5 @@
-//! Tests that an inspection of documents that the allocator or Calico wrote has no findings, and that repairs and
-//! reclaims lose no address in use.
+//! Tests that undamaged documents of the allocator or of Calico cause no findings, and that repairs and releases of
+//! leftovers never free an address in use.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ async fn inspection_finds_nothing_in_own_records() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/27").await;
     world.add_pool("six", "fd00::/124").await;
-    // The containers fill the pool, so that nodes borrow addresses from each other.
+    // The containers use up all blocks of the pool, so nodes borrow addresses from each other's blocks.
     for number in 0..64 {
         let node = ["a", "b", "c"][number % 3];
         let mut request = AssignRequest::new(
@@ -58,7 +58,7 @@ async fn inspection_finds_nothing_in_own_records() {
     assert_eq!((all.findings, all.counts.cooling), (vec![], 2), "of both families");
 }
 
-/// This test inspects a complete datastore that the real Calico wrote.
+/// The inspected datastore is complete, and was written by Calico itself.
 #[tokio::test]
 async fn inspection_finds_no_problem_in_calico_records() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
@@ -92,7 +92,7 @@ async fn repair_leaves_what_has_changed() {
     let mended = world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap();
     assert_eq!(mended, ipam_operator::inspect::RepairResult::Changed);
     assert_eq!(world.dump().await, before);
-    // The repair of a finding that is not mendable is refused.
+    // An attempt to repair a finding that is not mendable fails.
     let finding = ipam_operator::inspect::Finding::new(
         Code::AddressTwice,
         ipam_operator::inspect::Subject::Address(address),
@@ -114,7 +114,7 @@ async fn reclaim_takes_only_what_is_as_reported() {
         requests.push(request.with_sequence_number(one.sequence_number));
     }
     assert_eq!(requests.len(), 70);
-    // One of the addresses is released and assigned again after the report.
+    // Between the report and the release of leftovers, one of the addresses is released and assigned again.
     let anew = requests[3].clone();
     let container = anew.handle.clone().unwrap().replace("net.", "");
     world.release("a", &container).await;
@@ -127,7 +127,8 @@ async fn reclaim_takes_only_what_is_as_reported() {
     assert_eq!(inspect(&world).await.findings, []);
 }
 
-/// calicoctl reports every address of a secondary network as unused, since no workload endpoint has the address.
+/// calicoctl reports every address of a secondary network as unused, since secondary networks have no workload
+/// endpoints.
 #[tokio::test]
 async fn reclaim_keeps_secondary_addresses_while_node_exists() {
     let world = World::new().await;
@@ -164,7 +165,7 @@ async fn repair_removes_handle_only_when_empty_and_unchanged() {
     assert_eq!(world.operator().reclaim_handles(&handles, soon()).await.unwrap(), ["x"]);
 }
 
-/// Containers start and stop while damage appears and is repaired. No container may lose its address.
+/// Random containers start and stop while damage is made and repaired. No running container may lose its address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn repair_loses_no_address_while_containers_come_and_go() {
     const ROUNDS: usize = 40;
@@ -203,7 +204,7 @@ async fn repair_loses_no_address_while_containers_come_and_go() {
     world.check().await;
 }
 
-/// The page `docs/check-and-repair.md` explains every code.
+/// The page `docs/check-and-repair.md` must explain every finding code.
 #[test]
 fn finding_codes_are_all_in_book() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/check-and-repair.md");

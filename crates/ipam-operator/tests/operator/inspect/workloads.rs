@@ -1,5 +1,5 @@
-//! Tests the records of workloads that keep their addresses: records that Margay wrote have no findings, and after a
-//! record's repair the workload gets its address again.
+//! Tests the records of workloads that keep their addresses. Records that Margay wrote cause no findings. After the
+//! repair of a damaged record, the workload gets its address again.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::world::{World, attachment, ip, soon};
 const WEB: &str = "shop/web";
 const WAIT: u64 = 60;
 
-/// Assigns an address to a container of the workload `name`.
+/// Assigns an address to a container whose workload is `name`.
 async fn sticky(world: &World, container: &str, name: &str) -> IpAddr {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.sticky = Some(Sticky { name: name.to_owned(), wait: Some(Duration::from_secs(WAIT)) });
@@ -85,7 +85,7 @@ async fn workload_record_is_left_alone_when_in_order_again() {
     world.release("a", "c1").await;
     world.store.delete(Range::Key(keys::sticky(WEB))).await.unwrap();
     let found = inspect(&world).await;
-    // The workload's address is unpinned and released between the inspection and the repair.
+    // The address of the workload is unpinned and released after the inspection and before the repair.
     world.operator().unpin(own, soon()).await.unwrap();
     let before = world.dump().await;
     let mended = world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap();
