@@ -75,7 +75,7 @@ pub enum InvalidArgument {
     },
     /// A watch request has a range that contains no key.
     EmptyWatchRange,
-    /// A request that needs a revision of 1 or more has a lower one.
+    /// A request has a revision below 1, but needs a revision of 1 or more.
     RevisionNotSet,
     /// A [`Transaction`](crate::Transaction) writes a key that it has not read.
     UnguardedWrite(Key),
@@ -154,7 +154,7 @@ pub enum ErrorKind {
     Timeout,
     /// The connection broke. If the failed request is a watch, the caller can watch again from `resume_from`.
     Disconnected {
-        /// The revision after the last one that the watch delivered; unset if the failed request is not a watch.
+        /// The revision after the last revision that the watch delivered; unset if the failed request is not a watch.
         resume_from: Revision,
     },
     /// The store's answer could not be decoded.
@@ -324,8 +324,8 @@ impl Error {
         self
     }
 
-    /// Replaces the outcome that follows from the error's kind. The caller must have proof of `NotApplied`, for example
-    /// from a read of the store.
+    /// Replaces the outcome that follows from the error's kind. A caller that sets [`Outcome::NotApplied`] must have
+    /// proof that the write did not happen, for example from a read of the store.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;
@@ -359,8 +359,8 @@ impl Error {
         self.0.outcome
     }
 
-    /// Returns true if the failed request can have no effect later. If the outcome of the request is unknown, a read of
-    /// the latest revision then shows whether the write happened.
+    /// Returns true if the failed request can have no effect later. After a final error with an unknown outcome, a read
+    /// of the latest revision shows whether the write happened.
     pub fn is_final(&self) -> bool {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }

@@ -324,7 +324,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The longest time to live that a lease can have, in seconds; etcd has this limit, too.
+    /// The longest time to live that a lease can have. The limit is the same as in etcd.
     pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 }
 

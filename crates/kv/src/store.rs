@@ -22,8 +22,8 @@ pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
 /// An ordered map of keys to values with one revision counter.
 ///
-/// The numbered rules for stores are in `SEMANTICS.md` in this crate. In short, an implementation of a store must
-/// ensure that
+/// The numbered rules for stores are in `SEMANTICS.md` in this crate. In short, every implementation of this trait must
+/// meet five conditions:
 ///
 /// 1. every method first calls `check` on its request: all stores then reject the same requests;
 /// 2. calls are strictly serialisable, in the order of their revisions;
@@ -38,8 +38,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Reads the keys in a range at one revision. A read of the latest revision is linearizable.
     ///
     /// # Errors
-    /// `Compacted` if the revision is below the compaction mark, `FutureRevision` if it is above the store's revision;
-    /// both even for a range without keys.
+    /// `Compacted` if the requested revision is below the compaction mark, `FutureRevision` if it is above the store's
+    /// revision. A read of a range without keys also checks the requested revision.
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
 
     /// Runs one of the two branches of a transaction atomically, at one revision.
@@ -112,7 +112,8 @@ impl Debug for Snapshot {
 pub enum ConditionalOutcome {
     /// The write happened at this revision.
     Done(Revision),
-    /// Nothing was written, because the key is in a different state; `None` if the key is absent.
+    /// Nothing was written, because the key was not in the required state. The variant contains the key's current
+    /// state, or `None` if the key is absent.
     Found(Option<Kv>),
 }
 
@@ -265,7 +266,8 @@ const PAGE_BYTES: usize = 1 << 20;
 const FIRST_PAGE_KEYS: usize = 16;
 /// Number of keys in the first page of a listing without values: 500 keys of maximum length are about two megabytes.
 const FIRST_PAGE_BARE_KEYS: usize = 500;
-/// Maximum factor by which a page may have more keys than the page before, because the next keys may be larger.
+/// Maximum ratio of the number of keys in one page to the number of keys in the previous page. Values in the next page
+/// may be larger, so pages must not grow too fast.
 const MAX_PAGE_GROWTH: usize = 8;
 /// In the size of a page, each entry counts as at least this many bytes; this limits the number of tiny entries per
 /// page.

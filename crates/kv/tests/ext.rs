@@ -46,7 +46,7 @@ async fn pages_are_of_one_revision_and_no_larger_than_needed() {
     assert!(!pages.is_over());
     let (mut keys, mut largest) = (Vec::new(), 0);
     while let Some(page) = pages.next(&store).await.unwrap() {
-        // These writes must not show in pages that are read later.
+        // Writes between two pages must not show in the later pages.
         store.put("p/299", "changed").await.unwrap();
         store.delete(Range::key("p/150")).await.unwrap();
         largest = largest.max(page.iter().map(|kv| kv.value.len()).sum());

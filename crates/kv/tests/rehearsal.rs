@@ -99,7 +99,8 @@ async fn rehearsal_undoes_transaction_that_fails_halfway() {
         let both = Txn::new().with_success([Op::put("a", "2"), Op::put("c", "2")]);
         let answer = rehearsal.txn(both).await;
         left.store(i32::MAX, SeqCst);
-        // The failed transaction used no revision, so the next transaction gets that revision.
+        // A rehearsed transaction that fails uses up no revision, so the next transaction gets the revision after the
+        // last successful transaction.
         rehearsal.put("d", "3").await.unwrap();
         let value = async |key: &str| rehearsal.get(key).await.unwrap().map(|kv| kv.value);
         let (expected, other) = if answer.is_ok() { ("2", Some("2".into())) } else { ("1", None) };

@@ -113,7 +113,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // Any other key here is one that old Calico versions stored for a node, and contains only the node's name.
+            // A key under the affinities' prefix that is no affinity was stored for a node by an old Calico version.
+            // This old key contains only the node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {

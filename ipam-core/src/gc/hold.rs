@@ -4,7 +4,7 @@
 //!
 //! A workload endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has
 //! requested the address again, the commit that would free the address fails or skips the address. The workload
-//! endpoint of a live container is therefore never deleted.
+//! endpoint of a live container is never deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -400,8 +400,8 @@ impl Ipam {
 /// Maximum number of leftover attachments that one assignment frees. Freeing several attachments at once lets the
 /// following assignments find free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that one assignment changes to free leftovers. A commit can change more keys,
-/// but must also contain the assignment itself.
+/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit is lower than the
+/// number of keys that one commit can change, because the commit also contains the assignment itself.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.

@@ -230,7 +230,7 @@ pub enum ScanScope {
     /// Only the node's own blocks and the blocks that the read scope names are read.
     #[default]
     None,
-    /// All blocks that were written after the contained revision are scanned. If the contained revision is unset, or is
+    /// All blocks that were written after the variant's revision are scanned. If the variant's revision is unset, or is
     /// newer than the store's revision, all blocks are scanned.
     Since(Revision),
 }

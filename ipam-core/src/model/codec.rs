@@ -134,7 +134,7 @@ impl<T: Serialize> Serialize for Field<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Is(value) => value.serialize(serializer),
-            // Absent fields never reach this code, because the document's serializer skips them.
+            // Absent fields of a document are never serialized, because the document's serializer skips them.
             Self::Absent | Self::Null => serializer.serialize_unit(),
         }
     }

@@ -97,8 +97,8 @@ impl IpamConfig {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments do not use this
-    /// stored setting, but the one in Calico's `IPAMConfiguration` resource.
+    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments ignore the
+    /// persistence setting of this document, and follow Calico's `IPAMConfiguration` resource.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -171,8 +171,8 @@ impl Document for IpamConfig {
     }
 }
 
-/// Maximum values in the schema of Calico's `IPAMConfiguration` resource. The command `ipam configure`, in Calico and
-/// in Margay, accepts a cooldown of up to 5,000 seconds.
+/// Maximum block limit and maximum cooldown in the schema of Calico's `IPAMConfiguration` resource. The command `ipam
+/// configure`, in Calico and in Margay, accepts a cooldown of up to 5,000 seconds.
 const MAX_BLOCKS_SETTING: u32 = 1_000_000;
 const MAX_COOLDOWN_SECONDS: u32 = 1_200;
 

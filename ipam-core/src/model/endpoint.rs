@@ -419,7 +419,7 @@ impl FieldErrors {
     }
 }
 
-/// True if all characters of the text are allowed, and the first and the last character are letters or digits.
+/// True if `allowed` accepts all characters of the text, and the first and the last character are letters or digits.
 fn is_label(text: &str, allowed: impl Fn(char) -> bool) -> bool {
     text.chars().all(allowed)
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())

@@ -105,8 +105,8 @@ pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
-/// True if a stored handle equals a given handle. Only the parts before the first carriage return are compared:
-/// Calico's old migration from host-local stored file contents with their line end.
+/// True if a stored handle equals a given handle. Only the text before the first carriage return of each handle is
+/// compared. Calico's old migration from host-local may have left a carriage return and more text in the stored handle.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
 }

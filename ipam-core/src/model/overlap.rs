@@ -250,12 +250,13 @@ fn key(prefix: &Key, text: &str) -> Key {
     bytes.into()
 }
 
-/// Returns the range of the keys that begin with `prefix`, `text` and `end`, in this order.
+/// Returns the range of the keys that begin with `prefix`, followed by `text` and the character `end`.
 fn single(prefix: &Key, text: &str, end: char) -> Range {
     Range::Prefix(key(prefix, &format!("{text}{end}")))
 }
 
-/// Returns the range of the keys from text `low` to text `high`, including the keys that begin with `high`.
+/// Returns the range of the keys whose text after `prefix` and `head` lies between `low` and `high`. The range includes
+/// the keys in which `high` and the character `end` follow `head`.
 fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
     let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
     let first = key(prefix, &format!("{head}{low}{end}"));

@@ -29,7 +29,7 @@ pub enum PoolUse {
     Workload,
     /// The address is for a node's tunnel interface.
     Tunnel,
-    /// The address is for a load balancer. A pool for load balancers has no other use.
+    /// The address is for a load balancer. A pool for load balancers must not allow any other use.
     LoadBalancer,
 }
 

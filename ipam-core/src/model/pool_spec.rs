@@ -27,10 +27,10 @@ spec_fields! {
     ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
 }
 
-/// Reads a pool's spec. Returns the defined pool and the spec to store. The spec to store contains default values, and
-/// omits boolean fields that are false. The argument `prefix_length` is the value of the annotation
-/// [`super::PREFIX_LENGTH_ANNOTATION`]. Without the annotation, the stored pool's prefix length applies. If the spec
-/// has no block size, the stored pool's block size applies, or else the default block size.
+/// Reads a pool's spec. Returns the pool that the spec defines, and the spec in its stored form. A spec in stored form
+/// contains default values, and omits boolean fields that are false. The argument `prefix_length` is the value of the
+/// annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without the annotation, the stored pool's prefix length applies. If
+/// the spec has no block size, the stored pool's block size applies, or else the default block size.
 ///
 /// # Errors
 /// [`InvalidPool`] for a field of a wrong type or with an invalid value. [`InvalidPool`] also for tunnel modes that
@@ -77,7 +77,7 @@ pub fn read_pool_spec(
 }
 
 impl NewPool {
-    /// Returns the spec to store for the pool, with both tunnel modes off.
+    /// Returns the pool's spec in its stored form, with both tunnel modes off.
     pub fn spec(&self) -> JsonObject {
         let uses: Vec<&str> = self.allowed_uses.iter().map(|used| used.as_str()).collect();
         let mut spec = JsonObject::from_iter([
@@ -171,13 +171,13 @@ pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
 /// Checks a new pool against Calico's rules, the existing pools and the existing blocks.
 ///
 /// # Errors
-/// [`InvalidPool`] for the first violated rule:
+/// [`InvalidPool`] for the first of the following rules that the new pool violates:
 /// - The pool's name is valid.
 /// - The network has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
 /// - Blocks have a prefix length of /20 to /32 (IPv4) or /116 to /128 (IPv6), and fit into the pool.
 /// - The selectors can be parsed and do not contain `global()`.
-/// - The pool has at least one use. A pool with the use `LoadBalancer` has no other use and is for all nodes. A pool
-///   with the use `Tunnel` has no namespace selector.
+/// - The pool has at least one use. A pool with the use `LoadBalancer` must not allow any other use, and must be for
+///   all nodes. A pool with the use `Tunnel` has no namespace selector.
 /// - No other pool overlaps with the pool's network, and no existing block of another size does.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;

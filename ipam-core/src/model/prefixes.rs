@@ -1,8 +1,8 @@
 //! Defines pools of prefixes, from which whole networks such as /64s are assigned instead of single addresses.
 //!
 //! A pool of prefixes is divided into blocks like any other pool, and each ordinal of a block identifies one prefix.
-//! Answers, requests, handles and reports name a prefix by its first address. A request may also name a prefix by any
-//! other address inside the prefix.
+//! The allocator's answers and Margay's reports name a prefix by its first address. A request to the allocator may name
+//! a prefix by any address inside the prefix.
 //!
 //! A block of prefixes is larger than any block of addresses can be, so the size distinguishes the two kinds of blocks.
 //! Blocks of prefixes have keys of a separate form, which Calico skips.

@@ -5,9 +5,9 @@
 //! the name `*` applies to each namespace, network or node without a limit of its own.
 //!
 //! A quota counter is an upper bound of the number of addresses that its subject holds. A quota counter records the
-//! version of the quotas with which it is valid. Addresses of a subject without a quota are not counted, so a later
-//! quota needs a new count. Each change of the quotas invalidates all quota counters, and the next assignment to each
-//! subject counts the subject's addresses again.
+//! version of the quotas with which it is valid. Addresses of a subject without a quota are not counted, so they must
+//! be counted when the subject gets a quota. Each change of the quotas invalidates all quota counters, and the next
+//! assignment to each subject counts the subject's addresses again.
 
 use std::fmt;
 

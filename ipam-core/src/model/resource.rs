@@ -1,5 +1,5 @@
 //! Defines the common form of pools, reservations and nodes (kind, metadata, spec). Also defines the documents of nodes
-//! and of address reservations. The allocator reads only a node's labels.
+//! and of address reservations. Of a node's document, the allocator reads only the labels.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -198,7 +198,8 @@ impl Resource {
     }
 }
 
-/// Returns the JSON object under a map entry. A value that is not an object is replaced by an empty object.
+/// Returns the JSON object that is the value of a map entry. A value that is not an object is replaced by an empty
+/// object.
 pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     let value = entry.or_insert(serde_json::Value::Null);
     loop {

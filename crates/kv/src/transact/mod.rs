@@ -191,7 +191,7 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    /// Creates the state of a call that has made no attempt yet.
+    /// Creates the state of a `transact!` call that has made no attempt yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
@@ -246,7 +246,8 @@ impl Attempts {
         Ok(None)
     }
 
-    /// If the store refused an earlier commit, makes its last error the cause of `error`.
+    /// If the store refused an earlier commit of this `transact!` call, makes the store's last error the cause of
+    /// `error`.
     fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
             Some(refusal) => error.with_source(refusal),
@@ -270,8 +271,8 @@ fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Sleeps for a random time, at most `longest`. The maximum grows with the number of attempts: writers that collided
-/// then rarely collide again.
+/// Sleeps for a random time, at most `longest`. The maximum pause grows with the number of attempts, so that writers
+/// that collided rarely collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;

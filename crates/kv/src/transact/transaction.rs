@@ -122,7 +122,7 @@ impl Transaction {
     /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request. The
     /// method `prefetch` adds no guards. If a range has [`Content::KeysOnly`], only
     /// [`snapshot_keys`](Self::snapshot_keys) can use the result. A range with [`Content::CountOnly`] is not read,
-    /// because no later read uses a count. Limits in the given ranges are ignored.
+    /// because no later read uses a count. `prefetch` ignores the limits on the number of keys in the given ranges.
     ///
     /// # Errors
     /// Any store error.
@@ -142,9 +142,10 @@ impl Transaction {
 
     /// Reads one key. The commit fails if the key changes after the attempt's revision.
     ///
-    /// If a [`peek`](Self::peek) found the key absent, this method returns `None` without a request. The commit then
-    /// fails if the key exists at the commit. A peek is newer than the attempt's revision. If an attempt relied on a
-    /// peek and ended without a commit, the attempt is therefore discarded, and the next attempt reads the key.
+    /// If a [`peek`](Self::peek) found the key absent, this method returns `None` without a request. If `get` relied on
+    /// a peek, the commit fails if the key exists when the commit is applied. An attempt that relied on a peek and
+    /// ended without a commit is discarded, because a peek is newer than the attempt's revision. After a discarded
+    /// attempt, the next attempt reads the key.
     ///
     /// # Errors
     /// Any store error.
@@ -423,8 +424,8 @@ impl Transaction {
     /// the transaction's own writes.
     ///
     /// After a peek, call [`get`](Self::get) for the key that the decision depends on. If the peek found the key
-    /// absent, this `get` usually needs no request. If the peek found that the key was written after the attempt's
-    /// revision, the commit fails and the body runs again.
+    /// absent, `get` usually needs no request. If the peek found that the key was written after the attempt's revision,
+    /// the commit fails and the body runs again.
     ///
     /// # Errors
     /// Any store error.
@@ -494,8 +495,8 @@ impl Transaction {
         Some((keys.iter().filter(|key| range.contains(key.as_bytes())).cloned().collect(), at))
     }
 
-    /// Returns true if the commit relies on the state of a key that, according to a peek, has changed since. The guards
-    /// alone may miss a change: a key that is absent at revision `at` and at the commit may have existed at the peek.
+    /// Returns true if a peek found a guarded key in another state than the guard requires. The guards alone may miss a
+    /// change: a key that is absent at revision `at` and at the commit may have existed at the peek.
     pub(super) fn is_older_than_a_peek(&self) -> bool {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }

@@ -170,7 +170,7 @@ pub struct FaultyStore<S> {
 }
 
 impl<S: Store> FaultyStore<S> {
-    /// Creates a wrapper around `inner` that injects these faults.
+    /// Creates a wrapper around `inner` that injects the given faults.
     pub fn new(inner: S, faults: impl Faults) -> Self {
         Self { inner, faults: Arc::new(faults), held: Arc::default() }
     }

@@ -15,8 +15,8 @@ use crate::store::{Store, StoreExt, WatchStream};
 const NAME: &str = "rehearsal";
 
 /// A store that keeps all writes in memory, on top of the state that the inner store had at the first call. The wrapper
-/// evaluates compares and counts revisions up, and its reads show the rehearsed writes. A caller can thus rehearse a
-/// change together with all its checks.
+/// evaluates compares and counts revisions up, and its reads show the rehearsed writes. With this wrapper, a caller can
+/// rehearse a change of the store together with all checks of the change.
 ///
 /// The inner store must keep its history since the first call of the rehearsal. The methods `watch` and `compact` of a
 /// rehearsal fail with `Unsupported`.
@@ -47,7 +47,8 @@ impl<S: Store> Rehearsal<S> {
     async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
-            // This read may be of any key, because only the store's revision in the answer is needed.
+            // The read for the base revision may be of any key, because only the store's revision in the answer is
+            // needed.
             let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
             state.base = self.inner.range(request).await?.revision;
             state.newest = state.base;

@@ -27,8 +27,8 @@ async fn peek_guards_absent_key_without_reading_it() {
     .unwrap();
     assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
     let counts = store.take();
-    // The seven transactions are: the first read and the peek of both attempts, the failed commit, the successful
-    // commit, and the write between the attempts. The single range request is the final read of the test.
+    // The test makes seven transactions: the first read and the peek of both attempts, the failed commit, the
+    // successful commit, and the write between the attempts. The single range request is the final read of the test.
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
@@ -99,7 +99,7 @@ async fn peek_alone_makes_no_key_again() {
 async fn peek_settles_lost_reply_for_earlier_keys() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
-    // The three transactions are: the first read, the peek and the commit.
+    // The list has a fault or `None` for each of three transactions: the first read, the peek and the commit.
     let store = FaultyStore::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {
@@ -115,7 +115,7 @@ async fn peek_settles_lost_reply_for_earlier_keys() {
 
 #[tokio::test]
 async fn creation_guard_fails_for_new_keys_only() {
-    // Each row has a write between the read and the commit, and the expected number of attempts.
+    // Each test case consists of a write between the read and the commit, and the expected number of attempts.
     for (key, is_new, is_deletion, expected) in
         [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
     {

@@ -72,7 +72,7 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());
         assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
-        // This range was not prefetched, but it is read at the revision of the prefetch.
+        // `Range::All` was not prefetched, but is read at the revision of the prefetch.
         let all = tx.snapshot_list(&Range::All).await?;
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)

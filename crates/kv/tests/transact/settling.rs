@@ -117,7 +117,7 @@ async fn settling_does_not_repeat_creation_removed_since() {
         vec![put("k", "another's"), delete("k")],
         vec![delete("k"), put("k", "another's"), delete("k")],
         vec![delete("k"), delete("l")],
-        // Another guarded key has changed, so the commit under test cannot succeed when it is sent again.
+        // The guarded key `config` has changed, so the commit under test cannot succeed when it is sent again.
         vec![delete("k"), delete("l"), put("config", "new")],
         vec![delete("k"), put("k", "another's")],
         vec![put("config", "new")],

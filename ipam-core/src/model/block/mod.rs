@@ -96,9 +96,9 @@ pub enum AddressState<'a> {
 pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of releases and waits that were dated too far in the future and whose dates were corrected. If
-    /// `moved` is not 0, write the block even if nothing else changed. If the block is not written, each read corrects
-    /// the dates again, and the cooldown never ends.
+    /// The number of recorded dates (release times and ends of waits) that were too far in the future and were
+    /// corrected. If any date was corrected, write the block even if nothing else changed. If the block is not written,
+    /// each read corrects the dates again, and the cooldown never ends.
     pub moved: usize,
 }
 
@@ -607,7 +607,7 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps only the first occurrence of each free ordinal in the queue. After this step, `missing` marks the free
+        // Keeps only the first occurrence of each free ordinal in the queue. In the end, `missing` is true for the free
         // ordinals that the queue lacks.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));

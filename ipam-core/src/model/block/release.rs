@@ -211,7 +211,8 @@ impl Block {
             self.set_sequence(ordinal);
         }
         self.compact();
-        // The list of freed addresses is not needed, because the block is written for the release anyway.
+        // The result of `apply_cooldown` only tells whether the block must be written, and a release always writes the
+        // block.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);

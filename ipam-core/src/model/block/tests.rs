@@ -104,7 +104,7 @@ fn block_reserved_addresses_keep_their_place() {
     assert_eq!(block.assign_auto(9, &holder("c"), &reserved), ips(&[5, 6, 7]));
     assert_eq!(block.free_count(&reserved), 0);
     assert_eq!(block.assign_auto(1, &holder("d"), &reserved), ips(&[]));
-    // An assignment of no address leaves no entry in the block.
+    // Assigning zero addresses adds no entry to the block.
     assert!(!json(&block)["attributes"].to_string().contains("\"d\""));
     assert_eq!(block.free_count(&Reservations::new(["0.0.0.0/0".parse().unwrap()])), 0);
 }
