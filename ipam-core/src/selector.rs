@@ -449,8 +449,8 @@ impl SelectorError {
 struct Tokens<'a> {
     text: &'a str,
     position: usize,
-    // True if the previous token was the name of a label, so that an operator must follow. If the previous token was
-    // not a label's name, the word `in` is the name of a label.
+    // True if the previous token was the name of a label. Only after the name of a label is the word `in` an operator;
+    // elsewhere, `in` is itself the name of a label.
     after_label: bool,
 }
 

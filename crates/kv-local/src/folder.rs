@@ -138,7 +138,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     restrict(path, FOLDER_MODE)?;
     for entry in fs::read_dir(path)? {
         match restrict_all(&entry?.path()) {
-            // The engine may remove one of its files while this loop runs.
+            // The engine may remove one of its files while the modes of its files are being set.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -164,10 +164,10 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Makes the folder's owner the owner of all files that root created in a store's folder. If root owned these files,
-/// the folder's owner could not use the store.
+/// Makes the folder's owner the owner of all files that root created in a store's folder. If root owned files in the
+/// store's folder, the folder's owner could not use the store.
 ///
-/// While this function runs, the folder's owner could put anything into the folder, for example a link to a system
+/// While `give_to_owner` runs, the folder's owner could put anything into the folder, for example a link to a system
 /// file. `give_to_owner` follows no symbolic links, and changes the owner only of folders and of plain files without
 /// further hard links.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
@@ -187,7 +187,8 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // The entry is a symbolic link, or a file that the engine has removed, so it is skipped.
+        // An entry that cannot be opened is skipped: either the entry is a symbolic link, or the engine has removed the
+        // file.
         let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
         let file = File::from(file);
         let found = file.metadata()?;
@@ -381,7 +382,7 @@ mod tests {
             (0xfe53_4d42, Some("SMB")),
             (0x00c3_6400, Some("Ceph")),
             (0x0bd0_0bd0, Some("Lustre")),
-            // The numbers in this and the following lines are those of ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
+            // The rest of the table lists local file systems: ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
             (0xef53, None),
             (0x5846_5342, None),
             (0x9123_683e, None),

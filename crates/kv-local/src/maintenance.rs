@@ -90,8 +90,8 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
 }
 
 /// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A process that
-/// keeps the store open for a long time polls this function, and releases the store lock when another process waits.
-/// One call costs a few microseconds.
+/// keeps the store open for a long time polls `waiting`, and releases the store lock when another process waits. One
+/// call of `waiting` costs a few microseconds.
 ///
 /// # Errors
 /// `Io`.
@@ -178,7 +178,7 @@ const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 /// can.
 ///
 /// # Errors
-/// See [`open_blocking`]. No data is lost if this function fails.
+/// See [`open_blocking`]. If shrinking the store fails, no data is lost.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
@@ -188,7 +188,8 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == CommitLog::Journal {
-        // The journal must be applied first, because its records may remove rows from the engine.
+        // The journal must be applied before the engine's files are shrunk, because journal records may remove rows
+        // from the engine.
         let revision_file = Arc::new(folder.open_revision_file()?);
         let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
         let table = journaled(&folder, revision_file, table)?;
@@ -234,7 +235,7 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
 }
 
 /// Creates an empty store of `engine` in the folder `path`, in the row format that the options name. Returns false,
-/// without changing anything, if the folder already contains a store. This function blocks the calling thread.
+/// without changing anything, if the folder already contains a store. `create_blocking` blocks the calling thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -249,8 +250,8 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
 }
 
-/// Returns what [`upgrade_blocking`] would return, without changing the store's rows. This function blocks the calling
-/// thread.
+/// Returns what [`upgrade_blocking`] would return, without changing the store's rows. `preview_upgrade_blocking` blocks
+/// the calling thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -302,7 +303,7 @@ impl FolderStaging {
         Ok(Self { label, store, folder, _lock: lock })
     }
 
-    /// The path at which the caller must create the new store's folder. No folder exists at this path yet.
+    /// The path at which the caller must create the new store's folder. No folder exists at the returned path yet.
     pub fn store(&self) -> &Path {
         &self.store
     }
@@ -322,7 +323,8 @@ impl FolderStaging {
             Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
-        // Creation is allowed here because a damaged store may have lost its queue file, which is then created again.
+        // `Create::IfMissing` lets `take_lock` create a new queue file for a damaged store that has lost its queue
+        // file.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
         Ok(Some(FolderReplacement { folder, _lock: lock }))
@@ -333,7 +335,7 @@ impl FolderStaging {
     ///
     /// # Errors
     /// `Unsupported` if another store was created at the final path first, or if the file system cannot exchange two
-    /// folders; `Io`. If this method fails, the old store stays at its path.
+    /// folders; `Io`. If `finish` fails, the old store stays at its path.
     pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
         let path = &self.label.folder;
         let io = |error: io::Error| self.label.io(path, error);

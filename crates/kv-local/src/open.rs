@@ -28,7 +28,7 @@ pub trait Engine: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// The name of the engine's only file or folder in the store's folder. If the engine has several files or temporary
-    /// files, the entry is a folder.
+    /// files, all of them are in one folder of this name.
     fn entry(&self) -> &'static str;
 
     /// The engine's data files that are never empty, as paths relative to the store's folder. The list contains at
@@ -53,8 +53,8 @@ pub trait Engine: Send + Sync {
     /// Shrinks the engine's files at `entry` as much as possible. The caller holds the store lock, and the engine's
     /// files are closed.
     ///
-    /// The implementation must lose no data if the process is killed while it runs. The default implementation does
-    /// nothing.
+    /// The implementation must lose no data if the process is killed while it runs. The default implementation of
+    /// `shrink` does nothing.
     ///
     /// # Errors
     /// Any error of [`Engine::open`].
@@ -92,7 +92,7 @@ pub enum Create {
 }
 
 impl Create {
-    /// Returns open options with this setting, and with `wait` as the maximum time to wait for the store lock.
+    /// Returns open options with this `Create` setting, and with `wait` as the maximum time to wait for the store lock.
     pub fn with_wait(self, wait: Duration) -> OpenOptions {
         OpenOptions::default().with_create(self).with_wait(wait)
     }
@@ -134,8 +134,8 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format of the rows of a newly created store.
     pub format: u32,
-    /// How programs share the store with other processes. Drivers ignore this field and open the store for this process
-    /// alone.
+    /// How programs share the store with other processes. Drivers ignore the sharing mode and open the store for this
+    /// process alone.
     pub sharing: Sharing,
 }
 
@@ -254,9 +254,9 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // Some engines write to their files already when they are opened. If the purpose is to release addresses,
-            // reserved disk space is also freed for these writes of the engine. Freeing reserved space needs no lock,
-            // because only the length of the file `ballast` changes.
+            // Some engines write to their files already when they are opened. If a store is opened to release
+            // addresses, reserved disk space is also freed for the engine's writes during opening. Freeing reserved
+            // space needs no lock, because only the length of the file `ballast` changes.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release

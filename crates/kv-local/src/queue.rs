@@ -9,11 +9,11 @@
 //!
 //! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. For a proof
 //! by contradiction, suppose that the holders of two tickets `a < b` both hold the store lock. The holder of `b` found
-//! all lower bytes unlocked, so byte `a` was locked later than byte `b`. After locking byte `a`, however, a caller
-//! searches for higher locked bytes. The caller would find byte `b`, return ticket `a` and draw another ticket.
+//! all lower bytes unlocked, so byte `a` was locked later than byte `b`. After locking byte `a`, a caller searches for
+//! higher locked bytes. The caller that locked byte `a` would find byte `b`, return ticket `a` and draw another ticket.
 //!
 //! Open file description locks belong to the open file and not to the process. Two openings of a store in one process
-//! therefore queue like openings in two processes.
+//! queue like openings in two processes.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -121,9 +121,9 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 /// Waits until all bytes of the queue file before byte `ticket` are unlocked.
 ///
 /// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
-/// file and thus the file's locks. If the deadline passes first, dropping the caller's lock returns its ticket
-/// immediately. Even if the thread ends much later, it only holds read locks on bytes that other processes have
-/// unlocked, and then closes the file.
+/// file and thus the file's locks. If the deadline passes before the lock is free, dropping the caller's lock returns
+/// the caller's ticket immediately. Even if the waiting thread ends much later, it only holds read locks on bytes that
+/// other processes have unlocked, and then closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -154,7 +154,7 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
 /// Waiting for all lower tickets in a single step would be correct as well. If every process waited for the lock
-/// holder's byte, however, each release of the store lock would wake all waiting processes.
+/// holder's byte, each release of the store lock would wake all waiting processes.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -298,9 +298,9 @@ const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 /// Finds the process that holds the store lock of the queue file `path`. Returns the process id and name, for example
 /// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owner of an open file description lock. The entry of each open file in
-/// /proc does list the locks of that file. The process with a write lock on the lowest byte holds the store lock. Only
-/// root can see the open files of other users' processes.
+/// The kernel's list of locks does not name the owner of an open file description lock. In /proc, the `fdinfo` file of
+/// each open file lists the locks of the open file. The process with a write lock on the lowest byte holds the store
+/// lock. Only root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -311,8 +311,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The time is up, and the process with the lowest ticket found so far may only be waiting. If the error
-            // named a waiting process, the user might end the wrong process.
+            // The time limit of the search has passed, and the process with the lowest ticket found so far may only be
+            // waiting. If the error named a waiting process, the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -345,8 +345,8 @@ fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     tickets.min()
 }
 
-/// Returns the byte on which an open file has a write lock, from lines such as
-/// `lock: 1: OFDLCK ADVISORY  WRITE -1 fe:00:131 7 7`.
+/// Returns the byte on which an open file has a write lock. The text `info` is the content of the open file's `fdinfo`
+/// file, in which each lock has a line that begins with `lock:`.
 fn parse_ticket(info: &str) -> Option<u64> {
     info.lines().find_map(|line| {
         let mut words = line.strip_prefix("lock:")?.split_whitespace();

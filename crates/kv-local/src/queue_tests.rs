@@ -105,7 +105,7 @@ impl Drop for QueueProcess {
     }
 }
 
-/// This test is also the entry point of the child processes that the other tests start.
+/// Child processes that other tests start also run this test function, with their role in `QUEUE_ROLE`.
 #[test]
 fn queue_gives_turn_at_once_when_caller_is_alone() {
     match env::var("QUEUE_ROLE").as_deref() {
@@ -161,8 +161,8 @@ fn compete(path: &Path, while_locked: &dyn Fn()) {
 /// Checks that all callers get the store lock equally often while all callers compete for it. `order` contains, for
 /// each time that the lock was acquired, the number of the caller.
 ///
-/// Some callers start later or end earlier than others. Only turns while all callers compete are therefore counted:
-/// after every caller's first turn, and before any caller's last turn.
+/// Some callers start later or end earlier than others. Only acquisitions of the store lock while all callers compete
+/// are counted: after every caller's first acquisition, and before any caller's last.
 fn assert_fair(order: &[u32], callers: usize) {
     let mut spans = BTreeMap::new();
     for (at, caller) in order.iter().enumerate() {
@@ -409,7 +409,7 @@ fn queue_names_no_process_just_started_by_holder() {
     };
     let child = process("7", 0);
     fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-    // Reading this FIFO blocks the search for the lock holder until the child has executed its own program.
+    // The FIFO `comm` blocks the search for the lock holder until the child has executed its own program.
     let name = child.join("comm");
     nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
     thread::scope(|scope| {

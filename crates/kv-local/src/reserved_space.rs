@@ -2,11 +2,11 @@
 //!
 //! The file `ballast` is created together with the store, and its disk blocks are really allocated. A release that
 //! finds the disk full shortens the file `ballast` by one step and tries again, until the release succeeds or the file
-//! is empty. After it has succeeded, the release extends the file again by the space that it did not need. This leaves
-//! as little of the freed space as possible to other programs. When the store is next opened for a purpose other than a
-//! release, the missing part of `ballast` is restored if the disk has room. Checking the file `ballast` usually costs
-//! only one stat call. If the file `ballast` is shorter than its full size, a part of the reserved space was used up. A
-//! process that is killed while it changes `ballast` leaves the file too short or complete, without any other effect.
+//! is empty. A release that has succeeded extends `ballast` again by the freed space that it did not need, before other
+//! programs use this space. When the store is next opened for a purpose other than a release, the missing part of
+//! `ballast` is restored if the disk has room. Checking the file `ballast` usually costs only one stat call. If the
+//! file `ballast` is shorter than its full size, a part of the reserved space was used up. A process that is killed
+//! while it changes `ballast` leaves the file too short or complete, without any other effect.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -25,8 +25,8 @@ use kv_mvcc::SpaceReserve;
 
 /// The size of the file `ballast`, in bytes.
 const RESERVED_BYTES: u64 = 1 << 20;
-/// Number of bytes of reserved space that are freed in one step. On either engine, a release of addresses needs less
-/// space than this, including opening the store.
+/// Number of bytes of reserved space that are freed in one step. On either engine, opening the store and releasing
+/// addresses need less space than one step frees.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
@@ -55,7 +55,7 @@ impl ReservedSpace {
     /// Restores the freed space that was not used, until the file `ballast` has its full size or the disk is full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
-            // If the disk has no room now, a later opening of the store restores the missing part.
+            // If the disk has no room now, a later opening of the store restores the missing part of `ballast`.
             let _ = self.grow();
         }
     }
@@ -71,7 +71,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Restores the file `ballast` to its full size. If this fails, the file `ballast` keeps its previous length.
+    /// Restores the file `ballast` to its full size. If restoring fails, the file `ballast` keeps its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();
@@ -154,7 +154,8 @@ impl SpaceReserve for ReservedSpace {
             let length = file.metadata()?.len().min(RESERVED_BYTES);
             let left = length.saturating_sub(RELEASE_STEP_BYTES);
             file.set_len(left)?;
-            // On some file systems the file's blocks are not free until its new length is durable.
+            // On some file systems, the blocks that were cut off from a file become free only when the file's new
+            // length is durable.
             file.sync_all()?;
             self.is_cut.store(true, Ordering::Relaxed);
             tracing::warn!(path = %self.path.display(), left, "the disk is full: a release uses part of the reserved space file");

@@ -3,15 +3,16 @@
 //! The file `head` records the newest revision that was ever durable, and a fingerprint of the store's files at their
 //! last close. The file `head` also records which parts of the journal are known to be durable.
 //!
-//! An engine may find the end of its log or its newest header damaged. The engine then assumes that a crash interrupted
-//! a write, and silently returns to an earlier state. If the engine lost acknowledged commits in this way, addresses
-//! that workloads use would be assigned again. To detect lost commits, each durable commit records its revision in the
-//! file `head`. No commit waits until the file `head` is durable. After a power loss, `head` may therefore be behind
-//! the store, but never ahead of it.
+//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write. The
+//! engine silently returns to an earlier state of the store. If the engine lost acknowledged commits, addresses that
+//! workloads use would be assigned again. To detect lost commits, each durable commit records its revision in the file
+//! `head`. No commit waits until the file `head` is durable. After a power loss, `head` may be behind the store, but
+//! never ahead of it.
 //!
-//! A process that closes the store also records a fingerprint, computed from the sizes and times of the store's files.
-//! From the fingerprint, the next process detects whether the files were changed after the close, for example by a
-//! copy, a repair, or a killed process. The next process checks all keys of the store only if the files were changed.
+//! A process that closes the store also records a fingerprint in `head`, computed from the inode numbers, sizes and
+//! change times of the store's files. A process that opens the store detects from the fingerprint whether the files
+//! were changed after the last close, for example by a copy, a repair, or a killed process. The opening process checks
+//! all keys of the store only if the files were changed after the last close.
 //!
 //! The entries of `head` about the journal say which journal records and which checkpoints of the engine are known to
 //! be on the disk (see [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created,
@@ -56,15 +57,15 @@ impl RevisionFile {
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// Returns true if the store's files have not changed since the last clean close. Call this method before the
-    /// engine opens its files.
+    /// Returns true if the store's files have not changed since the last clean close. `is_as_left` must be called
+    /// before the engine opens its files.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
-    /// Notes that the store was opened without finding damage. Unless this method is called, closing the store records
-    /// no fingerprint.
+    /// Notes that the store was opened without finding damage. Without a call of `set_in_order`, closing the store
+    /// records no fingerprint.
     pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
@@ -74,8 +75,8 @@ impl RevisionFile {
         self.in_order.store(false, Ordering::Release);
     }
 
-    /// Records the fingerprint of the store's files in the file `head`. Call this method after the engine has closed
-    /// its files.
+    /// Records the fingerprint of the store's files in the file `head`. `close_cleanly` must be called after the engine
+    /// has closed its files.
     pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;

@@ -65,8 +65,8 @@ impl StoreFolder {
         self.io(name, fs::exists(self.path(name)))
     }
 
-    /// Waits for the store lock. Before it waits, this method creates the folder and the queue file if the options
-    /// allow creating a store.
+    /// Waits for the store lock. Before waiting, `take_lock` creates the folder and the queue file if the options allow
+    /// creating a store.
     pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE_FILE);
@@ -202,8 +202,8 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The folder may contain, for example, another engine's files. A new store beside another engine's files would
-        // hide the other engine's store, and so would the error that there is no store.
+        // The folder may contain, for example, another engine's files. If the folder contains another engine's store,
+        // creating a new store or reporting a missing store would hide that store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }

@@ -179,14 +179,14 @@ impl Compare {
         Self::new(range, CompareOp::Equal, Target::ModRevision(Revision::UNSET))
     }
 
-    /// Creates a compare that holds if no key of the range was written after this revision. This compare does not
-    /// detect that keys were deleted.
+    /// Creates a compare that holds if no key of the range was written after this revision. A compare made by
+    /// `nothing_newer` does not detect deleted keys.
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
 
-    /// Creates a compare that holds if no key of the range was created after this revision. This compare does not
-    /// detect deletions, or new writes to older keys.
+    /// Creates a compare that holds if no key of the range was created after this revision. A compare made by
+    /// `none_created_after` does not detect deletions, or new writes to older keys.
     pub fn none_created_after(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
     }
@@ -284,7 +284,7 @@ impl Op {
         Self::Range(TxnRange::new(range))
     }
 
-    /// Makes the answer of a put or a deletion contain the previous state of its keys. On a read operation, this method
+    /// Makes the answer of a put or a deletion contain the previous state of its keys. On a read operation, `with_prev`
     /// has no effect.
     #[must_use]
     pub fn with_prev(mut self) -> Self {
@@ -296,7 +296,7 @@ impl Op {
     }
 
     /// Attaches the key of a put to a lease; if the lease does not exist, the put fails. On operations other than a
-    /// put, this method has no effect.
+    /// put, `with_lease` has no effect.
     #[must_use]
     pub fn with_lease(mut self, to: LeaseId) -> Self {
         if let Self::Put { lease, .. } = &mut self {

@@ -46,11 +46,11 @@ pub trait Store: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// An invalid request is rejected before any of its operations runs. Any other error says in its
-    /// [`Outcome`](crate::Outcome) whether the transaction may have happened. If a compare does not hold, this method
-    /// does not return an error.
+    /// [`Outcome`](crate::Outcome) whether the transaction may have happened. A transaction whose compares do not hold
+    /// is not an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
 
-    /// Watches a key range from the request's `start` revision (inclusive). When this method returns, the store has
+    /// Watches a key range from the request's `start` revision (inclusive). When `watch` returns, the store has
     /// registered the watch.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Resu
 
 impl RangeRequest {
     /// Checks the read request by the rules that all stores share. Every implementation of
-    /// [`Store::range`](crate::Store::range) calls this method first.
+    /// [`Store::range`](crate::Store::range) calls `check` first.
     ///
     /// # Errors
     /// `InvalidArgument`, with `store` as the store's name in the error.
@@ -36,7 +36,7 @@ impl RangeRequest {
 
 impl WatchRequest {
     /// Checks the watch request by the rules that all stores share. Every implementation of
-    /// [`Store::watch`](crate::Store::watch) calls this method first.
+    /// [`Store::watch`](crate::Store::watch) calls `check` first.
     ///
     /// # Errors
     /// `InvalidArgument`, with `store` as the store's name in the error.
@@ -54,7 +54,7 @@ impl WatchRequest {
 
 impl Revision {
     /// Checks that the revision is 1 or more. Every implementation of [`Store::compact`](crate::Store::compact) calls
-    /// this method first.
+    /// `check` first.
     ///
     /// # Errors
     /// `InvalidArgument` if the revision is below 1, with `store` as the store's name in the error.
@@ -68,7 +68,7 @@ impl Revision {
 
 impl Txn {
     /// Checks the transaction by the rules that all stores share. Every implementation of
-    /// [`Store::txn`](crate::Store::txn) calls this method first.
+    /// [`Store::txn`](crate::Store::txn) calls `check` first.
     ///
     /// # Errors
     /// `InvalidArgument` or `TooLarge`, with `store` as the store's name in the error. Both errors prove that the
@@ -77,7 +77,7 @@ impl Txn {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
-    /// Rejects a transaction that puts a key with a lease. Stores that do not support leases call this method after
+    /// Rejects a transaction that puts a key with a lease. Stores that do not support leases call `refuse_leases` after
     /// [`check`](Self::check).
     ///
     /// # Errors

@@ -134,7 +134,7 @@ impl<T: Serialize> Serialize for Field<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Is(value) => value.serialize(serializer),
-            // Absent fields of a document are never serialized, because the document's serializer skips them.
+            // `Field::Absent` is never serialized, because the document's serializer skips absent fields.
             Self::Absent | Self::Null => serializer.serialize_unit(),
         }
     }

@@ -171,8 +171,8 @@ impl Document for IpamConfig {
     }
 }
 
-/// Maximum block limit and maximum cooldown in the schema of Calico's `IPAMConfiguration` resource. The command `ipam
-/// configure`, in Calico and in Margay, accepts a cooldown of up to 5,000 seconds.
+/// Maximum block limit and maximum cooldown in the schema of Calico's `IPAMConfiguration` resource. In Calico and in
+/// Margay, the command `ipam configure` accepts a cooldown of up to 5,000 seconds.
 const MAX_BLOCKS_SETTING: u32 = 1_000_000;
 const MAX_COOLDOWN_SECONDS: u32 = 1_200;
 

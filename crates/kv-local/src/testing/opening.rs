@@ -1,5 +1,5 @@
-//! Tests the opening of a store that is missing, new, open in another process, or made by another program. Other tests
-//! open a store that is damaged in a way that makes it look like a new store.
+//! Tests the opening of a store that is missing, new, open in another process, or made by another program. Also tests
+//! the opening of a store that is so damaged that it looks like a new store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_files_are_private", store_files_are_private),
 ];
 
-/// An additional requirement, for engines that are used with a journal.
+/// The requirement on opening a store of an engine that is used with a journal, with the name of its test.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
@@ -292,7 +292,7 @@ fn identity_is_restored_when_lost(engine: &dyn Engine) {
 }
 
 /// After an interrupted creation, the folder contains the creation marker and maybe some of the engine's files. The
-/// next creation must start again.
+/// next attempt to create the store must start again from the beginning.
 fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in

@@ -196,7 +196,7 @@ impl Attempts {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
-    /// Begins the next attempt of the transaction. Before the second and every later attempt, this method pauses.
+    /// Begins the next attempt of the transaction. Before the second and every later attempt, `begin` pauses.
     ///
     /// # Errors
     /// `Conflict` if all attempts are used up, `Timeout` if no time is left for another attempt.

@@ -17,8 +17,8 @@ use crate::validate::MAX_TXN_OPS;
 /// Maximum number of keys in a range whose keys are all guarded against changes. Each etcd member checks all keys of a
 /// guarded range when it applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
-/// Maximum number of keys in a range that is guarded only against the creation of keys. This limit is higher than
-/// [`MAX_GUARDED_KEYS`] because guards against creation are rare.
+/// Maximum number of keys in a range that is guarded only against the creation of keys. `MAX_CREATION_GUARDED_KEYS` is
+/// higher than [`MAX_GUARDED_KEYS`] because guards against creation are rare.
 pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of a [`transact!`](crate::transact!) call.
@@ -142,10 +142,10 @@ impl Transaction {
 
     /// Reads one key. The commit fails if the key changes after the attempt's revision.
     ///
-    /// If a [`peek`](Self::peek) found the key absent, this method returns `None` without a request. If `get` relied on
-    /// a peek, the commit fails if the key exists when the commit is applied. An attempt that relied on a peek and
-    /// ended without a commit is discarded, because a peek is newer than the attempt's revision. After a discarded
-    /// attempt, the next attempt reads the key.
+    /// If a [`peek`](Self::peek) found the key absent, `get` returns `None` without a request. If `get` relied on a
+    /// peek, the commit fails if the key exists when the commit is applied. An attempt that relied on a peek and ended
+    /// without a commit is discarded, because a peek is newer than the attempt's revision. After a discarded attempt,
+    /// the next attempt reads the key.
     ///
     /// # Errors
     /// Any store error.
@@ -166,8 +166,8 @@ impl Transaction {
     }
 
     /// Reads all keys of a range, in ascending order. The commit fails if a key in the range was created or changed
-    /// since the attempt's revision. Deleted keys do not make the commit fail, so use this method for lists in which a
-    /// missing entry does no harm. The commit needs one guard for the range, whatever the number of its keys.
+    /// since the attempt's revision. Deleted keys do not make the commit fail, so use `list` only where a missing entry
+    /// in the result does no harm. The commit needs one guard for the range, whatever the number of its keys.
     ///
     /// # Errors
     /// `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
@@ -456,7 +456,7 @@ impl Transaction {
 
     /// Reads the keys in ranges, without values, and returns them in the order of `ranges`. Prefetched ranges are
     /// returned as of the attempt's revision. Ranges that were not prefetched are read at the latest revision, in one
-    /// request. This method adds no guards, and the result does not show the transaction's own writes.
+    /// request. `peek_ranges` adds no guards, and its result does not show the transaction's own writes.
     ///
     /// # Errors
     /// Any store error.

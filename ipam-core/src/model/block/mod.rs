@@ -251,8 +251,8 @@ impl Block {
         self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
     }
 
-    /// Increases the block's sequence number, and converts the document to the current form. Call this function exactly
-    /// once before each write of a changed block, after all changes. The sequence number wraps from 2^64 - 1 to 0.
+    /// Increases the block's sequence number, and converts the document to the current form. Call `bump` exactly once
+    /// before each write of a changed block, after all changes. The sequence number wraps from 2^64 - 1 to 0.
     pub fn bump(&mut self) {
         self.sequence_number = Field::Is(self.sequence_number().wrapping_add(1));
         self.sequence_numbers.or_default();
@@ -265,7 +265,7 @@ impl Block {
         }
     }
 
-    /// Frees the addresses whose cooldown is over. Call this function on every block right after reading the block.
+    /// Frees the addresses whose cooldown is over. Call `apply_cooldown` on every block right after reading the block.
     ///
     /// An address stays in cooldown until more than `cooldown_seconds` have passed from its release to `now`. If
     /// `cooldown_seconds` is 0 or less, there is no cooldown.

@@ -211,8 +211,8 @@ impl Block {
             self.set_sequence(ordinal);
         }
         self.compact();
-        // The result of `apply_cooldown` only tells whether the block must be written, and a release always writes the
-        // block.
+        // The result of `apply_cooldown` shows whether the block must be written, but a release writes the block
+        // anyway.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);
