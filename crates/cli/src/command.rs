@@ -1,7 +1,7 @@
-//! Runs the commands of `margay`. Defines the global options and three kinds of commands, and does the work before and
-//! after each command. Before a command runs, this module chooses and opens the command's store. In a dry run, the
-//! command's writes stay in memory. After a command, this module closes the store and prints the command's answer: text
-//! for people, JSON for programs, and notes on stderr.
+//! Runs the commands of `margay`. This module also defines the global options and the three kinds of commands. Before a
+//! command runs, this module chooses and opens the command's store. In a dry run, the command's writes stay in memory.
+//! After a command, this module closes the store and prints the command's answer: text for people, JSON for programs,
+//! and notes on stderr.
 //!
 //! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
 //! `natOutgoing`. The plugin writes NAT rules of pools only when a container starts. Unless margay refreshes them, the

@@ -93,7 +93,8 @@ impl Hook {
     }
 
     /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no attempt after the time
-    /// `until`, or after a signal to end the command. Calls `failed` with a message after each failed attempt.
+    /// `until`, or after a signal to end the command. Calls the closure `failed` with an error message after each
+    /// failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -220,8 +221,9 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records in the cursor file that the watch cannot continue at this cursor. If the refusal were not recorded, a
-    /// later run could skip events once the new store's revision exceeds the cursor's revision.
+    /// Records in the cursor file that the watch cannot continue at this cursor. Without this record in the cursor
+    /// file, a later run of `margay watch` could skip events once the new store's revision exceeds the cursor's
+    /// revision.
     ///
     /// # Errors
     /// The cursor file cannot be written.

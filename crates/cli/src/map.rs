@@ -176,7 +176,7 @@ impl MapSection {
 /// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// Either all addresses behind the character have the same use, or `AddressUse` is the use that takes precedence.
+    /// All addresses of the character have this use, or this use takes precedence over the other uses.
     /// [`AddressSign::of`] defines which use takes precedence.
     All(AddressUse),
     /// Some addresses of the character are in use, and no address is borrowed.
@@ -266,8 +266,8 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// Maximum number of blocks that fit into a pool whose unclaimed blocks are drawn in addition to its claimed blocks. In
-/// a pool with more than `MAX_PLACES` blocks, only claimed blocks are drawn.
+/// Maximum size, in blocks, of a pool whose unclaimed blocks are drawn. In a larger pool, only claimed blocks are
+/// drawn.
 const MAX_PLACES: u64 = 4096;
 /// Maximum length of an owner's name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;

@@ -178,8 +178,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// Returns the same folder with another store engine: the engine whose files are in the folder, or else any other
-/// engine.
+/// Returns `location` with another store engine than its own: the engine whose files are in the folder, or else any
+/// other engine.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;
@@ -191,8 +191,8 @@ fn other_engine(location: &Location) -> Option<Location> {
 /// Returns advice for the user about a store error. `is_here` is true if the store is embedded.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        // A store that was opened through a daemon reports the error `Closed` if other processes keep the daemon's
-        // store for too long.
+        // If other processes keep the store lock for too long, a store that was opened through a daemon reports the
+        // error `Closed`.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }

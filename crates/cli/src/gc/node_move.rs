@@ -64,7 +64,7 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store records the old node name as its only node. The move also changes the record of the only node.
+    /// True if the store's record of its only node names the old node, so that the move must also change this record.
     pinned: bool,
     /// True if the node to move holds anything in the store, even if it is only an affinity to a missing block.
     #[serde(skip)]

@@ -262,7 +262,8 @@ impl MigrationStores<'_> {
             .await
     }
 
-    /// Compares the source store at a revision with the target store. Also fills the target store if `work` says so.
+    /// Compares the source store at a revision with the target store. Also writes to the target store if the mode
+    /// `work` is [`FillMode::Fill`] or [`FillMode::Update`].
     async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,

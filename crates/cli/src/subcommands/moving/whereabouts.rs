@@ -177,8 +177,8 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
 }
 
 impl WhereaboutsRecords {
-    /// Adds a Kubernetes object, or each item of a Kubernetes list. Skips objects that are neither IPPool objects nor
-    /// pods.
+    /// Adds an IPPool object, a pod, or each item of a Kubernetes list to the records. Skips all other Kubernetes
+    /// objects.
     fn add_object(&mut self, object: KubernetesObject) -> Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
