@@ -4,9 +4,9 @@
 //!
 //! Events that are not yet delivered are kept only in the store's own history. While the receiver fails, the watch of
 //! the store is closed. The watch later restarts at the revision in the cursor file. An event is lost only if the store
-//! compacts its history before the watch restarts. The receiver then gets a `gap` event and the current state of the
-//! store. An event may be delivered twice, since the cursor file is written only after the last event of a revision was
-//! delivered.
+//! compacts its history before the watch restarts. After the loss of events, the receiver gets a `gap` event and the
+//! current state of the store. An event may be delivered twice, since the cursor file is written only after the last
+//! event of a revision was delivered.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -304,7 +304,7 @@ fn exit_reason(status: ExitStatus) -> String {
 }
 
 /// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns after the
-/// group's first process has ended.
+/// receiver program itself has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);

@@ -204,7 +204,7 @@ fn colour(wanted: AddressUse) -> &'static str {
     use_row(wanted).1
 }
 
-/// Returns the colour of a block by how many tenths of the block's addresses cannot be assigned.
+/// Returns the colour of a block, which shows how many tenths of the block's addresses cannot be assigned.
 fn colour_of_tenths(tenths: usize) -> &'static str {
     const COLOURS: [&str; 11] = [
         "#e8e8e8", "#cfe0f2", "#b5d2ec", "#9ac3e6", "#7fb3df", "#63a3d8", "#4793d0", "#2c82c7", "#1470bd", "#005eb0",
@@ -255,8 +255,8 @@ fn sign_of_tenths(tenths: usize) -> char {
     }
 }
 
-/// Returns the SGR colour number of a block in a terminal, by how many tenths of the block's addresses cannot be
-/// assigned.
+/// Returns the SGR colour number of a block in a terminal, which shows how many tenths of the block's addresses cannot
+/// be assigned.
 fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     match tenths {
         0 => None,

@@ -102,7 +102,8 @@ impl<'a> StoreAccess<'a> {
         }
     }
 
-    /// Opens the store, runs work on the store's documents, and closes the store, even after an error.
+    /// Opens the store, calls the closure `work` with an operator for the store's documents, and closes the store, even
+    /// after an error.
     pub(crate) async fn with_operator<T>(
         self,
         store_use: StoreUse,
@@ -113,8 +114,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Runs work on the documents of `store`, which is the open store or a wrapper around the open store. Closes `open`
-    /// after the work, even if the work fails.
+    /// Calls the closure `work` with an operator for the documents of `store`, which is the open store or a wrapper
+    /// around the open store. Closes `open` afterwards, even if `work` fails.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -125,7 +126,7 @@ impl<'a> StoreAccess<'a> {
         self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
 
-    /// Runs work on an open store, and closes the store even if the work fails.
+    /// Calls the closure `work` with an open store, and closes the store even if `work` fails.
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
@@ -148,7 +149,7 @@ impl<'a> StoreAccess<'a> {
         Ok(maintenance::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 
-    /// Returns the failure for an error of this store, with advice.
+    /// Converts a store error to a command failure with advice for the user.
     pub(crate) fn explain(self, error: kv::Error) -> CommandFailure {
         explain(self.location, error)
     }

@@ -241,7 +241,7 @@ pub enum StoreIdentity {
     /// A cluster's store.
     Cluster {
         /// The way to log in to the cluster, without secrets: endpoints, user, the client's certificate. The daemon
-        /// does not serve clients that log in another way.
+        /// does not serve clients that use another login.
         access: String,
     },
 }

@@ -55,9 +55,8 @@ pub(crate) enum HistoryPart {
 }
 
 pub(crate) enum FollowStop {
-    /// The store was replaced by another store, or was reset to an earlier state, since the last read. Changes of a
-    /// replaced or reset store do not continue the history that was read, even if the store's revision is higher than
-    /// the last revision that was read.
+    /// The store was replaced by another store, or was reset to an earlier state, since the last read. The changes of a
+    /// replaced or reset store do not continue the history that was read, even if their revisions are higher.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -250,8 +249,8 @@ impl<'l> FilesReader<'l> {
         Self { at, range, id, position, is_past }
     }
 
-    /// Returns the position and the store id with which a daemon can take over the reading. Returns `None` if this
-    /// reader must not be replaced, which is always so if it started with `FollowStart::Oldest`.
+    /// Returns the position and the store id with which a daemon can take over the reading. Returns `None` if a daemon
+    /// must not take over: while the reader reads a state, and always if the reader started with `FollowStart::Oldest`.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))

@@ -4,9 +4,9 @@
 //! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
 //! progress request too early. To find out whether an etcd watch has reported all events, a reader that started with
 //! `FollowStart::Oldest` compares the reported events with the newest state. The reader has seen all past events when
-//! the reported events lead to the keys and mod revisions of the newest state, and no event arrives for a while. If the
-//! server reports events late, the reader can miss only keys that were created and deleted again after the last change
-//! of every existing key.
+//! the reported events together result in the keys and mod revisions of the newest state, and no event arrives for a
+//! while. If the server reports events late, the reader can miss only keys that were created and deleted again after
+//! the last change of every existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
 //! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
@@ -289,8 +289,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the history part for a read that got no events. The returned part tells whether all events have been
-    /// reported.
+    /// Returns the history part for a read that got no events. The returned history part tells whether the watch has
+    /// reported all events.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {

@@ -281,7 +281,7 @@ struct DepartedKeptCounts {
 }
 
 impl DepartedKeptCounts {
-    /// Returns the counts as text, or an empty text if all counts are 0.
+    /// Formats the numbers of kept addresses as text; an empty text if all numbers are 0.
     fn text(&self) -> String {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),

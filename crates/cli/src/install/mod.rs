@@ -604,8 +604,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
     })
 }
 
-/// Returns a warning if CNI calls run two versions of Margay's program as main plugin and IPAM plugin, or two files
-/// where one file could serve as both plugins.
+/// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The programs
+/// differ if they have different versions, or are two files although hard links to one file are possible.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

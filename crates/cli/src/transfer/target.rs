@@ -331,8 +331,8 @@ pub(crate) enum FillMode {
     Update,
     /// The target store is not changed; the source's documents and the differences are counted.
     DryRun,
-    /// The target store is not changed. Keys and differences are counted, but not documents, which were counted when
-    /// they were written.
+    /// The target store is not changed. Keys and differences are counted. Documents are not counted again, because they
+    /// were counted when they were written.
     Verify,
 }
 
@@ -356,12 +356,14 @@ pub(crate) struct Differences {
 }
 
 impl Differences {
-    /// Reads the target store back, and returns true if its keys and values have not changed since this run.
+    /// Reads the target store back, and returns true if its keys and values have not changed since the run that filled
+    /// the store.
     pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> CommandResult<bool> {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// Fails if the comparison with the target store `at`, which was filled just before, has found a key that differs.
+    /// Fails if the comparison has found a key that differs in the target store `at`, although the store was filled
+    /// just before the comparison.
     pub(crate) fn require_none(&self, at: &impl fmt::Display, hint: &str) -> CommandResult<()> {
         if self.total() == 0 {
             return Ok(());

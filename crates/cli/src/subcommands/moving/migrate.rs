@@ -209,8 +209,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Succeeds if an earlier run was killed after it had removed the import lock, so that the target store equals the
-    /// source store. Fails if the target store has no import lock and differs from the source store.
+    /// Succeeds if the target store equals the source store, because an earlier run has already removed the import
+    /// lock. Fails if the target store has no import lock and differs from the source store.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;

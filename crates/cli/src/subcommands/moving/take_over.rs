@@ -310,7 +310,8 @@ pub(crate) struct FromHostLocal {
 
 /// Maximum size of a lease file of host-local, in bytes. host-local's lease files are far smaller than this limit.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
-/// The interface of a lease whose file names no interface, because an old version of host-local wrote the file.
+/// The interface that is assumed for a lease file without an interface. Old versions of host-local did not write the
+/// interface.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl StandaloneCommand for FromHostLocal {
@@ -486,8 +487,8 @@ impl PodmanContainer {
     }
 }
 
-/// Fails if all containers are in other networks than `network`, because the user then has probably mistyped the
-/// network's name.
+/// Fails if all containers are in other networks than `network`, because the user has probably mistyped the network's
+/// name.
 fn require_network(containers: &[PodmanContainer], network: &str) -> Result<(), String> {
     let names: BTreeSet<&str> =
         containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();
