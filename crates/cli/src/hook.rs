@@ -92,9 +92,9 @@ impl Hook {
         })
     }
 
-    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no attempt after the time
-    /// `until`, or after a signal to end the command. Calls the closure `failed` with an error message after each
-    /// failed attempt.
+    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no further attempt after
+    /// the time `until`, and none after a signal to end the command. Calls the closure `failed` with an error message
+    /// after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
