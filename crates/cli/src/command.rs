@@ -362,8 +362,8 @@ impl CommandAnswer {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Replaces the text of the answer by a short text and a text for `-o wide`. Prints the short text and the text for
-    /// `-o wide` unchanged, with the line breaks at their ends.
+    /// Replaces the text of the answer by a short text and a text for `-o wide`. The short text and the text for `-o
+    /// wide` are printed unchanged, with the line breaks at their ends.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self

@@ -56,7 +56,8 @@ pub(crate) enum HistoryPart {
 
 pub(crate) enum FollowStop {
     /// The store was replaced by another store, or was reset to an earlier state, since the last read. The changes of a
-    /// replaced or reset store do not continue the history that was read, even if their revisions are higher.
+    /// replaced or reset store do not continue the history that was read, even if their revisions are higher than the
+    /// last revision that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -250,7 +251,8 @@ impl<'l> FilesReader<'l> {
     }
 
     /// Returns the position and the store id with which a daemon can take over the reading. Returns `None` if a daemon
-    /// must not take over: while the reader reads a state, and always if the reader started with `FollowStart::Oldest`.
+    /// must not take over: while the reader starts or reads a state, and always if the reader started with
+    /// `FollowStart::Oldest`.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))

@@ -28,7 +28,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
 /// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// The removal of written keys lists the keys for this number of transactions with one range request.
+/// When written keys are removed, one range request lists the keys for this number of transactions.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
