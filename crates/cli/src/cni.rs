@@ -1,6 +1,6 @@
 //! Checks container ids, network names and interface names by the rules of the CNI specification. A runtime must not
-//! pass an invalid name to a plugin, and the plugin refuses invalid names. A DEL could therefore never release
-//! addresses that were recorded under an invalid name.
+//! pass an invalid name to a plugin, and the plugin refuses invalid names. Addresses that were recorded under an
+//! invalid name could never be released, because the plugin would refuse their DEL.
 
 /// Maximum length of an interface name in the Linux kernel, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;

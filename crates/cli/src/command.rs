@@ -1,7 +1,7 @@
-//! Runs the commands of `margay`. Defines the global options and three kinds of commands, and does the work before and
-//! after each command. Before a command runs, this module chooses and opens the command's store. In a dry run, the
-//! command's writes stay in memory. After a command, this module closes the store and prints the command's answer: text
-//! for people, JSON for programs, and notes on stderr.
+//! Runs the commands of `margay`. This module also defines the global options and the three kinds of commands. Before a
+//! command runs, this module chooses and opens the command's store. In a dry run, the command's writes stay in memory.
+//! After a command, this module closes the store and prints the command's answer: text for people, JSON for programs,
+//! and notes on stderr.
 //!
 //! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
 //! `natOutgoing`. The plugin writes NAT rules of pools only when a container starts. Unless margay refreshes them, the
@@ -100,7 +100,7 @@ const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// shared with other processes.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command to run, by the way in which the command accesses stores.
+/// A command to run. The variants of `Task` differ in how the command accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),
@@ -362,8 +362,8 @@ impl CommandAnswer {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Replaces the text of the answer by a short text and a text for `-o wide`. Both texts are printed unchanged, with
-    /// the line breaks at their ends.
+    /// Replaces the text of the answer by a short text and a text for `-o wide`. The short text and the text for `-o
+    /// wide` are printed unchanged, with the line breaks at their ends.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
@@ -435,8 +435,9 @@ impl Layout {
     }
 }
 
-/// Runs `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the networks of the pools
-/// have changed. If the refresh fails, only a note is added to the answer, because the pools are already changed.
+/// Awaits the future `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the networks
+/// of the pools have changed. If the refresh fails, only a note is added to the answer, because the pools are already
+/// changed.
 ///
 /// # Errors
 /// Any error of `work`.

@@ -56,7 +56,8 @@ impl From<ipam_core::Error> for CommandFailure {
 }
 
 impl From<io::Error> for CommandFailure {
-    /// Converts an error of writing to stdout. Errors of files and stores are converted by the code that accesses them.
+    /// Converts an I/O error of writing the answer to stdout to the failure of the command. Errors of files and stores
+    /// are converted by the code that accesses them.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

@@ -4,9 +4,9 @@
 //!
 //! Events that are not yet delivered are kept only in the store's own history. While the receiver fails, the watch of
 //! the store is closed. The watch later restarts at the revision in the cursor file. An event is lost only if the store
-//! compacts its history before the watch restarts. The receiver then gets a `gap` event and the current state of the
-//! store. An event may be delivered twice, since the cursor file is written only after the last event of a revision was
-//! delivered.
+//! compacts its history before the watch restarts. After the loss of events, the receiver gets a `gap` event and the
+//! current state of the store. An event may be delivered twice, since the cursor file is written only after the last
+//! event of a revision was delivered.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -92,8 +92,9 @@ impl Hook {
         })
     }
 
-    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no attempt after the time
-    /// `until`, or after a signal to end the command. Calls `failed` with a message after each failed attempt.
+    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no further attempt after
+    /// the time `until`, and none after a signal to end the command. Calls the closure `failed` with an error message
+    /// after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -220,8 +221,9 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records in the cursor file that the watch cannot continue at this cursor. If the refusal were not recorded, a
-    /// later run could skip events once the new store's revision exceeds the cursor's revision.
+    /// Records in the cursor file that the watch cannot continue at this cursor. Without this record in the cursor
+    /// file, a later run of `margay watch` could skip events once the new store's revision exceeds the cursor's
+    /// revision.
     ///
     /// # Errors
     /// The cursor file cannot be written.
@@ -302,7 +304,7 @@ fn exit_reason(status: ExitStatus) -> String {
 }
 
 /// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns after the
-/// group's first process has ended.
+/// receiver program itself has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);

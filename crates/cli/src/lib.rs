@@ -137,7 +137,7 @@ static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// The main function of a program that supports the store kinds in `drivers`.
 pub fn main(drivers: &Drivers) -> ExitCode {
-    // Only conformance cases start `margay` as a child process that plays a role, and they start it without arguments.
+    // A conformance case that needs a child process starts `margay` without arguments.
     if std::env::args_os().len() == 1
         && let Some(code) = play_role(drivers)
     {

@@ -176,7 +176,7 @@ impl MapSection {
 /// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// Either all addresses behind the character have the same use, or `AddressUse` is the use that takes precedence.
+    /// All addresses of the character have this use, or this use takes precedence over the other uses.
     /// [`AddressSign::of`] defines which use takes precedence.
     All(AddressUse),
     /// Some addresses of the character are in use, and no address is borrowed.
@@ -204,7 +204,7 @@ fn colour(wanted: AddressUse) -> &'static str {
     use_row(wanted).1
 }
 
-/// Returns the colour of a block by how many tenths of the block's addresses cannot be assigned.
+/// Returns the colour of a block, which shows how many tenths of the block's addresses cannot be assigned.
 fn colour_of_tenths(tenths: usize) -> &'static str {
     const COLOURS: [&str; 11] = [
         "#e8e8e8", "#cfe0f2", "#b5d2ec", "#9ac3e6", "#7fb3df", "#63a3d8", "#4793d0", "#2c82c7", "#1470bd", "#005eb0",
@@ -255,8 +255,8 @@ fn sign_of_tenths(tenths: usize) -> char {
     }
 }
 
-/// Returns the SGR colour number of a block in a terminal, by how many tenths of the block's addresses cannot be
-/// assigned.
+/// Returns the SGR colour number of a block in a terminal, which shows how many tenths of the block's addresses cannot
+/// be assigned.
 fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     match tenths {
         0 => None,
@@ -266,8 +266,8 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// Maximum number of blocks that fit into a pool whose unclaimed blocks are drawn in addition to its claimed blocks. In
-/// a pool with more than `MAX_PLACES` blocks, only claimed blocks are drawn.
+/// Maximum size, in blocks, of a pool whose unclaimed blocks are drawn. In a larger pool, only claimed blocks are
+/// drawn.
 const MAX_PLACES: u64 = 4096;
 /// Maximum length of an owner's name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;

@@ -102,7 +102,8 @@ impl<'a> StoreAccess<'a> {
         }
     }
 
-    /// Opens the store, runs work on the store's documents, and closes the store, even after an error.
+    /// Opens the store, calls the closure `work` with an operator for the store's documents, and closes the store, even
+    /// after an error.
     pub(crate) async fn with_operator<T>(
         self,
         store_use: StoreUse,
@@ -113,8 +114,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Runs work on the documents of `store`, which is the open store or a wrapper around the open store. Closes `open`
-    /// after the work, even if the work fails.
+    /// Calls the closure `work` with an operator for the documents of `store`, which is the open store or a wrapper
+    /// around the open store. Closes `open` afterwards, even if `work` fails.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -125,7 +126,7 @@ impl<'a> StoreAccess<'a> {
         self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
 
-    /// Runs work on an open store, and closes the store even if the work fails.
+    /// Calls the closure `work` with an open store, and closes the store even if `work` fails.
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
@@ -148,7 +149,7 @@ impl<'a> StoreAccess<'a> {
         Ok(maintenance::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 
-    /// Returns the failure for an error of this store, with advice.
+    /// Converts a store error to a command failure with advice for the user.
     pub(crate) fn explain(self, error: kv::Error) -> CommandFailure {
         explain(self.location, error)
     }
@@ -178,8 +179,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// Returns the same folder with another store engine: the engine whose files are in the folder, or else any other
-/// engine.
+/// Returns `location` with another store engine than its own: the engine whose files are in the folder, or else any
+/// other engine.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;
@@ -191,8 +192,8 @@ fn other_engine(location: &Location) -> Option<Location> {
 /// Returns advice for the user about a store error. `is_here` is true if the store is embedded.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        // A store that was opened through a daemon reports the error `Closed` if other processes keep the daemon's
-        // store for too long.
+        // If other processes keep the store lock for too long, a store that was opened through a daemon reports the
+        // error `Closed`.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }

@@ -333,8 +333,8 @@ impl EventPrinter<'_> {
     fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
-        // The cursor file must record the end of a whole revision or of a whole list. With a cursor file, `--count`
-        // therefore does not cut off the rest of a revision or list.
+        // With a cursor file, `--count` does not cut off the rest of a revision or list, because the cursor file can
+        // record only the end of a whole revision or list.
         if !is_wanted || (self.left == 0 && self.cursor.is_none()) {
             return Ok(());
         }

@@ -33,9 +33,9 @@ pub struct DaemonConnection {
 }
 
 impl DaemonConnection {
-    /// Connects to a daemon's socket. Waits at most `within`, and never longer than [`FROZEN_TIMEOUT`]. The call also
-    /// waits while the socket's backlog is full. The function `is_trusted` decides whether the client accepts a daemon
-    /// that runs as this user.
+    /// Connects to a daemon's socket. Waits at most `within`, and never longer than [`FROZEN_TIMEOUT`], for a place in
+    /// the socket's backlog and for the daemon's greeting. The function `is_trusted` decides whether the client accepts
+    /// a daemon that runs as this user.
     ///
     /// # Errors
     /// `NotFound` or `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not trusted;

@@ -21,8 +21,8 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frame format. Programs with different versions do not exchange requests.
 pub const FRAME_VERSION: u8 = 4;
-/// Maximum size of a request's body, in bytes. A store request has at most 1.5 MiB, and a GC's list of attachments is
-/// shorter.
+/// Maximum size of a request's body, in bytes. A request to the store has at most 1.5 MiB, and the list of attachments
+/// in a request for the CNI verb GC is shorter.
 pub const MAX_REQUEST_BODY_BYTES: usize = 4 << 20;
 /// Maximum size of an answer's body, in bytes. A store does not limit the size of its answers.
 pub const MAX_ANSWER_BODY_BYTES: usize = 1 << 30;
@@ -40,9 +40,9 @@ pub enum FrameKind {
     Hello = b'h',
     /// The daemon's confirmation that it has received a request. The frame's body is empty.
     Taken = b't',
-    /// A [`StallReport`] that the daemon sends every second while a verb is queued or in progress.
+    /// A [`StallReport`] that the daemon sends every second while a CNI verb is queued or in progress.
     Alive = b'l',
-    /// A plugin's request for a verb.
+    /// A plugin's request to carry out a CNI verb.
     Verb = b'v',
     /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
@@ -60,7 +60,7 @@ impl FrameKind {
     }
 }
 
-/// The progress of the daemon's store while a verb waits.
+/// The progress of the daemon's store while a CNI verb waits in the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
     /// Time since the store last finished an operation, but at most the time since the request arrived. The time is
@@ -241,7 +241,7 @@ pub enum StoreIdentity {
     /// A cluster's store.
     Cluster {
         /// The way to log in to the cluster, without secrets: endpoints, user, the client's certificate. The daemon
-        /// does not serve clients that log in another way.
+        /// does not serve clients that use another login.
         access: String,
     },
 }

@@ -15,8 +15,8 @@ pub fn uid(stream: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(stream)?.uid.as_raw())
 }
 
-/// Returns whether the process at the other end of a connection has ended or has closed the connection. The call does
-/// not wait.
+/// Returns whether the process at the other end of a connection has ended or has closed the connection. Returns at
+/// once, even if the peer sends nothing.
 pub fn is_gone(stream: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

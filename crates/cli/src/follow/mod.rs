@@ -5,10 +5,10 @@
 //! A reader first returns a state of the store, and then every change after this state. If the store compacts changes
 //! before the reader has read them, the reader reports a gap. After reporting the gap, the reader returns a later state
 //! of the store. After a gap, a reader that started with `FollowStart::Oldest` returns the oldest state that the store
-//! still has. After a gap, a reader that started with another `FollowStart` returns the newest state. Such a reader
-//! reads the whole newest state before it returns any part of the state. If a reader returned the newest state page by
-//! page, the store could compact this state while a slow caller handles the first page. The reader might then never
-//! reach the changes after the state.
+//! still has. After a gap, a reader that started with another `FollowStart` returns the newest state. The reader reads
+//! the whole newest state before it returns any part of the state. A reader that returned the newest state page by page
+//! might never reach the later changes, because the store can compact this state while a slow caller handles the first
+//! page.
 
 mod watch_reader;
 
@@ -55,9 +55,9 @@ pub(crate) enum HistoryPart {
 }
 
 pub(crate) enum FollowStop {
-    /// The store was replaced by another store, or was reset to an earlier state, since the last read. Changes of a
-    /// replaced or reset store do not continue the history that was read, even if the store's revision is higher than
-    /// the last revision that was read.
+    /// The store was replaced by another store, or was reset to an earlier state, since the last read. The changes of a
+    /// replaced or reset store do not continue the history that was read, even if their revisions are higher than the
+    /// last revision that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -186,7 +186,7 @@ enum ReadPosition {
     State(Revision, Key),
     /// The changes after the revision were compacted, so the newest state is read next.
     Lost(Revision),
-    /// The reader reads the changes from the revision on next.
+    /// The next revision whose changes the reader reads.
     Log(Revision),
 }
 
@@ -250,8 +250,9 @@ impl<'l> FilesReader<'l> {
         Self { at, range, id, position, is_past }
     }
 
-    /// Returns the position and the store id with which a daemon can take over the reading. Returns `None` if this
-    /// reader must not be replaced, which is always so if it started with `FollowStart::Oldest`.
+    /// Returns the position and the store id with which a daemon can take over the reading. Returns `None` if a daemon
+    /// must not take over: while the reader starts or reads a state, and always if the reader started with
+    /// `FollowStart::Oldest`.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))
@@ -260,7 +261,8 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // A newest revision below `next` also counts as new: another store may have replaced this store.
+        // A read is also worthwhile if the store's newest revision is below `next`, because another store may have
+        // replaced this store.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
@@ -358,8 +360,8 @@ impl<'l> FilesReader<'l> {
         }
     }
 
-    /// If `error` says that history was compacted, moves the position to the newest state. A reader that started with
-    /// `FollowStart::Oldest` moves to the oldest state instead.
+    /// If `error` says that history was compacted, moves the reader's position to the newest state, or to the oldest
+    /// state if the reader started with `FollowStart::Oldest`.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();

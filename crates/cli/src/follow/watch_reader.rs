@@ -2,18 +2,19 @@
 //! in pages, and then watches for changes.
 //!
 //! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
-//! progress request too early. A reader that started with `FollowStart::Oldest` therefore compares the reported events
-//! with the newest state. The reader has seen all past events when the reported events lead to the keys and mod
-//! revisions of the newest state, and no event arrives for a while. If the server reports events late, the reader can
-//! miss only keys that were created and deleted again after the last change of every existing key.
+//! progress request too early. To find out whether an etcd watch has reported all events, a reader that started with
+//! `FollowStart::Oldest` compares the reported events with the newest state. The reader has seen all past events when
+//! the reported events together result in the keys and mod revisions of the newest state, and no event arrives for a
+//! while. If the server reports events late, the reader can miss only keys that were created and deleted again after
+//! the last change of every existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
 //! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
-//! watch would stay at its last event until etcd compacts the revision of this event. [`IdleProbe`] therefore compares
-//! the block and affinity keys and their mod revisions at the watch's position with those at the newest revision.
-//! Comparing these keys suffices because every change of an address also changes a block or affinity key. If no block
-//! or affinity key has changed, and no event arrives for a while after the comparison, the watch has reported all
-//! events up to the newest revision.
+//! watch would stay at its last event until etcd compacts the revision of this event. To move the position of a quiet
+//! watch, [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those
+//! at the newest revision. Comparing block and affinity keys suffices because every change of an address changes at
+//! least one of them. If no block or affinity key has changed, and no event arrives for a while after the comparison,
+//! the watch has reported all events up to the newest revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -258,8 +259,8 @@ impl<'l> WatchReader<'l> {
 
     /// Builds a history part from `batches`, and records their events as reported.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
-        // At the compaction mark etcd might not have the former values of keys any more. The reader then continues with
-        // a state of the store.
+        // At the compaction mark etcd might not have the former values of keys any more. If a former value is missing,
+        // the reader continues with a state of the store.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -288,8 +289,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the history part for a read that got no events. The returned part tells whether all events have been
-    /// reported.
+    /// Returns the history part for a read that got no events. The returned history part tells whether the watch has
+    /// reported all events.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -321,8 +322,8 @@ impl<'l> WatchReader<'l> {
         let read = self.position.read();
         self.changes = None;
         if self.past.is_some() && !mark.is_set() {
-            // Only a failed watch reports the compaction mark, while a failed range read does not. The next call of
-            // `read` therefore starts a watch.
+            // To learn the compaction mark, the next call of `read` starts a watch: a failed watch reports the mark,
+            // but a failed range read does not.
             self.position = ReadPosition::Log(read);
             return Some(HistoryPart::Happened(Vec::new()));
         }

@@ -40,8 +40,8 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
         Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
         None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
-    // The machine is scanned after the store is read. An address that is assigned between the reading and the scan is
-    // therefore no candidate for freeing.
+    // The machine is scanned after the store is read, so that an address that is assigned in the meantime is no
+    // candidate for freeing.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for departed in departed_nodes.values() {
@@ -281,7 +281,7 @@ struct DepartedKeptCounts {
 }
 
 impl DepartedKeptCounts {
-    /// Returns the counts as text, or an empty text if all counts are 0.
+    /// Formats the numbers of kept addresses as text; an empty text if all numbers are 0.
     fn text(&self) -> String {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),

@@ -59,7 +59,7 @@ impl ListInput {
     /// empty.
     ///
     /// # Errors
-    /// The list is empty.
+    /// The list of attachments or nodes is empty, although the user does not expect an empty list.
     fn require_not_empty(&self, is_empty: bool, is_meant: bool) -> CommandResult<()> {
         match is_empty && !is_meant {
             true => Err(self.wrong("it is empty", "if there really is nothing, say so with --empty")),
@@ -101,8 +101,9 @@ fn read_text(from: impl Read) -> io::Result<String> {
     if bytes.len() as u64 > MAX_LIST_BYTES {
         return Err(io::Error::other("it is longer than any list"));
     }
-    // For an empty list, the caller has another error message. A byte order mark would become a part of the first name
-    // in the list. gc would then free the addresses of the container that has this name.
+    // An empty list is no error here, because the caller reports an empty list with its own error message. A list with
+    // a byte order mark is refused: if the mark became a part of the first name in the list, gc would free the
+    // addresses of the container with that name.
     match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
         None => String::from_utf8(bytes).map_err(io::Error::other),
         Some(fault) => Err(io::Error::other(fault.to_string())),

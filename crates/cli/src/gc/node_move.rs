@@ -24,11 +24,11 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// A block that is affine to the node to move, or in which this node has addresses.
+/// A block that is affine to the old node, or in which the old node has addresses.
 #[derive(Debug, Serialize)]
 struct MovedBlock {
     block: IpNet,
-    /// True if the block is affine to the node to move.
+    /// True if the block is affine to the old node.
     own: bool,
     addresses: usize,
 }
@@ -64,12 +64,12 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store records the old node name as its only node. The move also changes the record of the only node.
+    /// True if the store's record of its only node names the old node, so that the move must also change this record.
     pinned: bool,
-    /// True if the node to move holds anything in the store, even if it is only an affinity to a missing block.
+    /// True if the old node holds anything in the store, even if it is only an affinity to a missing block.
     #[serde(skip)]
     has_any: bool,
-    /// The nodes that hold anything in the store, if the named node holds nothing.
+    /// The nodes that hold anything in the store, if the old node holds nothing.
     #[serde(skip)]
     others: Vec<String>,
 }
@@ -198,7 +198,7 @@ impl NodeMoveReport {
         }
     }
 
-    /// Adds the result of one commit to the report.
+    /// Adds the result of one commit of the move to the report of the move.
     fn add(&mut self, share: &[IpNet], done: HandOverResult) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();

@@ -131,7 +131,7 @@ pub(super) struct KeptByListCounts {
 }
 
 impl KeptCounts {
-    /// Returns the counts as text, or an empty text if all counts are 0.
+    /// Formats the numbers of kept addresses as text; an empty text if all numbers are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
         let parts = [

@@ -221,7 +221,8 @@ impl ScanMemory {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
-            // A due time that is too far in the future was not written by Margay, and is ignored.
+            // If the recorded time of the next scan of all blocks is too far in the future, the time was not written by
+            // Margay and is ignored.
             Some(found) if (now..=next + FULL_SCAN_SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
             None => time_first_full_scan(operator, now, next).await?,
@@ -247,8 +248,8 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Comma
 }
 
 impl ScanPlan {
-    /// Records in which blocks the node holds addresses. An error of writing the record is only logged, because the
-    /// next scan then only reads more blocks.
+    /// Records in which blocks the node holds addresses. An error of writing this record is only logged, because the
+    /// only consequence is that the next scan reads more blocks.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = ScanRecord {

@@ -227,7 +227,7 @@ fn find_folder(role: Role, args: &Install, path: &PluginPath) -> CommandResult<P
         }
         (None, Some(file)) => Ok(PluginFolder::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
-            // The plugin file may have been deleted after Margay's plugin was installed in its place.
+            // Margay's plugin may have replaced the plugin file in a folder, and may later have been deleted.
             let touched = plugin_folders(role, args, path).find(|plugin_folder| plugin_folder.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
@@ -534,7 +534,7 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Returns the change with the outcome of the restoration.
+    /// Returns the planned restoration of a plugin as a completed restoration with the outcome `undone`.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
@@ -604,8 +604,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
     })
 }
 
-/// Returns a warning if CNI calls run two versions of Margay's program as main plugin and IPAM plugin, or two files
-/// where one file could serve as both plugins.
+/// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The programs
+/// differ if they have different versions, or are two files although hard links to one file are possible.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

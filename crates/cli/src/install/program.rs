@@ -193,8 +193,8 @@ fn ask_status(
     env: &Environment<'_>,
 ) -> Result<(), String> {
     let mut conf = network.conf.clone();
-    // The CNI verb STATUS needs CNI version 1.1.0. The store is the same, whichever CNI version the network
-    // configuration has.
+    // The CNI verb STATUS needs CNI version 1.1.0. Another CNI version in the network configuration does not change
+    // which store the plugin uses.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
@@ -231,8 +231,8 @@ pub(crate) fn run_program(mut command: Command, stdin: &[u8]) -> io::Result<Prog
         return Err(io::Error::other("no pipes"));
     };
     let stdin = stdin.to_vec();
-    // Separate threads read and write the pipes. A program that stops reading or writing can therefore not block this
-    // function for longer than `PROGRAM_TIMEOUT`.
+    // Separate threads read and write the pipes, so that a program that stops reading or writing blocks this function
+    // for at most `PROGRAM_TIMEOUT`.
     let writer = thread::spawn(move || input.write_all(&stdin));
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();

@@ -1,10 +1,11 @@
 //! Finds the folders in which this node's container runtime looks for plugins.
 //!
 //! A container runtime searches a list of folders for the main plugin `calico`. The container runtime passes its list
-//! of plugin folders to the main plugin as `CNI_PATH`. The main plugin searches this list for `calico-ipam`. The
-//! container runtime and the main plugin both run the first file that has the plugin's name. containerd has a single
-//! plugin folder (`bin_dir`), or since version 2.1 a list of plugin folders (`bin_dirs`). CRI-O has a list of plugin
-//! folders (`plugin_dirs`), followed by the folder in the older setting `plugin_dir`.
+//! of plugin folders to the main plugin as `CNI_PATH`. The main plugin searches the folders in `CNI_PATH` for
+//! `calico-ipam`. The container runtime and the main plugin both run the first file that has the plugin's name. The
+//! container runtime containerd has a single plugin folder (`bin_dir`), or since version 2.1 a list of plugin folders
+//! (`bin_dirs`). CRI-O has a list of plugin folders (`plugin_dirs`), followed by the folder in the older setting
+//! `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -177,8 +177,8 @@ enum JudgePlan {
     Empty(Arc<InPlaceHarness<UrlHarness>>),
     /// All keys in the store are deleted, and then all conformance cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
-    /// The store has keys, which must not be changed. Only conformance cases that work in a store with other keys are
-    /// run. The string is the prefix of all keys that these cases write.
+    /// The store has keys, which must not be changed. Only those conformance cases are run that tolerate other keys in
+    /// the store. The string is the common prefix of all keys that the conformance run writes.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
@@ -276,12 +276,12 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
     }
 }
 
-/// Decides what an error of the first read says about the store.
+/// Decides what an error of the first read from a store says about the contents of the store.
 fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
-        // Store errors that have a detail also have their own advice.
+        // If a store error has a detail, the error itself contains advice for the user.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "check that the store is running, and that its address and port are right"

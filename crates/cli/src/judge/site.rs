@@ -79,7 +79,7 @@ impl StoreFolder {
         self.path.join(format!("case-{number}"))
     }
 
-    /// Removes the stores of the run, and the folder if the run has created it.
+    /// Removes the stores of the conformance run, and their folder if the run has created the folder.
     fn remove(&self) -> io::Result<()> {
         retry_until_empty(LOCK_TIMEOUT, || self.remove_once())
     }
@@ -101,8 +101,8 @@ impl NewStoresHarness {
     }
 }
 
-/// Repeats a removal that fails because a folder is not empty, until `limit` has passed. sled's threads may still write
-/// files after a conformance case was stopped.
+/// Repeats the removal of a folder while the removal fails because the folder is not empty, for at most `limit`. After
+/// a conformance case was stopped, sled's threads may still write files into the folder.
 fn retry_until_empty(limit: Duration, mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let started = Instant::now();
     loop {
@@ -196,7 +196,7 @@ fn address(location: &Location) -> Result<String, BoxError> {
 pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
-    // The value is `None` while the store is closed.
+    // The opening of the store; `None` while the conformance case has closed the store.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }

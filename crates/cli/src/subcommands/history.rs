@@ -98,8 +98,8 @@ impl HistoryReport {
         let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
-            // The read may have failed because the store's daemon has ended, so the history is read again without the
-            // daemon.
+            // Reading the history may have failed because the store's daemon has ended, so the history is read again
+            // without the daemon.
             Err(_) if is_served => {
                 self.events.clear();
                 self.given_up.clear();

@@ -289,8 +289,8 @@ struct AutoRangePool<'a> {
 }
 
 impl AutoRangePool<'_> {
-    /// Chooses a random address range that overlaps with no network in `taken`, and returns it with the request for the
-    /// pool.
+    /// Chooses a random address range that overlaps with no network in `taken`. Returns the range, and the request for
+    /// a pool with this range.
     fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {

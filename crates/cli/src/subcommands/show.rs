@@ -342,7 +342,8 @@ impl StoreCommand for ShowForecast {
         if forecast.pools.is_empty() {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
-        // If the store's history is too short for a forecast, the table already shows that the forecast is unknown.
+        // If the store's history is too short for a forecast, the answer needs no note, because the table shows that
+        // the forecast is unknown.
         match forecast.history_seconds < MIN_HISTORY.as_secs() {
             true => Ok(answer),
             false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),
@@ -386,7 +387,7 @@ fn forecast_words(ahead: FillForecast) -> (String, String) {
     }
 }
 
-/// Formats a time span as a whole number, rounded down, in the largest unit of which it has at least two.
+/// Formats a time span as a whole number, rounded down, in the largest unit for which this number is at least 2.
 fn span(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let (size, name) = units.into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "second"));

@@ -1,6 +1,6 @@
-//! Fills a target store with the rows of a source. Each part of the source is compared with the target store before it
-//! is written. A run can therefore be interrupted at any moment and started again. A final comparison shows whether the
-//! source and the target store are equal.
+//! Fills a target store with the rows of a source. Each part of the source is compared with the target store before the
+//! part is written, so that an interrupted run can be started again. A final comparison shows whether the source and
+//! the target store are equal.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
 /// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// The number of transactions whose keys are listed with one request, when keys are removed.
+/// When written keys are removed, one range request lists the keys for this number of transactions.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
@@ -228,8 +228,8 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // If another process has registered a node since the import lock was created, it has usually written the
-            // node's document more than once.
+            // If another process has registered a node since the import lock was created, the node's document usually
+            // has a version above 1 and is kept.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -305,10 +305,10 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // Other processes do not write IPAM documents to the target store. A single guard therefore suffices: it
-        // requires that the range of the transaction's keys is empty. A single guard for a range is cheaper than one
-        // guard for each key, and etcd then needs no lookup of leases. The key of the import lock exists, and must
-        // therefore be outside of the guarded range.
+        // Other processes do not write IPAM documents to the target store, so a single guard suffices: it requires that
+        // the range of the transaction's keys is empty. A single guard for a range is cheaper than one guard for each
+        // key, and saves etcd the lookup of leases. The guarded range must not contain the key of the import lock,
+        // because this key exists.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -331,8 +331,8 @@ pub(crate) enum FillMode {
     Update,
     /// The target store is not changed; the source's documents and the differences are counted.
     DryRun,
-    /// The target store is not changed. Keys and differences are counted, but not documents, which were counted when
-    /// they were written.
+    /// The target store is not changed. Keys and differences are counted. Documents are not counted again, because they
+    /// were counted when they were written.
     Verify,
 }
 
@@ -356,12 +356,14 @@ pub(crate) struct Differences {
 }
 
 impl Differences {
-    /// Reads the target store back, and returns true if its keys and values have not changed since this run.
+    /// Reads the target store back, and returns true if its keys and values have not changed since the run that filled
+    /// the store.
     pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> CommandResult<bool> {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// Fails if the comparison with the target store `at`, which was filled just before, has found a key that differs.
+    /// Fails if the comparison has found a key that differs in the target store `at`, although the store was filled
+    /// just before the comparison.
     pub(crate) fn require_none(&self, at: &impl fmt::Display, hint: &str) -> CommandResult<()> {
         if self.total() == 0 {
             return Ok(());
@@ -414,8 +416,8 @@ pub(crate) struct TargetFiller<'f, 'l> {
 }
 
 impl<'f, 'l> TargetFiller<'f, 'l> {
-    /// Fills the target store, or compares it with the source, depending on `work`. `keys` is the number of keys in the
-    /// source, if this number is known.
+    /// Compares the source with the target store, and changes the target store as the mode `work` says. `keys` is the
+    /// number of keys in the source, if this number is known.
     ///
     /// # Errors
     /// With [`FillMode::Fill`], the target store has a key that the source lacks, or a value that differs from the

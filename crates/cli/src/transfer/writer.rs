@@ -23,7 +23,8 @@ use crate::store::StoreAccess;
 /// The file mode of a backup file. Only the owner may read a backup file, because only the owner may read the store.
 const MODE: u32 = 0o600;
 /// Number of bytes that are written to a backup file between two calls of fsync. If a plugin commits to the store
-/// during a backup, its fsync may have to wait until this number of bytes of the backup file is on the disk.
+/// during a backup, the fsync of the commit may have to wait until this number of bytes of the backup file is on the
+/// disk.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether a backup may replace an existing file of the same name.

@@ -1,9 +1,9 @@
 //! Finds address conflicts on this machine that cannot be found in a single store.
 //!
-//! Two networks with different stores may assign the same addresses. Two containers can then get the same address, even
-//! though each store is consistent. A route of this machine may also direct addresses of a pool to another network: of
-//! a VPN, of Docker or of the machine itself. Containers in the pool then cannot reach hosts in that network, or hosts
-//! in that network cannot reach the containers.
+//! Two networks with different stores may assign the same address to two containers, even though each store is
+//! consistent. A route of this machine may also direct addresses of a pool to another network: of a VPN, of Docker or
+//! of the machine itself. If a route directs a pool's addresses to another network, the containers of the pool and the
+//! hosts of the other network cannot reach each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -145,8 +145,8 @@ fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bo
     if !is_inside {
         return false;
     }
-    // Calico's routes to the blocks of other nodes have a gateway. Most blocks have 64 (2^6) addresses, which is why 6
-    // is added to the prefix length.
+    // Calico's routes to the blocks of other nodes have a gateway. Most blocks have 64 (2^6) addresses, so the prefix
+    // of a block is 6 bits shorter than that of an address.
     let is_block = route.has_gateway && route.net.prefix_len() + 6 >= length;
     let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICO_DEVICES);
     let is_interface = route.net == pool || is_bridge(&route.device);

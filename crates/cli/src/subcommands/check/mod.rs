@@ -45,8 +45,8 @@ Examples:
 Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is assigned.
 The exit code is 0 if there is no problem, and 1 if there is one or something failed.";
 
-/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the output format. A value of
-/// `-o` is therefore taken as a report file only if it looks like a file name and is not an output format.
+/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the output format, so a value
+/// of `-o` is taken as a report file only if it looks like a file name and is not an output format.
 pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let is_check = is_check(&args);

@@ -240,8 +240,8 @@ fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// The text is neither YAML nor JSON. The error message names the faulty line.
 pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> CommandResult<Vec<Value>> {
-    // A node may have the name `n`, and a label may have the value `off`. Of YAML's booleans, only `true` and `false`
-    // are therefore read as booleans.
+    // Of YAML's booleans, only `true` and `false` are read as booleans, because a node may have the name `n`, and a
+    // label may have the value `off`.
     let options = serde_saphyr::options! { strict_booleans: true };
     match serde_json::from_slice(text) {
         Ok(value) => Ok(vec![value]),

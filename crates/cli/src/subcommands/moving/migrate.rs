@@ -209,8 +209,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Succeeds if an earlier run was killed after it had removed the import lock, so that the target store equals the
-    /// source store. Fails if the target store has no import lock and differs from the source store.
+    /// Succeeds if the target store equals the source store, because an earlier run has already removed the import
+    /// lock. Fails if the target store has no import lock and differs from the source store.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;
@@ -262,7 +262,8 @@ impl MigrationStores<'_> {
             .await
     }
 
-    /// Compares the source store at a revision with the target store. Also fills the target store if `work` says so.
+    /// Compares the source store at a revision with the target store. Also writes to the target store if the mode
+    /// `work` is [`FillMode::Fill`] or [`FillMode::Update`].
     async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,

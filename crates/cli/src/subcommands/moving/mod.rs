@@ -215,9 +215,9 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     Ok(written)
 }
 
-/// Succeeds if an earlier run was killed after it had removed the import lock, so that the store has all keys of the
-/// backup file. Returns `None` if the store has no IPAM documents. Fails if a store without an import lock has some
-/// IPAM documents, but not all keys of the backup file.
+/// Succeeds if the store has all keys of the backup file, because an earlier run has already removed the import lock.
+/// Returns `None` if the store has no IPAM documents. Fails if a store without an import lock has some IPAM documents,
+/// but not all keys of the backup file.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;

@@ -48,8 +48,8 @@ pub(crate) struct TakeOverArgs {
     pub(crate) dry_run: bool,
 }
 
-/// Parses the name of a CNI network. Container runtimes never call the plugin with a name that CNI does not allow. A
-/// DEL could therefore never release addresses that were recorded under an invalid name.
+/// Parses the name of a CNI network. Container runtimes never call the plugin with a name that CNI does not allow.
+/// Addresses that were recorded under an invalid network name could never be released by a DEL.
 fn network_name(text: &str) -> Result<String, String> {
     match is_cni_name(text) {
         true => Ok(text.to_owned()),
@@ -222,7 +222,7 @@ async fn take_over_one(
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
             Ok(TakeOverOutcome::Conflict(error.to_string()))
         }
-        // The error message is Calico's, which ends in a line break.
+        // The message of a pool error is copied from Calico and ends in a line break.
         Err(Error::Pool(error)) => Ok(TakeOverOutcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -234,8 +234,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
         container: lease.container.clone(),
         interface: lease.interface.clone(),
         node: lease.node.clone().unwrap_or_else(|| report.node.clone()),
-        // `boot_id` is the id of this machine's current boot. The id is recorded only for containers that were started
-        // on this machine since its last boot.
+        // The id of this machine's current boot is recorded only for containers that were started on this machine since
+        // its last boot.
         boot: host::boot_id()
             .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
             .and_then(|id| host::short_boot(&id)),
@@ -310,7 +310,8 @@ pub(crate) struct FromHostLocal {
 
 /// Maximum size of a lease file of host-local, in bytes. host-local's lease files are far smaller than this limit.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
-/// The interface of a lease whose file names no interface, because an old version of host-local wrote the file.
+/// The interface that is assumed for a lease file without an interface. Old versions of host-local did not write the
+/// interface.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl StandaloneCommand for FromHostLocal {
@@ -486,8 +487,8 @@ impl PodmanContainer {
     }
 }
 
-/// Fails if all containers are in other networks than `network`, because the user then has probably mistyped the
-/// network's name.
+/// Fails if all containers are in other networks than `network`, because the user has probably mistyped the network's
+/// name.
 fn require_network(containers: &[PodmanContainer], network: &str) -> Result<(), String> {
     let names: BTreeSet<&str> =
         containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();

@@ -82,11 +82,11 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
 
 const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
 const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
-/// The interface of an address record that names no interface, because an old version of whereabouts wrote the record.
-/// `net1` is the name that Multus gives to the first interface that it adds.
+/// The interface that is assumed for an address record without an interface. Old versions of whereabouts did not record
+/// the interface. `net1` is the name that Multus gives to the first interface that it adds.
 const DEFAULT_INTERFACE: &str = "net1";
 
-/// A Kubernetes object in JSON. Any empty field may be `null`, as Go writes it; an example is an empty list `items`.
+/// A Kubernetes object in JSON. Go writes an empty field, such as an empty list `items`, as `null`.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Object")]
 struct KubernetesObject {
@@ -177,8 +177,8 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
 }
 
 impl WhereaboutsRecords {
-    /// Adds a Kubernetes object, or each item of a Kubernetes list. Skips objects that are neither IPPool objects nor
-    /// pods.
+    /// Adds an IPPool object, a pod, or each item of a Kubernetes list to the records. Skips all other Kubernetes
+    /// objects.
     fn add_object(&mut self, object: KubernetesObject) -> Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
