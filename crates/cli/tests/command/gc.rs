@@ -92,8 +92,7 @@ fn gc_frees_leftovers_of_earlier_boot_and_keeps_live() {
         lab(lab_, &format!("198.18.{number}.0/24"));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         let now = assign_now(lab_, "now");
-        // The address is now in a network namespace without a name. Only the container's process keeps this network
-        // namespace alive.
+        // The address is now in a network namespace without a name, which only the container's process keeps alive.
         let container = Container::with(&live);
         let shown = gc(lab_, "--boot").answer();
         for text in [
@@ -370,7 +369,7 @@ fn gc_at_boot_leaves_cluster_stores_to_timer() {
         let text = format!(r#"{{"name":"{name}","type":"bridge",{store},"ipam":{{"type":"margay-ipam"}}}}"#);
         std::fs::write(conf.join(format!("{name}.conf")), text).unwrap();
     };
-    // The network drops packets to this address without a reply.
+    // The network drops all packets to 192.0.2.1 without a reply.
     network("a", r#""datastore_type":"etcdv3","etcd_endpoints":"http://192.0.2.1:2379""#);
     let args = format!("gc --boot --apply --local-stores --cni-conf-dir {}", conf.display());
     let begun = Instant::now();

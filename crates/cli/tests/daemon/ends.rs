@@ -28,7 +28,8 @@ struct Reported {
 }
 
 impl Reported {
-    /// Calls ADD and DEL until `over` is set, and omits the DEL for every third container. Each call must succeed.
+    /// Calls ADD and DEL until `over` is set, and omits the DEL for every third container. Each plugin call must
+    /// succeed.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
             if over.load(Ordering::SeqCst) {
@@ -49,14 +50,14 @@ impl Reported {
     }
 
     /// Calls the plugin from several threads while `work` runs. After `work`, the store must have exactly the addresses
-    /// that the calls returned.
+    /// that the plugin calls returned.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // The flag is set even if this thread panics, so that the other threads end.
+                    // `over` is set even if this thread panics, so that the other threads end.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });
@@ -71,7 +72,7 @@ impl Reported {
     }
 }
 
-/// Sets the flag when the value is dropped.
+/// Sets an atomic flag to true when the [`OnDrop`] value is dropped.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {
