@@ -383,7 +383,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     }
 }
 
-/// The holder of an address, borrowed from the address's entry in a block.
+/// The holder of an address. All strings are references into the address's entry in the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The holder's handle.

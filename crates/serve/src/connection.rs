@@ -123,7 +123,7 @@ async fn answer_verb(
     }
 }
 
-/// Records the result of an answer and how long it took.
+/// Records in the metrics whether a verb was carried out, and how long its answer took.
 fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
     let ending = match answer {
         Answer::Refused(_) | Answer::Declined(_) | Answer::NamespaceWanted => RequestResult::Failed,
@@ -189,8 +189,8 @@ async fn answer_store_request(
     }
 }
 
-/// Changes an error of opening the store so that the error names the operation that the client requested. The requested
-/// operation has not started.
+/// Changes an error of opening the store so that the error names the operation that the client requested and that has
+/// not started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;

@@ -1,5 +1,5 @@
-//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. This module also
-//! has a function that visits all blocks of a store.
+//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. This module has a
+//! function that visits all blocks of a store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -217,7 +217,7 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
 
 /// Maximum number of events in a history. A longer history omits its oldest events.
 const MAX_HISTORY_EVENTS: usize = 500;
-/// Maximum number of attempts to read a history. An attempt fails if the store compacts the history meanwhile.
+/// Maximum number of attempts to read a history. An attempt fails if the store compacts the history during the attempt.
 const MAX_ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
