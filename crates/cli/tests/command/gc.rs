@@ -137,8 +137,9 @@ fn gc_needs_two_scans_apart_when_namespace_is_missing() {
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
         assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
 
-        // The second container's process has ended, so the container has neither an interface nor a network namespace.
-        // Earlier scans found the container's address live, so `gc` must wait again from the next scan on.
+        // The process of the container `live` has ended, so this container has neither an interface nor a network
+        // namespace. Earlier scans found the container's address in use, so the waiting time of `gc` begins at the next
+        // scan.
         drop(container);
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
         age_looks(lab_, 58);
@@ -217,8 +218,8 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
     assert!(gc(lab_, "--netns --apply").answer().contains("nothing to free"));
     drop(container);
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
-    // Between the two scans, the address is released and assigned again. The new assignment has the same address and
-    // the same handle, but must not count as the old assignment.
+    // Between two scans of `gc`, the address is released and assigned again. The new assignment has the same address
+    // and the same handle, but must not count as the old assignment.
     age_looks(lab_, 120);
     lab_.margay("ipam release --container c1").answer();
     lab_.with_ipam(async |ipam| {

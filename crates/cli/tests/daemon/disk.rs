@@ -93,7 +93,7 @@ fn dels_go_on_when_another_program_takes_all_room() {
     }
 }
 
-/// Says whether a daemon runs beside the plugin.
+/// Whether a daemon runs beside the plugin in a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,

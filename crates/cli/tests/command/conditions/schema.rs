@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, copy, run};
 
-/// Returns the rows of the two tables under the heading "JSON", each with its first and its second cell.
+/// Returns the rows of the two tables under the heading "JSON" in the book, each as the texts of its first and second
+/// cell.
 fn rows() -> Vec<(String, String)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/command-line.md");
     let page = std::fs::read_to_string(page).unwrap();
