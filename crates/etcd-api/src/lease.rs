@@ -362,7 +362,7 @@ impl LeaseClock {
         matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
-    /// Revokes every lease when its time ends. The future never completes.
+    /// Revokes every lease when its time ends. The future that revokes the leases never completes.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
             let place = backing.place();

@@ -96,8 +96,8 @@ impl Api {
         Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
-    /// Revokes leases when their time ends. The future never completes. Requests about leases wait until this future is
-    /// polled.
+    /// Revokes leases when their time ends. The future that revokes the leases never completes. Requests about leases
+    /// wait until the future of `end_leases` is polled.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }

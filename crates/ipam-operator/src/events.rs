@@ -24,8 +24,8 @@ use time::OffsetDateTime;
 pub struct BlockEvent {
     /// The block that the event concerns.
     pub block: IpNet,
-    /// Length of the assigned prefix, in a block of prefixes. `None` for a block of single addresses, and for an event
-    /// without an address.
+    /// Length of the assigned prefix, in a block of prefixes. The prefix length is `None` for a block of single
+    /// addresses, and for an event without an address.
     pub prefix_length: Option<u8>,
     /// The kind of event, with its details.
     pub what: BlockEventKind,

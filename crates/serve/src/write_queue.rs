@@ -40,8 +40,8 @@ pub struct QueuedVerb {
     pub verb: Verb,
     /// The client that waits for the answer to the verb.
     pub client: Client,
-    /// Generation of the store that the client connected to. If another store replaces that store, the new store has
-    /// another generation.
+    /// Generation of the store that the client connected to. If another store replaces the client's store, the new
+    /// store has another generation.
     pub generation: u64,
     /// Path of the host lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,

@@ -21,7 +21,7 @@ const ROUNDS: u32 = 20;
 /// The answers that the plugin's callers have received.
 #[derive(Default)]
 struct Reported {
-    /// The handle that holds each address. An address is added after its ADD and removed before its DEL.
+    /// The handle that holds each address. An address is in the map from the end of its ADD to the start of its DEL.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,

@@ -114,7 +114,7 @@ impl Ended {
     }
 }
 
-/// A running process. Dropping the value kills the process.
+/// A running process. Dropping a [`Running`] kills the process.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Option<Child>,

@@ -117,7 +117,7 @@ impl Inspector {
         }
     }
 
-    /// Finishes the inspection. The caller must have read all keys at `revision`.
+    /// Finishes the inspection. The caller must have added all keys of the store at `revision`.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);

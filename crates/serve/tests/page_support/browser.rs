@@ -1,4 +1,4 @@
-//! Controls a browser in tests: Chromium through chromedriver, which accepts WebDriver's JSON commands over HTTP.
+//! Controls the browser Chromium in tests, through chromedriver, which accepts WebDriver's JSON commands over HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

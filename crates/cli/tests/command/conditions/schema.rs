@@ -107,8 +107,8 @@ fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));
-    // The test skips three commands whose JSON output has no documented fields: `metrics` prints a list, `get` prints
-    // Calico's document, and `watch` prints lines of events.
+    // The test skips `metrics` (which prints a list), `get` (Calico's document) and `watch` (lines of events), because
+    // their JSON output has no documented fields.
     for command in
         COMMANDS.iter().filter(|one| !["metrics", "watch"].contains(&one.name) && one.words() != "get ippool main")
     {

@@ -45,7 +45,8 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // If a run completes before the kill, the machine was busy while the command's duration was measured.
+            // If a command completes before the kill, its measured duration was too long, because the machine was busy
+            // during the measurement.
             true => whole = whole.min(until),
         }
         look(lab);

@@ -195,7 +195,8 @@ pub(super) struct AddressRow {
 }
 
 impl AddressRow {
-    /// Returns the row of an address. The caller must already have applied the cooldown to the block.
+    /// Returns the row that describes an address on the web page. The caller must already have applied the cooldown to
+    /// the block.
     pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
         let free = |used| Self { ip, used, holder: None, since: None };
         match block.lookup(ip) {
