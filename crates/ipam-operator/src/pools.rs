@@ -43,9 +43,10 @@ pub enum InUse {
     /// The deletion of a pool fails if addresses of the pool are in use.
     #[default]
     Refuse,
-    /// The pool of a bridged network is deleted even if addresses are in use. The deletion of any other pool with
-    /// addresses in use fails. Containers with an address of the deleted pool keep the address, and can release it
-    /// later. A block without a pool exists until all its addresses are released.
+    /// The pool of a bridged network is deleted even if addresses are in use. The deletion of a pool that does not
+    /// belong to a bridged network fails if addresses of the pool are in use. Containers with an address of the deleted
+    /// pool keep the address, and can release it later. A block without a pool exists until all its addresses are
+    /// released.
     DeleteBridged,
 }
 

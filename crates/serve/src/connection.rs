@@ -89,8 +89,8 @@ async fn report_until_done<T>(
             _ = ticks.tick() => {
                 let stalled_for = if has_engine { daemon.metrics.pulse.stalled_for(received_at) } else { Duration::ZERO };
                 let frame = Frame::new(FrameKind::Alive, &StallReport { stalled_for })?.to_bytes();
-                // `work` must be polled even while the client reads nothing, so this write does not wait for buffer
-                // space. An Alive frame is so short that the kernel accepts all of it or none of it.
+                // `work` must be polled even while the client reads nothing, so the write of an Alive frame does not
+                // wait for buffer space. An Alive frame is so short that the kernel accepts all of it or none of it.
                 match writer.try_write(&frame) {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                     Ok(sent) if sent < frame.len() => return Err(io::ErrorKind::WriteZero.into()),

@@ -327,7 +327,7 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for further changes after the watch has reached the newest key. This wait covers deletions: a
+/// How long to wait for further changes after the watch has reached the newest key. The wait is for deletions: a
 /// deleted key is not listed, so no listed revision shows whether the watch has reported the deletion.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time without a change, as long as the watch has not reached the newest key.
