@@ -55,7 +55,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Returns the disk space of the store.
     ///
     /// # Errors
-    /// The store cannot be reached or measured.
+    /// Any error if the store cannot be reached or measured.
     async fn sizes(&self) -> kv::Result<StoreSizes>;
 
     /// Checks that the disk has space for puts.

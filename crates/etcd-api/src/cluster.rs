@@ -97,7 +97,7 @@ impl PbMaintenanceService for Api {
             return Err(unsupported("raising an alarm"));
         }
         let now = self.recent_revision().await?;
-        // While another process has the store, the answer has no alarm.
+        // While another process has the store, the answer to an alarm request contains no alarm.
         let is_full = match timeout(STORE_WAIT_TIMEOUT, self.backing.check_room()).await {
             Ok(Err(error)) if *error.kind() == ErrorKind::NoSpace => true,
             Ok(Err(error)) => return Err(status(&error)),

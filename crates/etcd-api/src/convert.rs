@@ -43,8 +43,9 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     }
 }
 
-/// A transaction for the store, and the shapes of the reads' answers. The lists `success` and `failure` have one item
-/// for each operation of their branch, in order. The item is `None` unless the operation is a read.
+/// A transaction for the store, and a description of how to build the answer to each read in the transaction. The lists
+/// `success` and `failure` have one item for each operation of their branch, in order. An item is `None` if its
+/// operation is not a read.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
@@ -131,7 +132,7 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
         (2, Some(PbTargetUnion::ModRevision(revision))) => Target::ModRevision(Revision::new(revision)),
         (VALUE, Some(PbTargetUnion::Value(value))) => Target::Value(Value::new(value)),
         (4, Some(PbTargetUnion::Lease(lease))) => Target::Lease(lease),
-        // A compare without a number means a comparison with zero.
+        // A compare message without a number compares with zero.
         (0, None) => Target::Version(0),
         (1, None) => Target::CreateRevision(Revision::UNSET),
         (2, None) => Target::ModRevision(Revision::UNSET),
@@ -169,7 +170,7 @@ pub(crate) struct ReadShape {
 }
 
 impl ReadShape {
-    /// Returns the shape that a range request asks for.
+    /// Returns the filters, order, limit and content that a range request asks for.
     pub(crate) fn of(request: &PbRangeRequest) -> Self {
         let by = match request.sort_target {
             1 => SortField::Version,
@@ -243,7 +244,7 @@ impl ReadShape {
     }
 
     fn wants(&self, kv: &Kv) -> bool {
-        // The bound 0 stands for no bound.
+        // A minimum or maximum revision of 0 stands for no bound.
         let within =
             |revision: i64, (from, to): (i64, i64)| (from == 0 || revision >= from) && (to == 0 || revision <= to);
         within(kv.mod_revision.get(), self.mod_revisions) && within(kv.create_revision.get(), self.create_revisions)

@@ -50,8 +50,7 @@ impl PbLeaseService for Api {
         if ttl > Lease::MAX_TTL {
             return Err(Refusal::LeaseTooLong.into());
         }
-        // The grant waits for the store here. If the client disconnects while another process has the store, the lease
-        // is not granted.
+        // If the client disconnects while the grant waits for the store, the lease is not granted.
         self.revision().await?;
         self.leases_are_known().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
@@ -363,7 +362,7 @@ impl LeaseClock {
         matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
-    /// Revokes every lease when its time ends. The future never completes.
+    /// Revokes every lease when its time ends. The future that revokes the leases never completes.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
             let place = backing.place();
@@ -443,8 +442,8 @@ impl LeaseClock {
     /// Returns the time until the next lease ends, at most [`CLOCK_INTERVAL`].
     fn next(&self) -> Duration {
         let now = Instant::now();
-        // `next_scan` is locked before the leases are read. A concurrently granted lease is therefore either included
-        // in `due`, or compared with the new `next_scan`.
+        // `next_scan` is locked before the leases are read, so that a concurrently granted lease is either included in
+        // `due` or compared with the new `next_scan`.
         let mut next_scan = self.next_scan();
         let due = self.times().values().filter(|time| time.is_there()).map(LeaseTime::due).min();
         *next_scan = due.unwrap_or(now + CLOCK_INTERVAL).min(now + CLOCK_INTERVAL);

@@ -58,8 +58,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Minimum interval of a watch's progress reports, as in etcd.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a request about the server itself waits for the store while another process has it. After this time, the
-/// answer's header has the newest revision of all earlier answers.
+/// How long a request about the server itself waits for the store while another process has it. If the store does not
+/// answer within this time, the answer's header has the newest revision of all earlier answers.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Implements etcd's gRPC services for a store. An `Api` is cheap to clone.
@@ -96,8 +96,8 @@ impl Api {
         Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
-    /// Revokes leases when their time ends. The future never completes. Requests about leases wait until this future is
-    /// polled.
+    /// Revokes leases when their time ends. The future that revokes the leases never completes. Requests about leases
+    /// wait until the future of `end_leases` is polled.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }

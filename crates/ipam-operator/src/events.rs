@@ -24,8 +24,8 @@ use time::OffsetDateTime;
 pub struct BlockEvent {
     /// The block that the event concerns.
     pub block: IpNet,
-    /// Length of the assigned prefix, in a block of prefixes. `None` for a block of single addresses, and for an event
-    /// without an address.
+    /// Length of the assigned prefix, in a block of prefixes. The prefix length is `None` for a block of single
+    /// addresses, and for an event without an address.
     pub prefix_length: Option<u8>,
     /// The kind of event, with its details.
     pub what: BlockEventKind,
@@ -383,7 +383,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     }
 }
 
-/// The holder of an address, borrowed from the address's entry in a block.
+/// The holder of an address. All strings are references into the address's entry in the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The holder's handle.

@@ -50,7 +50,7 @@ pub fn ranges_to_be_empty() -> Vec<Range> {
     all().into_iter().filter(|(_, part)| *part == KeyRole::Books).map(|(range, _)| range).collect()
 }
 
-/// Returns the role of a key; `None` for a key that a migration does not copy.
+/// Returns whether a key is IPAM data or describes the cluster; `None` for a key that a migration does not copy.
 pub fn role_of(key: &Key) -> Option<KeyRole> {
     if *key == import_lock_key() {
         return None;

@@ -1,16 +1,17 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
 //! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from the pool.
-//! Then the pool's blocks are deleted, and finally the pool document. Each step of the deletion has its own commits.
-//! After an interrupted deletion, a repeated deletion of the same pool continues with the remaining steps.
+//! After the pool is disabled, the pool's blocks are deleted, and finally the pool document. Each step of the deletion
+//! has its own commits. After an interrupted deletion, a repeated deletion of the same pool continues with the
+//! remaining steps.
 //!
 //! A pool can be split into several smaller pools, called parts. The split does not change the pool's blocks and
 //! addresses; afterwards, each block belongs to the part that contains the block. A split into up to 60 parts is one
 //! commit that creates the parts and deletes the pool, so readers see either the pool or all parts. More than 60 new
 //! parts do not fit in one commit. If a pool is split into more than 60 parts, the pool is first disabled and annotated
-//! with the split. The parts are then created in several commits, and each part can be used as soon as its document
-//! exists. The disabled pool is deleted last, so an address is never in two enabled pools. An interrupted split of a
-//! pool continues when the same split is requested again.
+//! with the split. After the pool is disabled, the parts are created in several commits, and each part can be used as
+//! soon as its document exists. The disabled pool is deleted last, so an address is never in two enabled pools. An
+//! interrupted split of a pool continues when the same split is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,7 +30,7 @@ use crate::Operator;
 use crate::documents::{DocumentError, DocumentKind};
 
 /// Maximum number of times that the deletion of a pool lists and deletes the pool's blocks. An assignment that began
-/// before the pool was disabled can add a block after such a listing.
+/// before the pool was disabled can add a block after the deletion has listed the blocks.
 const MAX_BLOCK_LISTINGS: usize = 3;
 
 /// How long the deletion of a pool waits, after the pool was disabled, for running assignments by other programs.
@@ -42,9 +43,10 @@ pub enum InUse {
     /// The deletion of a pool fails if addresses of the pool are in use.
     #[default]
     Refuse,
-    /// The pool of a bridged network is deleted even if addresses are in use. The deletion of any other pool with
-    /// addresses in use fails. Containers with an address of the deleted pool keep the address, and can release it
-    /// later. A block without a pool exists until all its addresses are released.
+    /// The pool of a bridged network is deleted even if addresses are in use. The deletion of a pool that does not
+    /// belong to a bridged network fails if addresses of the pool are in use. Containers with an address of the deleted
+    /// pool keep the address, and can release it later. A block without a pool exists until all its addresses are
+    /// released.
     DeleteBridged,
 }
 
@@ -52,10 +54,10 @@ impl Operator {
     /// Deletes a pool without addresses in use, together with the pool's empty blocks and the reservations that were
     /// made for the pool.
     ///
-    /// The pool is disabled first, so that no address is assigned from the pool. Then the pool's blocks are deleted,
-    /// one commit each, and finally the pool document. If the deletion fails, for example because an address is in use,
-    /// the pool is enabled again. After an interrupted deletion the pool stays disabled, and the next call for this
-    /// pool continues the deletion.
+    /// The pool is disabled first, so that no address is assigned from the pool. After the pool is disabled, the pool's
+    /// blocks are deleted, one commit each, and finally the pool document. If the deletion fails, for example because
+    /// an address is in use, the pool is enabled again. After an interrupted deletion the pool stays disabled, and the
+    /// next call for this pool continues the deletion.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
@@ -85,8 +87,8 @@ impl Operator {
         done
     }
 
-    /// Reads the pool and checks that the pool can be deleted. Returns the pool, and `in_use` if the pool belongs to a
-    /// bridged network, or else [`InUse::Refuse`].
+    /// Reads the pool and checks that the pool can be deleted. Returns the pool, and how to treat addresses in use: as
+    /// in `in_use` if the pool belongs to a bridged network, or else as in [`InUse::Refuse`].
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);

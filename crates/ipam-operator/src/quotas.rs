@@ -13,8 +13,8 @@ use crate::Operator;
 /// Maximum number of quota counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota, and the number of its subject's addresses, as shown by `margay quota list` (as JSON) and by the daemon's
-/// web page.
+/// A quota of a namespace, network or node, and the number of addresses that count against the quota. The rows are
+/// shown by `margay quota list` (as JSON) and by the daemon's web page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
     /// The kind of the quota's subject, which is `namespace`, `network` or `node`.

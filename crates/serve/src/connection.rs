@@ -89,8 +89,8 @@ async fn report_until_done<T>(
             _ = ticks.tick() => {
                 let stalled_for = if has_engine { daemon.metrics.pulse.stalled_for(received_at) } else { Duration::ZERO };
                 let frame = Frame::new(FrameKind::Alive, &StallReport { stalled_for })?.to_bytes();
-                // `work` must be polled even while the client reads nothing, so this write does not wait for buffer
-                // space. An Alive frame is so short that the kernel accepts all of it or none of it.
+                // `work` must be polled even while the client reads nothing, so the write of an Alive frame does not
+                // wait for buffer space. An Alive frame is so short that the kernel accepts all of it or none of it.
                 match writer.try_write(&frame) {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                     Ok(sent) if sent < frame.len() => return Err(io::ErrorKind::WriteZero.into()),
@@ -123,7 +123,7 @@ async fn answer_verb(
     }
 }
 
-/// Records the result of an answer and how long it took.
+/// Records in the metrics whether a verb was carried out, and how long its answer took.
 fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
     let ending = match answer {
         Answer::Refused(_) | Answer::Declined(_) | Answer::NamespaceWanted => RequestResult::Failed,
@@ -189,8 +189,8 @@ async fn answer_store_request(
     }
 }
 
-/// Changes an error of opening the store so that the error names the operation that the client requested. The requested
-/// operation has not started.
+/// Changes an error of opening the store so that the error names the operation that the client requested and that has
+/// not started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;

@@ -61,7 +61,7 @@ pub enum StartError {
 pub struct Options {
     /// The location of the store.
     pub location: Location,
-    /// Addresses at which the daemon serves the web page and the metrics: `HOST:PORT` or `unix:PATH`.
+    /// Addresses (`HOST:PORT` or `unix:PATH`) at which the daemon serves the web page and the metrics.
     pub http: Vec<String>,
     /// Host names under which a browser may open the web page, besides the loopback names.
     pub hosts: Vec<String>,

@@ -22,8 +22,8 @@ const SOCKET_MODE: u32 = 0o666;
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The exclusive right of one process to serve a store under a name. The right ends when the value is dropped or the
-/// process ends.
+/// The exclusive right of one process to serve a store under a name. The right ends when the [`ServeLock`] is dropped
+/// or the process ends.
 #[derive(Debug)]
 pub struct ServeLock {
     name: String,
@@ -133,8 +133,8 @@ pub fn remove_stale() {
         if is_systemds || fs::symlink_metadata(&path).map_or(true, |found| found.uid() != uid) {
             continue;
         }
-        // While this process has the serve lock, no daemon can start under the name. Dropping the serve lock removes
-        // its lock file.
+        // While this process has a serve lock, no daemon can serve a store under the lock's name. Dropping the serve
+        // lock removes its lock file.
         let Ok(_serve_lock) = ServeLock::take_now(name, |owner| owner == uid) else { continue };
         let is_refused =
             |connected: io::Result<_>| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);

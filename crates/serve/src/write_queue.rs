@@ -1,9 +1,10 @@
 //! Queues CNI verbs that write and carries them out with one commit at a time. On an embedded store, all waiting ADDs
 //! share one commit.
 //!
-//! The queue works in rounds and keeps one [`OpenGuard`] per round. A round assigns addresses for all waiting ADDs,
-//! then carries out one verb of another kind. A process that waits for the store lock therefore waits for one round at
-//! most, and no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run out of time.
+//! The queue works in rounds and keeps one [`OpenGuard`] per round. In each round, the queue assigns addresses for all
+//! waiting ADDs, and carries out one verb of another kind. A process that waits for the store lock waits for one round
+//! of the queue at most, and no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run
+//! out of time.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -39,8 +40,8 @@ pub struct QueuedVerb {
     pub verb: Verb,
     /// The client that waits for the answer to the verb.
     pub client: Client,
-    /// Generation of the store that the client connected to. If another store replaces that store, the new store has
-    /// another generation.
+    /// Generation of the store that the client connected to. If another store replaces the client's store, the new
+    /// store has another generation.
     pub generation: u64,
     /// Path of the host lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,

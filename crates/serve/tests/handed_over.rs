@@ -15,7 +15,7 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 
 /// Time limit for taking the store lock.
 const WAIT: Duration = Duration::from_secs(60);
-/// Number of calls on a new store that each follow a hand-over, from the first call on.
+/// The store is handed over before each of the first `EACH` calls.
 const EACH: u64 = 500;
 
 /// After the first `EACH` calls, the store is handed over before two calls out of every `ONE_OF`. A hand-over reads the

@@ -252,7 +252,7 @@ fn page_shows_events_live(driver: &Driver) {
     window.run("const filter = document.querySelector('.filter'); filter.value = 'during'; filter.dispatchEvent(new Event('input'))");
     window.wait("document.querySelectorAll('tbody tr').length === 1");
     window.picture("events");
-    // The page also updates the numbers of the pools when an event arrives.
+    // The page updates the numbers of the pools when an event arrives.
     window.run("location.hash = '#/'");
     window.wait("document.querySelector('.pool b')?.textContent === '1'");
     daemon.run(add(&daemon.ipam, "n1", "later", "pod-later", RequestedAddresses::any(1, 0), &[]));

@@ -308,8 +308,9 @@ fn page_on_unix_socket_takes_any_host() {
     runtime.block_on(serving).unwrap().unwrap();
 }
 
-/// Serves a store for a person to view: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p margay-serve --test page_http --
-/// page_by_hand --ignored`. The variable PAGE_STORE is `empty`, `three` or `many`.
+/// Serves a store for a person to view, when run with
+/// `PAGE_PORT=8080 PAGE_STORE=three cargo test -p margay-serve --test page_http -- page_by_hand --ignored`.
+/// The variable PAGE_STORE is `empty`, `three` or `many`.
 #[test]
 #[ignore = "for a person, who ends it"]
 fn page_by_hand() {

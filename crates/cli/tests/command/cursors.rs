@@ -23,7 +23,7 @@ fn cursor_repeats_no_state_when_program_is_slow() {
     let places = Places::with_etcd();
     let location = places.etcd();
     let url = places.etcd.as_ref().unwrap().url();
-    // The first two runs of the hook program compact the whole history.
+    // The hook program compacts etcd's whole history in its first two runs after the file `hook.ready` exists.
     let hook = Hook::new(&format!(
         "n=$(cat \"$0.n\" 2>/dev/null || echo 0)
         if [ \"$n\" -lt 2 ] && [ -e \"$0.ready\" ]; then
@@ -132,7 +132,7 @@ fn cursor_repeats_nothing_when_killed_after_list() {
     }
 }
 
-/// Starts a watch of a cluster in which only keys without events change, and compacts the cluster's history.
+/// Starts a watch of a cluster in which only keys that produce no event change, and compacts the cluster's history.
 fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     hook.catch_up(location);

@@ -27,7 +27,8 @@ fn soon() -> Deadline {
 }
 
 /// Fills four pools of four addresses each. In the pool `filling`, one address a day is assigned for two days. The two
-/// addresses of the pool `steady` were assigned earlier. Of the other two pools, one is full and one is empty.
+/// addresses of the pool `steady` are assigned before the readable history begins. The pool `full` has no free address,
+/// and the pool `empty` has no assigned address.
 async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     let clock = {
         let ago = Arc::clone(ago);

@@ -92,8 +92,7 @@ fn gc_frees_leftovers_of_earlier_boot_and_keeps_live() {
         lab(lab_, &format!("198.18.{number}.0/24"));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         let now = assign_now(lab_, "now");
-        // The address is now in a network namespace without a name. Only the container's process keeps this network
-        // namespace alive.
+        // The address is now in a network namespace without a name, which only the container's process keeps alive.
         let container = Container::with(&live);
         let shown = gc(lab_, "--boot").answer();
         for text in [
@@ -138,8 +137,9 @@ fn gc_needs_two_scans_apart_when_namespace_is_missing() {
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
         assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
 
-        // The second container's process has ended, so the container has neither an interface nor a network namespace.
-        // Earlier scans found the container's address live, so `gc` must wait again from the next scan on.
+        // The process of the container `live` has ended, so this container has neither an interface nor a network
+        // namespace. Earlier scans found the container's address in use, so the waiting time of `gc` begins at the next
+        // scan.
         drop(container);
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
         age_looks(lab_, 58);
@@ -218,8 +218,8 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
     assert!(gc(lab_, "--netns --apply").answer().contains("nothing to free"));
     drop(container);
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
-    // Between the two scans, the address is released and assigned again. The new assignment has the same address and
-    // the same handle, but must not count as the old assignment.
+    // Between two scans of `gc`, the address is released and assigned again. The new assignment has the same address
+    // and the same handle, but must not count as the old assignment.
     age_looks(lab_, 120);
     lab_.margay("ipam release --container c1").answer();
     lab_.with_ipam(async |ipam| {
@@ -370,7 +370,7 @@ fn gc_at_boot_leaves_cluster_stores_to_timer() {
         let text = format!(r#"{{"name":"{name}","type":"bridge",{store},"ipam":{{"type":"margay-ipam"}}}}"#);
         std::fs::write(conf.join(format!("{name}.conf")), text).unwrap();
     };
-    // The network drops packets to this address without a reply.
+    // The network drops all packets to 192.0.2.1 without a reply.
     network("a", r#""datastore_type":"etcdv3","etcd_endpoints":"http://192.0.2.1:2379""#);
     let args = format!("gc --boot --apply --local-stores --cni-conf-dir {}", conf.display());
     let begun = Instant::now();

@@ -218,7 +218,7 @@ fn watch_can_list_first_and_filter_by_node_or_pool() {
         assign("node1", "mine");
         lab.margay("ipam release --handle mine").answer();
         lab.with_ipam(async |ipam| {
-            // This write assigns the address to another node, as can happen in a cluster.
+            // The test rewrites the block so that another node holds the address, as can happen in a cluster.
             let key = ipam_core::model::keys::block("10.88.0.0/30".parse().unwrap());
             let value = ipam.store().get(key.clone()).await.unwrap().unwrap().value;
             let text = String::from_utf8(value.as_bytes().to_vec())
@@ -242,7 +242,8 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
-        // Both changes happen before the store is closed, so the watch cannot read the store between the changes.
+        // The assignments, the release and the compaction happen before the store is closed, so the watch cannot read
+        // the store between them.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
                 let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));

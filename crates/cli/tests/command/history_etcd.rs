@@ -30,7 +30,7 @@ fn json(url: &str, args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Runs `work` with an allocator that uses the store as a node of the cluster does.
+/// Runs `work` with an allocator that requires registered nodes, as the allocator on a cluster's node does.
 fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let location = stores::at(url).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

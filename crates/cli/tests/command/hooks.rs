@@ -260,7 +260,7 @@ fn hook_example_keeps_hosts_file() {
     assert_eq!(lines(), [format!("{third} c3.lab.margay.internal")]);
 }
 
-/// The signature and the body of each received request.
+/// The signature and the body of each HTTP request that the test's webhook has received.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
 /// Starts an HTTP server that answers with these HTTP statuses first, and with status 204 after that. Returns the
@@ -365,7 +365,7 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(hook.args());
     command.args(["--attempt-timeout", "1s", "--for", "2s"]).uid(STRANGER).gid(STRANGER).current_dir("/");
-    // A pipe as standard output would stay open until the hook's process ends.
+    // If standard output were a pipe, the test would wait for the hook's process instead of `margay watch`.
     let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(done.code(), Some(1));
     let lines = fs::read_to_string(&runs).unwrap_or_default();

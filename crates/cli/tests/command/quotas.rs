@@ -85,7 +85,7 @@ fn quotas_move_with_store() {
     assert!(pod(&one, "c1"));
     let file = one.folder().join("exported");
     one.margay(&format!("export {}", file.display())).answer();
-    // The import prints a note about the age of the export.
+    // The import prints a warning about the age of the export.
     assert_eq!(other.margay(&format!("import {}", file.display())).code, 0);
     assert!(pod(&other, "c2") && !pod(&other, "c3"));
 }

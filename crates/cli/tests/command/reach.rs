@@ -110,8 +110,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), RequestedAddresses::any(1, 0));
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
-    // The node `mine` borrows an address from another node's block after that node has released the address. No plugin
-    // call on `mine` has left a note about the borrowed address.
+    // The node `mine` borrows an address from another node's block after that node has released the address. The plugin
+    // has written no note for `gc` that the node `mine` uses the borrowed address's block.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
@@ -126,7 +126,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         assert_eq!(found, expected);
     };
     both(cluster.candidates("--all-blocks"));
-    // After the scan of all blocks, the node has a record of the block with the borrowed address.
+    // The scan of all blocks has recorded, for later scans, that the node `mine` uses the block with the borrowed
+    // address.
     both(cluster.candidates(""));
     let node = cluster.margay("metrics").answer();
     for line in [
@@ -143,7 +144,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     assert!(all.contains(r#"margay_pool_borrowed_addresses{pool="lab",cidr="198.19.0.0/24"} 1"#), "{all}");
     assert!(all.contains("margay_nodes 6") && !all.contains("margay_node_"), "{all}");
 
-    // A damaged file with scan findings counts as empty, but `gc` still reads the notes that plugin calls have left.
+    // If the file with scan findings is damaged, `gc` treats the file as empty, but still reads the plugin's notes
+    // about used blocks.
     fs::write(cluster.file(), "{").unwrap();
     assert_eq!(cluster.candidates(""), [own.as_str()]);
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();

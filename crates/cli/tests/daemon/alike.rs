@@ -10,13 +10,13 @@ use crate::programs::{Call, Ended};
 
 const POOL: &str = "10.85.0.0/24";
 
-/// Returns the parts of a call's result that a container runtime reads.
+/// Returns the parts of a plugin call's result that a container runtime reads.
 fn seen(ended: &Ended) -> (Option<i32>, String) {
     (ended.code, ended.out.clone())
 }
 
-/// Starts all calls while the store is locked, so that the daemon receives the calls together. Returns the results of
-/// the calls.
+/// Starts all plugin calls while the store is locked, so that the daemon receives the calls together. Returns the
+/// results of the plugin calls.
 fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     let started: Vec<_> = lab.held_open(async |_| {
         let started = calls.iter().map(Call::start).collect();

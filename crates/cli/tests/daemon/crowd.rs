@@ -127,8 +127,8 @@ fn crowd_of_networks_families_and_wishes_is_served() {
     }
 }
 
-/// Runs `count` plugins at the same time. The daemon must serve all `count` plugins. Returns the duration of each call,
-/// the shortest first.
+/// Runs `count` plugins at the same time. The daemon must serve all `count` plugins. Returns the duration of each
+/// plugin call, the shortest first.
 fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duration> {
     let mut took: Vec<_> = thread::scope(|scope| {
         let call = |number| verb(lab, &format!("c{number}")).run().ok().by_daemon().took;

@@ -12,7 +12,7 @@ use wire::{DaemonConnection, FROZEN_TIMEOUT, Hello};
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
 
-/// A `margay serve` process that logs to a file. Dropping the value kills the process.
+/// A `margay serve` process that logs to a file. Dropping a [`Daemon`] kills the process.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     running: Option<Running>,

@@ -65,8 +65,8 @@ fn dels_go_on_when_disk_is_full() {
     }
 }
 
-/// Another program takes disk space as soon as some space is free. Releases still have the reserved space, with and
-/// without a daemon.
+/// Another program takes disk space as soon as some space is free. Releases of addresses can still use the reserved
+/// space, with and without a daemon.
 #[test]
 fn dels_go_on_when_another_program_takes_all_room() {
     const CONTAINERS: usize = 60;
@@ -93,7 +93,7 @@ fn dels_go_on_when_another_program_takes_all_room() {
     }
 }
 
-/// Says whether a daemon runs beside the plugin.
+/// Whether a daemon runs beside the plugin in a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -128,7 +128,7 @@ fn damaged_store_gives_no_address_twice() {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         let mut daemon = Daemon::start(&lab);
         let first = lab.add("c1").ok().by_daemon().address();
-        // The test copies the store at this point. The copy later replaces the store, as if the engine had lost
+        // The test copies the store here and later replaces the store by this older copy, as if the engine had lost
         // commits.
         let kept = lab.root().join("kept");
         let copied = run({

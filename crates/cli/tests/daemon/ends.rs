@@ -21,14 +21,15 @@ const ROUNDS: u32 = 20;
 /// The answers that the plugin's callers have received.
 #[derive(Default)]
 struct Reported {
-    /// The handle that holds each address. An address is added after its ADD and removed before its DEL.
+    /// The handle that holds each address. An address is in the map from the end of its ADD to the start of its DEL.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,
 }
 
 impl Reported {
-    /// Calls ADD and DEL until `over` is set, and omits the DEL for every third container. Each call must succeed.
+    /// Calls ADD and DEL until `over` is set, and omits the DEL for every third container. Each plugin call must
+    /// succeed.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
             if over.load(Ordering::SeqCst) {
@@ -49,14 +50,14 @@ impl Reported {
     }
 
     /// Calls the plugin from several threads while `work` runs. After `work`, the store must have exactly the addresses
-    /// that the calls returned.
+    /// that the plugin calls returned.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // The flag is set even if this thread panics, so that the other threads end.
+                    // `over` is set even if this thread panics, so that the other threads end.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });
@@ -71,7 +72,7 @@ impl Reported {
     }
 }
 
-/// Sets the flag when the value is dropped.
+/// Sets an atomic flag to true when the [`OnDrop`] value is dropped.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {

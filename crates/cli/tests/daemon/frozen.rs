@@ -28,8 +28,8 @@ fn lab_on_disk(engine: &'static str) -> (Lab, Disk, Mounted) {
     (lab, disk, mounted)
 }
 
-/// Starts some plugins while disk syncs hang. Waits until all of them have given up on the daemon and wait for the
-/// store lock.
+/// Starts some plugins while disk syncs hang. Waits until all started plugins have given up on the daemon and wait for
+/// the store lock.
 fn calls_that_leave(lab: &Lab) -> Vec<Running> {
     let calls = vec![lab.add("c1").start(), lab.add("c2").start(), lab.del("c0").start()];
     let queue = lab.store.join("queue");
@@ -159,7 +159,7 @@ fn plugins_wait_when_daemon_has_no_room() {
         command.stdin(Stdio::null()).env_clear();
         let mut daemon = Daemon::start_as(&lab, command);
         daemon.wait_to_greet(&lab);
-        // The store is locked until all calls are queued, so that the daemon receives the calls together.
+        // The store is locked until all plugin calls are queued, so that the daemon receives the calls together.
         let calls: Vec<_> = lab.held_open(async |_| {
             let calls = (0..24).map(|number| lab.add(&format!("c{number}")).start()).collect();
             sleep(Duration::from_millis(500));

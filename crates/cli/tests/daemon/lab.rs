@@ -165,7 +165,7 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the handle of each assigned address in an open store. The result omits sticky addresses of released
+/// Returns the handle of each assigned address in an open store. The result omits sticky addresses that wait for their
 /// workloads.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();

@@ -155,7 +155,7 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
         let mut killed = 0;
         for round in 0..60 {
             let plugin = lab.add("c1").start();
-            // The plugin is killed after up to twice the duration of a call, at a different time in each round.
+            // The plugin is killed after up to twice the duration of a plugin call, at a different time in each round.
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();

@@ -16,11 +16,10 @@ use crate::lab::{ENGINES, Lab};
 use crate::programs::Ended;
 
 const POOL: &str = "10.72.0.0/24";
-/// Time limit of a call: the time that a plugin waits for a frozen daemon, plus the time that a call takes without a
-/// daemon.
+/// Time limit of a plugin call or command: the time that it waits for a frozen daemon, plus two seconds for its work.
 const BOUND: Duration = FROZEN_TIMEOUT.saturating_add(Duration::from_secs(2));
 
-/// Checks that a call ended within [`BOUND`].
+/// Checks that a plugin call or command ended within [`BOUND`].
 #[track_caller]
 fn in_time(ended: Ended) -> Ended {
     assert!(ended.took < patient(BOUND), "{ended:?}");
@@ -80,8 +79,8 @@ fn fallback_when_path_is_no_socket() {
     all_is_well(&lab);
 }
 
-/// Starts a foreign listener that calls `serve` with each client and the store's folder. Checks that calls succeed, and
-/// that the plugin logs the reason why it opened the store itself.
+/// Starts a foreign listener that calls `serve` with each client and the store's folder. Checks that plugin calls
+/// succeed, and that the plugin logs the reason why it opened the store itself.
 #[track_caller]
 fn with_listener(
     is_well: impl Fn(&Lab) -> Ended,

@@ -96,7 +96,7 @@ impl Ended {
         addresses[0]
     }
 
-    /// Checks in a plugin's log that the daemon carried out the call. This check needs a running daemon.
+    /// Checks in a plugin's log that the daemon carried out the plugin's call. This check needs a running daemon.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
         // An earlier version of the plugin logs "going on without it" when the plugin opens the store itself.
@@ -114,7 +114,7 @@ impl Ended {
     }
 }
 
-/// A running process. Dropping the value kills the process.
+/// A running process. Dropping a [`Running`] kills the process.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Option<Child>,
@@ -184,12 +184,12 @@ pub(crate) fn run(command: Command) -> Ended {
 pub(crate) struct Call(process::Call);
 
 impl Call {
-    /// Creates a call for the interface `eth0` with the environment that a runtime sets.
+    /// Creates a plugin call for the interface `eth0` with the environment that a runtime sets.
     pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
         Self(process::Call::new(verb, container, conf))
     }
 
-    /// Sets the variable `CNI_ARGS` of the call.
+    /// Sets the environment variable `CNI_ARGS` of the plugin call.
     pub(crate) fn args(self, args: &str) -> Self {
         Self(self.0.with("CNI_ARGS", args))
     }
@@ -199,7 +199,7 @@ impl Call {
         Self(self.0.by(program))
     }
 
-    /// Runs the call as the user with this id.
+    /// Runs the plugin call as the user with this id.
     pub(crate) fn by(self, uid: u32) -> Self {
         Self(self.0.as_user(uid))
     }
@@ -213,7 +213,7 @@ impl Call {
         self.start().end()
     }
 
-    /// Runs the call and checks that the call succeeded.
+    /// Runs the plugin call and checks that it succeeded.
     #[track_caller]
     pub(crate) fn ok(&self) -> Ended {
         self.run().ok()

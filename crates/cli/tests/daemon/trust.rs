@@ -22,7 +22,7 @@ fn stranger_is_told_nothing_by_daemon() {
         let mut daemon = Daemon::start(&lab);
         role::play("client", &lab).end().ok();
         assert!(daemon.log().contains("rejected a client"), "{}", daemon.log());
-        // The plugin also refuses to open the store itself, because another user must not open the store's files.
+        // The other user's plugin must use neither the daemon nor the store's files.
         let add = lab.add("c1").by(STRANGER).run().failed();
         assert!(add.err.contains("opening the store directly"), "{add:?}");
         lab.nothing_is_held();

@@ -27,7 +27,7 @@ impl Server {
     /// Starts a server of the API for the store whose rows are in this table.
     ///
     /// # Errors
-    /// No loopback port is free, or the table is damaged.
+    /// Any error if no loopback port is free or the table is damaged.
     pub(crate) async fn start(table: &MemoryTable) -> Result<Self, Error> {
         Self::start_behind(table, |backing| Arc::new(backing)).await
     }
@@ -35,7 +35,7 @@ impl Server {
     /// Starts a server of the API for the store whose rows are in this table, wrapped by `spoil`.
     ///
     /// # Errors
-    /// No loopback port is free, or the table is damaged.
+    /// Any error if no loopback port is free or the table is damaged.
     pub(crate) async fn start_behind(
         table: &MemoryTable,
         spoil: impl FnOnce(Memory) -> Arc<dyn Backing>,

@@ -1,11 +1,11 @@
 //! Defines the documents that people write and read: pools, reservations, nodes and the settings, in the form of
-//! Calico's API. Workload endpoints and profiles can be shown too, and endpoints can be deleted. Only the CNI plugin
-//! writes endpoints and profiles.
+//! Calico's API. Workload endpoints and profiles can be shown, and endpoints can be deleted. Only the CNI plugin writes
+//! endpoints and profiles.
 //!
 //! A written document replaces the stored document of the same name. A field that the written spec lacks gets its
-//! default. A write keeps the stored document's uid, creation time and status. A write also keeps Margay's own
-//! annotations, and fields that this version of Margay does not know. An unknown field of a written document is an
-//! error, because the field may be misspelt.
+//! default. A write keeps the stored document's uid, creation time and status. A write keeps Margay's own annotations,
+//! and fields that this version of Margay does not know. An unknown field of a written document is an error, because
+//! the field may be misspelt.
 
 mod show;
 mod write;
@@ -78,8 +78,8 @@ fn key(kind: DocumentKind, full_name: &str) -> Key {
     }
 }
 
-/// Parses a key and returns the full name of its document. Returns `None` for the settings, and for a key of another
-/// kind of document.
+/// Parses a key and returns the full name of its document. Returns `None` for the settings, and for a key that does not
+/// belong to a document of this kind.
 fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     match kind {
         DocumentKind::Pool => keys::parse_resource(ResourceKind::IpPool, key).map(str::to_owned),

@@ -67,7 +67,7 @@ fn events_show_cooldown_of_released_address() {
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [BlockEventKind::CooldownOver { address }]);
-    // An assignment after the cooldown removes the old entry and adds the new entry in one write.
+    // If the address is assigned after its cooldown, one write replaces the old entry in the block by the new entry.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(
         between(Some(&resting), Some(&next)),
@@ -294,7 +294,7 @@ proptest! {
                 now += Duration::seconds(i64::from(*seconds));
             }
             carry_out(step, &mut stored, now, rest);
-            // Two successive versions of a block may be several steps apart.
+            // Several random operations may lie between two written versions of a block.
             if *is_written {
                 for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
                     replayed.apply(one.what);

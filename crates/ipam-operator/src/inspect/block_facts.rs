@@ -1,6 +1,6 @@
 //! Keeps facts about blocks in memory during an inspection. The inspection compares affinities, handles, workload
-//! records and the blocks with each other. This module also finds addresses of secondary networks that Calico would
-//! change or release, in a store that Calico reads.
+//! records and the blocks with each other. This module finds, in a store that Calico reads, the addresses of secondary
+//! networks that Calico would change or release.
 //!
 //! A network is secondary if any of its addresses has the attribute `margay.io/node`. If all addresses of a secondary
 //! network were assigned by a version of Margay without the attribute `margay.io/node`, the network is not recognized
@@ -255,7 +255,7 @@ impl SecondaryBlocks {
                 _ => {}
             }
         }
-        // To save memory, no note is kept for blocks in which no address has a recorded network. Most blocks of a
+        // To save memory, `notes` has no item for blocks in which no address has a recorded network. Most blocks of a
         // cluster have only addresses of Calico, without a recorded network.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);

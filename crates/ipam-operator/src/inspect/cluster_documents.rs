@@ -29,7 +29,7 @@ pub(super) struct ClusterDocuments {
 
 impl ClusterDocuments {
     /// Adds a document if its key is that of the settings, the cluster information, a pool, a reservation or a node.
-    /// Returns false for any other key.
+    /// Returns false for a key of any other kind of document.
     pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
         if kv.key == keys::config() {
             self.add_config(kv, &mut done.findings);
@@ -56,8 +56,8 @@ impl ClusterDocuments {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// The addresses of all reservations. The set is computed on the first call, so all reservations must be added
-    /// before this call.
+    /// The addresses of all reservations. The set of reserved addresses is computed on the first call, so the caller
+    /// must add all reservations first.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }

@@ -32,8 +32,8 @@ const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// The state of each address of each endpoint, according to the blocks. The key is the address and the endpoint's
-    /// index in `notes`.
+    /// The state of each address of each endpoint, according to the blocks. The map's key is the address and the
+    /// endpoint's index in `notes`.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
@@ -138,8 +138,8 @@ impl Endpoints {
     }
 
     /// Reports an address of a Calico network if the address's container has no endpoint. Addresses that are held for a
-    /// node that is gone are not reported. If the store has no endpoints at all, no address is reported, because the
-    /// CNI plugin then keeps endpoints in Kubernetes.
+    /// node that is gone are not reported. If the store has no endpoints at all, the CNI plugin keeps endpoints in
+    /// Kubernetes, so no address is reported.
     pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;

@@ -401,7 +401,7 @@ impl Serialize for Code {
     }
 }
 
-/// The error that is returned when a text is parsed that is not the text of any [`Code`].
+/// The error for a text that is not the text of any [`Code`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no code of a finding; they look like BLK-03")]
 pub struct UnknownCode(String);

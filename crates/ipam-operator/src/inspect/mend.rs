@@ -204,7 +204,7 @@ async fn mend_bridge(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     Ok(RepairResult::Done)
 }
 
-/// Removes the use `Tunnel` from a pool with a namespace selector.
+/// Removes `Tunnel` from the allowed uses of a pool with a namespace selector.
 async fn mend_pool(tx: &mut Transaction, name: &str) -> Result<RepairResult> {
     let key = keys::resource(ResourceKind::IpPool, name);
     let Some(value) = tx.get(&key).await? else { return Ok(RepairResult::Changed) };

@@ -2,8 +2,8 @@
 //!
 //! An inspection reads all keys at one revision. An inspection takes no lock and changes nothing, so inspections can
 //! run at any time. If another program makes a change in several commits, an inspection may see only the first of these
-//! commits. Before a repair, [`Operator::mend`] therefore reads the documents again. A repair is committed only if the
-//! finding still exists and no key that the finding depends on changes meanwhile.
+//! commits. Before a repair, [`Operator::mend`] reads the documents again. A repair is committed only if the finding
+//! still exists and no key that the finding depends on changes meanwhile.
 //!
 //! Each fault in the store is reported as a [`Finding`] with a [`Code`]. An inspection never guesses who uses an
 //! address, so no repair frees an allocated address.
@@ -46,7 +46,8 @@ use workloads::Workloads;
 pub enum AddressReporting {
     /// The inspection returns only findings and counts.
     Findings,
-    /// The inspection also returns every address that is not free, which takes far more memory.
+    /// The inspection returns its findings and counts, and a list of every address that is not free; the list takes far
+    /// more memory.
     Addresses,
 }
 
@@ -88,7 +89,7 @@ impl Inspector {
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
         ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
         ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
-        // The common prefix of all IPAM keys covers the blocks, the handles, the affinities, and again the settings.
+        // The common prefix of all IPAM keys covers the blocks, handles and affinities, and a second time the settings.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
         ranges.push(Range::Prefix(keys::sticky_prefix()));
         ranges
@@ -116,7 +117,7 @@ impl Inspector {
         }
     }
 
-    /// Finishes the inspection. The caller must have read all keys at `revision`.
+    /// Finishes the inspection. The caller must have added all keys of the store at `revision`.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);

@@ -100,7 +100,7 @@ async fn secondary_blocks_are_not_seen_by_calico_routing() {
     world.check().await;
     assert_eq!(world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap().findings, []);
     assert_eq!(world.ipam.borrowed(soon()).await.unwrap().addresses, [], "a node's blocks have two owners");
-    // Next, a DEL releases one address, and one node is removed.
+    // The test releases an address of node `a` as a DEL does, and removes the node.
     let released = world.ipam.release_attachment(&secondary("a", "c1").attachment, &[], soon()).await.unwrap();
     assert_eq!(released, [given[0].ip]);
     let again = world.assign(&secondary("a", "c2")).await.unwrap();

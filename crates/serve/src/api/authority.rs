@@ -2,10 +2,10 @@
 //! scheme of an endpoint `http://HOST:PORT`. Go programs send the path of a unix socket as the authority.
 //!
 //! The HTTP/2 library rejects a request with an invalid authority before a service can correct the request
-//! (hyperium/h2#487). Margay never uses the authority of a request. The filter in this module therefore reads the
-//! client's bytes first and replaces each authority literal with a valid literal. Header compression (HPACK, RFC 7541)
-//! keeps literals in a table for later requests. The HPACK table indexes its entries from the newest, and evicts the
-//! oldest entries when it is full. A replaced literal is never longer than the original literal, so the HPACK table
+//! (hyperium/h2#487). Margay never uses the authority of a request. The filter in this module reads the client's bytes
+//! before the HTTP/2 library, and replaces each authority literal with a valid literal. Header compression (HPACK, RFC
+//! 7541) keeps literals in a table for later requests. The HPACK table indexes its entries from the newest, and evicts
+//! the oldest entries when it is full. A replaced literal is never longer than the original literal, so the HPACK table
 //! still has every entry that the client refers to.
 
 use std::io;

@@ -87,7 +87,8 @@ pub(super) struct ApiConnection {
     _place: OwnedSemaphorePermit,
 }
 
-/// Returns a stream of the connections that all listeners accept. The accept loops run on `tasks`.
+/// Returns a stream of the connections that all listeners accept. The accept loops of the listeners run as tasks of
+/// `tasks`.
 pub(super) fn accept_connections(
     offers: Vec<ApiListener>,
     tasks: &mut JoinSet<()>,
@@ -141,7 +142,7 @@ fn admit(
 fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<ApiConnection>) {
     let connected = connected.clone();
     tokio::spawn(async move {
-        // Sending the connection fails only when the daemon stops.
+        // Sending an accepted connection to the API's server fails only when the daemon stops.
         let _ = connected
             .send(ApiConnection { io: AuthorityFilter::new(io), client: ClientShare::default(), _place: place })
             .await;

@@ -95,8 +95,8 @@ pub(crate) async fn offer(
 /// Options of etcd's API.
 #[derive(Clone, Debug, Default)]
 pub struct ApiOptions {
-    /// URLs at which the API listens: `https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`. If the list is empty, the
-    /// API is off.
+    /// URLs (`https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`) at which the API listens. If the list is empty,
+    /// the API is off.
     pub listen: Vec<String>,
     /// URLs by which clients reach the API, if they differ from `listen`.
     pub advertise: Vec<String>,

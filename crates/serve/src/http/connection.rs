@@ -229,7 +229,7 @@ mod tests {
         });
         let mut read = [0; 40];
         for part in read.chunks_mut(8) {
-            // Each wait is shorter than the timeout, but the sum of the waits is longer.
+            // Each pause of the client is shorter than the server's timeout, but the sum of the pauses is longer.
             sleep(Duration::from_secs(3)).await;
             far.read_exact(part).await.unwrap();
         }

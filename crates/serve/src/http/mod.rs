@@ -29,7 +29,7 @@ pub use connection::serve;
 pub struct DaemonInfo {
     /// The URL of the store, without user and password.
     pub store: String,
-    /// The name of the store's engine: `redb`, `sled` or `etcd`.
+    /// The name of the store's engine, which is `redb`, `sled` or `etcd`.
     pub engine: String,
     /// The version of the program.
     pub version: String,

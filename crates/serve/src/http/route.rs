@@ -2,8 +2,8 @@
 //! web page.
 //!
 //! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). After DNS rebinding, the
-//! browser sends requests to this daemon with the other site's host name in `Host`. The daemon therefore rejects host
-//! names that are not this machine's own.
+//! browser sends requests to this daemon with the other site's host name in `Host`. The daemon rejects requests whose
+//! host name is not this machine's own.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,4 +1,4 @@
-//! Controls a browser in tests: Chromium through chromedriver, which accepts WebDriver's JSON commands over HTTP.
+//! Controls the browser Chromium in tests, through chromedriver, which accepts WebDriver's JSON commands over HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -254,8 +254,8 @@ impl<'d> Window<'d> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A later daemon may listen on the same port. The page of the later daemon would then find data that the
-        // earlier page has stored in the browser.
+        // A later daemon may listen on the same port. The page of the later daemon would find data that the earlier
+        // page has stored in the browser.
         let kept = json!({"script": "localStorage.clear()", "args": []});
         _ = self.driver.choose(&self.handle);
         _ = self.call("POST", "/execute/sync", &kept);

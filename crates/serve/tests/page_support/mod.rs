@@ -98,7 +98,7 @@ pub(crate) fn container(number: usize) -> String {
 }
 
 /// Creates three pools that have filled for five days: a nearly full pool, an IPv6 pool, and a pool with a reservation.
-/// The store also has three nodes, a borrowed address, an address in cooldown, and an inconsistency.
+/// The store has three nodes, a borrowed address, an address in cooldown, and an inconsistency.
 pub(crate) async fn three_pools() -> Ipam {
     let (ipam, behind) = empty_with_clock();
     behind.store(5 * DAY, Ordering::Relaxed);

@@ -25,7 +25,7 @@ const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 pub(crate) struct Machine {
     env: Vec<(String, String)>,
     etcd: Option<Child>,
-    /// Work that starts as soon as the next command has begun to watch the store.
+    /// A function that is called as soon as the next command has begun to watch the store.
     meanwhile: Option<fn()>,
     /// A thread that keeps a store open, and the channel that tells this thread to end.
     holder: Option<(Sender<()>, JoinHandle<()>)>,
@@ -98,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// Runs `happen` as soon as the next command has begun to watch the store.
+    /// Calls `happen` as soon as the next command has begun to watch the store.
     pub(crate) fn meanwhile(&mut self, happen: fn()) {
         self.meanwhile = Some(happen);
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::book::engine;
 
-/// The prompts that begin a command line, and the programs whose commands the test runs. Lines that begin with a prompt
-/// but not with one of these programs count as output.
+/// The prompts that begin a command line, and the programs whose commands the test runs. A line that begins with a
+/// prompt counts as output unless one of the programs in `OURS` follows the prompt.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
 /// Pages on which the test also runs the program `ip`, because `ip` shows the state of the page's machine.
@@ -26,9 +26,10 @@ pub(crate) struct Page {
 #[derive(Debug)]
 pub(crate) enum Part {
     Heading(String),
-    /// The name of an event that an HTML comment in the page contains, and that the reader does not see.
+    /// The name of an event that the test must cause at this point of the page; the name is in an HTML comment, which
+    /// readers do not see.
     Scene(String),
-    /// A file that the preceding text tells the reader to save.
+    /// A file that the page tells the reader to save.
     File {
         path: String,
         text: String,

@@ -50,7 +50,8 @@ fn reports_release_agreed_addresses_unless_changed() {
         assert_eq!((&content["leakedHandles"][0]["ID"], &content["datastoreLocked"]), (&json!("stray"), &json!(false)));
         assert!(content["leakedHandles"][0]["Revision"].is_string() && content["clusterGUID"].is_string());
 
-        // One address is released before the second report is written, and another address is released afterwards.
+        // The test releases one address before it writes the second report, and another address after it has written
+        // the second report.
         lab.margay(&format!("ipam release --ip {}", given[1])).answer();
         let (second, _) = report(&lab, "second.json");
         lab.margay(&format!("ipam release --ip {}", given[2])).answer();

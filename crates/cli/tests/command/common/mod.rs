@@ -52,7 +52,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Creates a run of `margay` with these arguments and an empty environment.
+    /// Prepares a run of `margay` with these arguments and an empty environment.
     pub(crate) fn new<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = std::iter::once("margay".into()).chain(args.into_iter().map(Into::into)).collect();
         Self { args, env: HashMap::new() }
@@ -94,7 +94,8 @@ impl Lab {
         })
     }
 
-    /// Returns whether the parent folder of the store's folder exists, which only a command creates.
+    /// Returns whether the parent folder of the store's folder exists. Only a `margay` command creates this parent
+    /// folder.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }

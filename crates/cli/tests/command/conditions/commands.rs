@@ -134,7 +134,7 @@ fn commands_are_all_covered() {
 #[test]
 fn help_fits_screen_and_has_example() {
     let commands = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
-    // The expected names also include the command groups, such as `store`.
+    // The test checks the help texts of commands and of command groups, such as `store`.
     let with_groups = commands.flat_map(|name| {
         let words: Vec<&str> = name.split(' ').collect();
         (0..=words.len()).map(|many| words[..many].join(" ")).collect::<Vec<_>>()

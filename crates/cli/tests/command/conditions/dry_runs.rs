@@ -16,7 +16,7 @@ fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
     run(&args)
 }
 
-/// Returns the exit code and the error line, which must be equal with and without `--dry-run`.
+/// Returns a command's exit code and error line, which must be equal with and without `--dry-run`.
 fn complaint(done: &Done) -> (u8, &str) {
     (done.code, done.err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default())
 }
@@ -39,8 +39,8 @@ fn dry_run_says_what_would_be_done_and_does_nothing() {
             assert!(json["dry_run"] == true || json.get("would_delete").is_some(), "{words}: {json}");
             assert_eq!(path.exists().then(|| content(&place)), before, "{words} has written");
 
-            // The first real run must succeed. After the first real run, a dry run and a second real run must have the
-            // same exit code and error line.
+            // The first real run (without `--dry-run`) must succeed. After the first real run, a dry run and a second
+            // real run must have the same exit code and error line.
             let done = runs(&ground, command, &[]);
             assert_eq!(done.code, 0, "{words}: {}", done.err);
             let tried = runs(&ground, command, &["--dry-run"]);

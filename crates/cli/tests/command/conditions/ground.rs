@@ -86,7 +86,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // The edited report lists the addresses as unused.
+        // The edited report of `ipam check` lists the addresses as unused.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground
@@ -114,8 +114,8 @@ impl Ground {
         if command.kind == Kind::Fills { self.beside("empty/store") } else { self.lab.location.clone() }
     }
 
-    /// Returns the arguments of a command on a store. Calls with different numbers `own` get different names for output
-    /// files and stores, so commands can run in parallel.
+    /// Returns the arguments of a command on a store. The number `own` is part of the names of output files and stores,
+    /// so that commands with different numbers can run in parallel.
     pub(crate) fn args(&self, command: &Command, at: &Location, own: usize) -> Vec<String> {
         let words = command
             .words()

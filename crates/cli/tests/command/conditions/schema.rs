@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, copy, run};
 
-/// Returns the rows of the two tables under the heading "JSON", each with its first and its second cell.
+/// Returns the rows of the two tables under the heading "JSON" in the book, each as the texts of its first and second
+/// cell.
 fn rows() -> Vec<(String, String)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/command-line.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -106,8 +107,8 @@ fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));
-    // The test skips three commands whose JSON output has no documented fields: `metrics` prints a list, `get` prints
-    // Calico's document, and `watch` prints lines of events.
+    // The test skips `metrics` (which prints a list), `get` (Calico's document) and `watch` (lines of events), because
+    // their JSON output has no documented fields.
     for command in
         COMMANDS.iter().filter(|one| !["metrics", "watch"].contains(&one.name) && one.words() != "get ippool main")
     {

@@ -20,8 +20,7 @@ fn endpoint_goes_with_address_when_container_is_gone() {
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         store(lab_, "left", &left);
         store(lab_, "live", &live);
-        // The store also has a workload endpoint of another node, and a workload endpoint of another container on this
-        // node.
+        // The store has two more workload endpoints: one of another node, and one of another container on this node.
         let others = [("node2", "left"), ("node1", "other")];
         for (node, container) in others {
             let other = Endpoint { node, container, pod: None, address: "192.0.2.1" };

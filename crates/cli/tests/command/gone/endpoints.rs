@@ -1,5 +1,5 @@
-//! Tests how `margay gc` handles workload endpoints of containers missing from a list, and of departed or renamed
-//! nodes.
+//! Tests how `margay gc` handles workload endpoints of containers missing from a list of attachments, and of departed
+//! or renamed nodes.
 
 use std::fs;
 

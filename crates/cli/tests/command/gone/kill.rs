@@ -13,7 +13,7 @@ use crate::gone::{held, in_order, on, pool, run};
 
 const BLOCKS: usize = 200;
 const ADDRESSES: usize = 16;
-/// Minimum number of kills that must hit the middle of a run, and maximum number of kills in the test.
+/// Minimum number of kills that must hit the middle of a run of `gc`, and maximum number of kills in the test.
 const IN_THE_MIDDLE: u32 = 3;
 const MOST_KILLS: u32 = 60;
 
@@ -57,8 +57,8 @@ fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     child.wait().unwrap().success()
 }
 
-/// The time after which the next run is killed. Kills that come too early or too late do not hit the middle of a run,
-/// so the time adapts to the machine.
+/// The time after which the next run of `gc` is killed. Kills that come too early or too late do not hit the middle of
+/// a run, so the time adapts to the machine.
 struct Patience {
     time: Duration,
     kills: u32,

@@ -107,7 +107,7 @@ fn held(location: &Location, node: &str) -> BTreeSet<String> {
     holds.map(|hold| hold.address.to_string()).collect()
 }
 
-/// Returns the addresses that a report lists under `name`, for all stores together.
+/// Returns the addresses in the list `name` of a `margay gc` report, for all stores together.
 fn list(report: &Value, name: &str) -> BTreeSet<String> {
     let rows = report["stores"].as_array().unwrap().iter().flat_map(|store| store[name].as_array().unwrap());
     rows.map(|row| row["address"].as_str().or(row.as_str()).unwrap().to_owned()).collect()

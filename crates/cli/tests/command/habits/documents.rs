@@ -43,8 +43,8 @@ main   10.65.0.0/16   true   Never      Never       false      false            
         let list: Value = serde_json::from_str(&list).unwrap();
         assert_eq!(list["items"][0]["metadata"]["name"], "main");
 
-        // A document that was read from the store can be written back once. After the first write, the resource version
-        // in this document is stale.
+        // A document that was read from the store can be written back only once, because the write changes the stored
+        // resource version.
         let changed = shown.replace("natOutgoing: true", "disabled: true");
         assert_eq!(with_file(&lab, "replace", &changed).answer(), "Successfully replaced 1 'IPPool' resource(s)\n");
         let now = resource(&lab, "ippools", "main");

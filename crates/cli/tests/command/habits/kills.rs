@@ -38,14 +38,15 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     for round in 0..ROUNDS {
         copy(&kept, &store);
         let mut child = start(lab, args);
-        // The kills are spread over the command's duration, at a different time in each round.
+        // The rounds kill the command at times that are spread over the command's measured duration.
         let part = (f64::from(round) + fastrand::f64()) / f64::from(ROUNDS);
         let until = whole.mul_f64(part);
         thread::sleep(until);
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // If a run completes before the kill, the machine was busy while the command's duration was measured.
+            // If a command completes before the kill, its measured duration was too long, because the machine was busy
+            // during the measurement.
             true => whole = whole.min(until),
         }
         look(lab);

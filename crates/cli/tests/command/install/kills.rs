@@ -56,7 +56,7 @@ fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: imp
                 break;
             }
             places += 1;
-            // At any time, the plugin's path has a working program.
+            // After a kill at any time, the plugin's path has a working program.
             let version = if args.contains(&"--main-plugin") { tree.main_version() } else { tree.version() };
             assert!(version == "v3.28.0" || version.starts_with("margay-"), "{version}");
             after(&format!("killed at {call} {number}"));

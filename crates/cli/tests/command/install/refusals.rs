@@ -25,8 +25,7 @@ fn install_is_refused_without_calico() {
     let tree = Tree::without_store();
     fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
     refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
-    // The command does not mistake configurations of other plugins for Calico's configuration, and reports unreadable
-    // configurations.
+    // `margay install` ignores configurations of other plugins, and warns about configurations that it cannot read.
     fs::write(tree.networks().join("10-a.conf"), r#"{"name":"a","type":"bridge","ipam":{"type":"host-local"}}"#)
         .unwrap();
     fs::write(tree.networks().join("20-b.conf"), "{").unwrap();
@@ -79,7 +78,7 @@ fn install_is_refused_when_plugin_is_missing_or_not_ours() {
         &["is no plugin of Margay's: cannot be run: Permission denied", "--plugin FILE"],
     );
     fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
-    // With two bytes of the header changed, the file is an ELF program for another processor architecture.
+    // With two changed bytes in its ELF header, the plugin's file is a program for another processor architecture.
     let mut bytes = fs::read(&file).unwrap();
     bytes[18..20].copy_from_slice(&[0xf3, 0]);
     fs::write(&file, bytes).unwrap();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::install::tree::{Done, NODE, Tree};
 
-/// A network namespace and a bridge. Dropping the value removes the namespace and the bridge.
+/// A network namespace and a bridge. Dropping a [`Namespace`] removes the network namespace and the bridge.
 struct Namespace {
     name: String,
     bridge: String,

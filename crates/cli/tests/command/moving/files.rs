@@ -138,7 +138,7 @@ fn import_renames_only_node() {
     // The handle of a node's own prefix ends with the node's name.
     at(&from, &["pool", "create", "racks", "10.128.0.0/16", "--prefix-length", "28"]).answer();
     at(&from, &["ipam", "assign-prefix", "racks", "--node", "node1"]).answer();
-    // An import does not change keys that the target already had.
+    // An import does not change keys that the target store already had.
     let node = "/calico/resources/v3/projectcalico.org/nodes/worker-7";
     write(&to, [(node.to_owned(), br#"{"metadata":{"name":"worker-7"}}"#.to_vec())]);
     let file = exported(&places, &from);
@@ -198,7 +198,8 @@ fn import_writes_over_no_foreign_change() {
     let file = exported(&places, &from);
     let name = file.to_str().unwrap();
     at(&to, &["import", name]);
-    // The target is now as if an import had been interrupted and another process had written to the store since.
+    // The target store is now as if an import had been interrupted and another process had written to the store after
+    // the interruption.
     let mark = format!(
         r#"{{"way":"import","from":"{name}","to":"{to}","source":"{}","state":"copying","revision":1}}"#,
         fs::read_to_string(&file).unwrap().rsplit('"').nth(1).unwrap()

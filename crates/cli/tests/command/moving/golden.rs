@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use crate::common::Lab;
 
-/// Returns the path of a file that an earlier version wrote.
+/// Returns the path of a backup or export file that an earlier version of Margay wrote.
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Returns the lines of a file that contain keys: all lines except the first and the last.
+/// Returns the lines of a backup or export file that contain keys: all lines except the first and the last.
 fn rows(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = text.lines().collect();

@@ -88,7 +88,7 @@ fn podman_containers_are_left_out_without_id_or_address() {
         in_lab("", r#""10.22.0.10""#),
         in_lab("x y", r#""10.22.0.11""#),
         in_lab("c4", r#""10.22.0.300""#),
-        // The containers below are not running.
+        // The containers from `c5` to `c10` are not running, so podman records no address for them.
         in_lab("c5", r#""""#),
         in_lab("c6", "null"),
         r#"{"Id":"c7","NetworkSettings":null}"#.to_owned(),
@@ -171,7 +171,7 @@ items:
         expected
     );
 
-    // The file now also contains pods: one pod is on no node, and one record has no pod in the file.
+    // The file now lists two pods, of which `web-0` is on no node and `web-1` is on node1.
     let pods = "- {kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: \"\"}}\n- {kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node1}}\n";
     fs::write(&file, records.to_owned() + pods).unwrap();
     let (_, left_out) = taken(&location, &args);

@@ -35,8 +35,8 @@ fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     0
 }
 
-/// Checks that a half-filled store refuses to assign addresses. A store without a migration mark must have either none
-/// or all of the documents.
+/// Checks that a store that is only partly filled by an import or migration refuses to assign addresses. A store
+/// without a migration mark must be empty or have all documents of the import or migration.
 fn refuses(to: &Location, all: &Content) {
     if to.path().is_some_and(|path| !path.join("store.id").exists()) {
         return;

@@ -87,7 +87,7 @@ fn take_over_from_podman_with_real_containers() {
     let places = Places::new();
     let inspected = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/podman/inspect.json");
     let from = |file, network| ["import", "podman", file, "--network", network, "--node", "node1"];
-    // The container with this id is in both networks.
+    // In podman's output, the container with this id is in several networks.
     let both = "container 4a9333997bb94eb1c0f49a33c0618aeaae40988c82dbdfbf24cc09bfc1035d18: it is in several networks";
     for location in [places.sled("a"), places.redb("b")] {
         at(&location, &["pool", "create", "lab", "10.99.0.0/16", "--gateway", "10.99.0.1"]).answer();

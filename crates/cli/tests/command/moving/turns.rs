@@ -10,10 +10,12 @@ use crate::moving::fill::{Places, migrate, ours};
 use crate::store::content::{blocks, content, with_store, write};
 
 const CALLERS: usize = 4;
-/// Number of blocks. A migration reads only a fraction of them before it closes the store for waiting processes.
+/// Number of blocks. A migration reads only a fraction of the store's blocks before it closes the store for waiting
+/// processes.
 const BLOCKS: usize = 3000;
 
-/// Returns two keys of a caller, one near the start and one near the end of the key range.
+/// Returns the two keys that simulated plugin number `caller` writes: one near the start and one near the end of the
+/// key range.
 fn keys(caller: usize) -> [String; 2] {
     [format!("/calico/ipam/v2/assignment/caller-{caller}"), format!("/margay/v1/test-{caller}")]
 }

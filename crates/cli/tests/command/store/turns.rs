@@ -11,14 +11,15 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// Number of blocks. A backup reads only a fraction of them before it closes the store for waiting processes.
+/// Number of blocks. A backup reads only a fraction of the store's blocks before it closes the store for waiting
+/// processes.
 const BLOCKS: usize = 4000;
 
 /// Uses the store as a plugin does: opens the store, commits once and closes the store.
 fn call(lab: &Lab, caller: usize, round: usize) {
     with_store(&lab.location, Create::Never, async |open| {
         let store = open.store();
-        // Both keys of a caller change in one revision.
+        // One transaction of the simulated plugin writes both of its keys.
         let put = |key: String| kv::Op::put(key, round.to_string());
         let keys = [format!("/a/{caller}"), format!("/z/{caller}")];
         store.txn(kv::Txn::new().with_success(keys.map(put))).await.unwrap();

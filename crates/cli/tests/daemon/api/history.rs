@@ -65,7 +65,8 @@ fn history_bounds_need_store_that_can_have_them() {
         let refused = run(margay(words.iter().map(String::as_str)));
         assert!(refused.code == Some(1) && refused.err.contains("invalid value"), "{wrong}: {refused:?}");
     }
-    // A store whose format keeps no history limits is still served with `--listen` alone.
+    // A daemon without options for history limits can serve etcd's API for a store whose format keeps no history
+    // limits.
     Api::start(&lab).end();
     assert_eq!(bounds(&lab)[3], None);
 }

@@ -66,7 +66,7 @@ async fn endpoint_names_container_of_address() {
     let subject = "WEP-02 endpoint shop/a-cni-c1-eth0:";
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
-    // The holder `c2` is another container than `2`, although the handle's text ends with `2`.
+    // The endpoint's container `2` is not the holder `c2`, although the handle `net.c2` ends with `2`.
     put(&world, "a-cni-c1-eth0", json!({"containerID": "2", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, [format!("{subject} {two} is held under handle net.c2")]);
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": ["10.0.0.99/32", "10.0.0.98/32"]})).await;
@@ -160,7 +160,7 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     assert!(inspect(&world).await.findings.iter().all(|one| !one.mendable));
 
     // A missing endpoint is not reported if the container has an endpoint with any address. A missing endpoint is not
-    // reported either if the pod has an endpoint that is unreadable or has no container id.
+    // reported if the pod has an endpoint that is unreadable or has no container id.
     put(&world, "a-cni-c5-eth0", json!({"containerID": "c5"})).await;
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web"})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());

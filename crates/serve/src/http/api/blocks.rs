@@ -1,5 +1,5 @@
-//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. This module also
-//! has a function that visits all blocks of a store.
+//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. This module has a
+//! function that visits all blocks of a store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -195,7 +195,8 @@ pub(super) struct AddressRow {
 }
 
 impl AddressRow {
-    /// Returns the row of an address. The caller must already have applied the cooldown to the block.
+    /// Returns the row that describes an address on the web page. The caller must already have applied the cooldown to
+    /// the block.
     pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
         let free = |used| Self { ip, used, holder: None, since: None };
         match block.lookup(ip) {

@@ -217,7 +217,7 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
 
 /// Maximum number of events in a history. A longer history omits its oldest events.
 const MAX_HISTORY_EVENTS: usize = 500;
-/// Maximum number of attempts to read a history. An attempt fails if the store compacts the history meanwhile.
+/// Maximum number of attempts to read a history. An attempt fails if the store compacts the history during the attempt.
 const MAX_ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
@@ -327,7 +327,7 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for further changes after the watch has reached the newest key. This wait covers deletions: a
+/// How long to wait for further changes after the watch has reached the newest key. The wait is for deletions: a
 /// deleted key is not listed, so no listed revision shows whether the watch has reported the deletion.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time without a change, as long as the watch has not reached the newest key.

@@ -219,7 +219,7 @@ fn command(finding: &Finding, store: &str) -> Option<String> {
     })
 }
 
-/// Quotes a text for a shell, which then reads the text as one word.
+/// Quotes a text so that a shell reads the text as one word.
 fn quoted(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b":/.,_+@%-=".contains(&byte);
     if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
