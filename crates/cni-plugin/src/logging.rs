@@ -148,7 +148,8 @@ impl Write for LogLine<'_> {
     }
 }
 
-/// Parses a log level, in upper or lower case: debug, info, warning or error. Any other text means the level info.
+/// Parses a log level, in upper or lower case: debug, info, warning or error. A text that is not a log level means the
+/// level info.
 fn filter(level: &str) -> LevelFilter {
     match level.to_ascii_lowercase().as_str() {
         "debug" => LevelFilter::DEBUG,
@@ -187,7 +188,8 @@ const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
 /// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. If
-/// several log files are rotated within a millisecond, later times keep their names in order.
+/// several log files are rotated within one millisecond, times after the clock's time keep the names of the rotated
+/// files in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
 /// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
@@ -292,7 +294,8 @@ impl LogFile {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest rotated file gets the name that sorts last, even if several files are rotated within one
-        // millisecond. The exception is a rotated file from a time when the clock was far ahead.
+        // millisecond. If the clock was far ahead when an older log file was rotated, the older file's name still sorts
+        // last.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;

@@ -173,7 +173,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Stores a new WorkloadEndpoint with the given facts, or updates the stored WorkloadEndpoint with them.
     ///
     /// # Errors
-    /// An error if another plugin call has stored the same WorkloadEndpoint in the meantime, or any other store error.
+    /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
+    /// store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
@@ -197,8 +198,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 
     /// Releases the addresses of a failed ADD. A release always includes all addresses of the container, so nothing is
-    /// released if the container had one of the addresses before. A failure is only logged, because the runtime also
-    /// calls DEL after a failed ADD.
+    /// released if the container already had one of the addresses before the ADD. A failure is only logged, because the
+    /// runtime also calls DEL after a failed ADD.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -217,7 +218,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Releases an address, unless it has been assigned to another container in the meantime.
+    /// Releases an address, unless the address is now assigned to another container.
     ///
     /// # Errors
     /// Any store error.

@@ -105,8 +105,9 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
     Ok((endpoint, allocation))
 }
 
-/// True if the container was already in another network when it joined this network. The container then keeps the
-/// addresses of the other network. The IPAM plugin has therefore assigned no address in the joined network.
+/// True if the container was already in another network when it joined this network. A container that joins a second
+/// network keeps the addresses of its first network. The IPAM plugin therefore assigns no address in the second
+/// network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
