@@ -131,7 +131,8 @@ impl JournaledTable {
     }
 
     fn end(&self) -> MutexGuard<'_, JournalEnd> {
-        // A poisoned lock can be used: after a panic the table is recovered, which replaces this state.
+        // A poisoned lock of the journal can be used, because the recovery of the table after a panic replaces the data
+        // under the lock.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,8 +165,8 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // The engine may show an earlier commit that is not durable yet; this commit makes that commit durable,
-            // too.
+            // The engine may show an earlier checkpoint that is not durable yet. Another commit to the engine makes the
+            // earlier checkpoint durable.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
         } else if last <= has.record {

@@ -382,7 +382,7 @@ const MAX_HISTORY_SHARES: usize = 1024;
 pub struct OldestRevision {
     /// The number of the oldest readable revision.
     pub revision: Revision,
-    /// The time of that revision's commit; `None` for revision 1, the empty store.
+    /// The time when the oldest readable revision was committed; `None` for revision 1, the empty store.
     pub time: Option<SystemTime>,
 }
 
@@ -391,7 +391,7 @@ pub struct OldestRevision {
 pub struct HistoryShare {
     /// The number of changes to the keys of the group.
     pub changes: u64,
-    /// The size in bytes of these changes and of the values that they superseded.
+    /// The size in bytes of the changes to the group's keys, and of the values that these changes superseded.
     pub bytes: u64,
 }
 
@@ -518,7 +518,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // Pages of the older revision, read after these changes, do not show the changes.
+            // Pages that are read at the older revision do not show later changes of the store.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

@@ -1,8 +1,8 @@
 //! Tests masquerading with real packets between containers of two pools on a host, and another machine ("the world")
 //! without routes to the pools.
 //!
-//! Each test runs on its own host: a thread in a new network namespace. The containers and the world are network
-//! namespaces, too. A sleeping process keeps each network namespace of the test alive.
+//! Each test runs on its own host: a thread in a new network namespace. Each container has its own network namespace,
+//! and so does the world. A sleeping process keeps each network namespace of the test alive.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -217,7 +217,7 @@ fn rules_follow_pools() {
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
     masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
-    // Another program may have removed all rules; `ensure` must then restore them.
+    // If another program has removed all nftables rules, `ensure` must restore the rules of the store.
     let before = listed().len();
     masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);

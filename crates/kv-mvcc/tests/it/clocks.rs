@@ -167,7 +167,8 @@ proptest! {
             for (after, off) in steps {
                 watched.off = off;
                 watched.commit_after(after).await;
-                // The table may have a log row, a value and a live key for each readable revision, and the metadata.
+                // The table has at most a log row, a value and a live key for each readable revision, and four rows of
+                // metadata.
                 let rows = crate::wrapped::rows(&watched.table as &dyn Table).len();
                 assert!(rows <= 20 * 3 + 4, "{rows} rows");
             }

@@ -187,7 +187,7 @@ async fn commits_are_shared_by_writers() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let before = table.commits();
-    // A single thread queues all of these transactions before any of them can run.
+    // A single thread queues all 200 transactions before any of them can run.
     let answers = join_all((0..200).map(|i| store.txn(put(&format!("k{i}"))))).await;
     let mut revisions: Vec<i64> = answers.into_iter().map(|answer| answer.unwrap().revision.get()).collect();
     revisions.sort_unstable();
