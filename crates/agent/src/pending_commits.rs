@@ -124,8 +124,9 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns whether a pending commit was recorded for the store of this handle. If the recorded address is another
-    /// one and the cluster's id is not known yet, this function queries the cluster for its id.
+    /// Returns whether a pending commit was recorded for the store of this handle. If the recorded store address
+    /// differs from the address of this handle's store and the cluster's id is not known yet, this function queries the
+    /// cluster for its id.
     async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {

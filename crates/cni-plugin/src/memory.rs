@@ -19,8 +19,8 @@ use dlmalloc::GlobalDlmalloc;
 /// Minimum size, in bytes, of an allocation that uses musl's allocator.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. An allocation's size
-/// decides which of the two allocators frees it.
+/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. The size of an allocation
+/// decides whether dlmalloc or musl's allocator frees the memory.
 pub(crate) struct SizedAllocator;
 
 fn is_large(size: usize) -> bool {

@@ -28,8 +28,8 @@ pub(crate) struct OpenFacts {
 /// new store in it.
 ///
 /// # Errors
-/// `UnknownFormat` if this version does not support the store's format; `Corrupt`; any error of the table. This
-/// function writes only if the table is empty and `expected` is `None`.
+/// `UnknownFormat` if this version does not support the store's format; `Corrupt` if the store is damaged; any error of
+/// the table. This function writes only if the table is empty and `expected` is `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
     store: &'static str,

@@ -40,13 +40,13 @@ pub struct Options {
     pub clock: Clock,
     /// The threads on which blocking work runs.
     pub blocking: Blocking,
-    /// The id that the opened store must have. If this id is set, opening a table without rows fails as damage instead
-    /// of creating a store.
+    /// The id that the opened store must have. If an expected id is set, opening a table without rows fails as damage
+    /// instead of creating a store.
     pub expected_id: Option<Uuid>,
     /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// The purpose of the writes through this handle. The purpose decides whether these writes may use reserved disk
-    /// space.
+    /// The purpose of the writes through this handle of the store. The purpose of a write decides whether the write may
+    /// use reserved disk space.
     pub purpose: Purpose,
     /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,

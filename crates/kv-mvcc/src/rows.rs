@@ -249,7 +249,7 @@ const MAX_SKIPPED_ROWS: u32 = 16;
 /// values are appended to `found` in the order of `pointers`. The scan stops early if `is_over` returns true.
 ///
 /// # Errors
-/// `Corrupt`; any error of the table.
+/// `Corrupt` if a row is missing or damaged; any error of the table.
 pub(crate) fn next_values(
     rows: &Rows<'_>,
     pointers: &[Pointer],

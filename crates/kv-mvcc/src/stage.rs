@@ -57,7 +57,8 @@ impl<'r, 't> StagedState<'r, 't> {
     /// since 1970.
     ///
     /// # Errors
-    /// `TooLarge`; any error of reading the table. A transaction that fails leaves the staged state unchanged.
+    /// `TooLarge` if the transaction changes too many bytes; any error of reading the table. A transaction that fails
+    /// leaves the staged state unchanged.
     pub(crate) fn apply(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let (before, log) = (self.tally, self.log.len());
         let result = self.run(txn, now);
@@ -81,7 +82,8 @@ impl<'r, 't> StagedState<'r, 't> {
     /// before the call of this function.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `TooLarge`; any error of reading the table.
+    /// `LeaseNotFound` if the lease does not exist; `TooLarge` if the lease has too many keys; any error of reading the
+    /// table.
     pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
         self.check_lease(Some(id))?;
         let mut place = LogPosition::first_of(self.tally.state.revision + 1);

@@ -62,13 +62,13 @@ pub(crate) struct StoreCore {
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while the outcome of a commit is unknown. Only the writer reads and sets this flag.
+    /// True while the outcome of a commit is unknown. Only the writer reads and sets the flag for an unknown outcome.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
     /// The callback that is called with the duration of each commit of the table.
     pub(crate) observer: OnceLock<SyncObserver>,
-    /// True while a part of the reserved disk space may be missing. While this flag is set, only handles for releases
-    /// may write.
+    /// True while a part of the reserved disk space may be missing. While reserved disk space is missing, only handles
+    /// for releases may write.
     pub(crate) spent: AtomicBool,
 }
 
@@ -106,7 +106,7 @@ impl MvccStore {
     /// # Errors
     /// `UnknownFormat` if a newer version of the program wrote the store. `Corrupt` if rows are missing or damaged, or
     /// if the store's id is not [`Options::expected_id`]. If opening fails with `UnknownFormat` or `Corrupt`, the table
-    /// is unchanged. If opening fails otherwise, any error of the table.
+    /// is unchanged. Opening a store can also fail with any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -181,7 +181,7 @@ impl MvccStore {
     /// succeed, because a commit can use free space within the engine's files.
     ///
     /// # Errors
-    /// `NoSpace`; `Io` for a read-only file system.
+    /// `NoSpace` if the disk is full; `Io` for a read-only file system.
     pub async fn check_room(&self) -> Result<()> {
         self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }
@@ -250,7 +250,7 @@ impl StoreCore {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });
-        // The task cannot panic, so an error means that the runtime shut down before the task ran.
+        // The blocking task cannot panic, so an error means that the runtime shut down before the task ran.
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 

@@ -136,9 +136,9 @@ impl QueueDrainer {
                 refuse(job, &inner);
                 continue;
             };
-            // The panics of engines are caught where the engine is called. The panics caught here are bugs in this
-            // crate; an uncaught one would stop all later writes. After a panic that is caught here, the job's answer
-            // is dropped, which tells the caller that the outcome is unknown.
+            // The panics of engines are caught where the engine is called. The panics that the queue drainer catches
+            // are bugs in this crate; an uncaught panic would stop all later writes. After a panic of a write job, the
+            // job's answer is dropped, which tells the caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
@@ -446,9 +446,10 @@ fn sweep_budget(writes: usize) -> usize {
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
-    /// Log rows from before this time have expired, in microseconds since 1970.
+    /// The time, in microseconds since 1970, before which all log rows have expired.
     expired_before: Option<u64>,
-    /// The limit on the number of revisions applies only to log rows from before this time, in microseconds since 1970.
+    /// The limit on the number of revisions applies only to log rows that were written before this field's time, in
+    /// microseconds since 1970.
     counted_before: Option<u64>,
 }
 
@@ -456,8 +457,8 @@ impl ExpiredHistory {
     /// A value without limits, by which only the history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; both times
-    /// are in microseconds since 1970.
+    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; `now` and
+    /// `newest` are in microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -472,7 +473,7 @@ impl ExpiredHistory {
     }
 
     /// The oldest revision that the limit on the number of revisions would keep. The newest revision is kept under
-    /// every limit.
+    /// every limit on the history.
     fn first_counted(&self, state: &StateRow) -> u64 {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
@@ -505,7 +506,7 @@ impl ExpiredHistory {
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
 
-    /// True if these limits or the compaction mark may have expired any log row.
+    /// True if the limits on the history or the compaction mark may have expired any log row.
     fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()

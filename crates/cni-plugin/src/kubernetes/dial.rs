@@ -376,7 +376,7 @@ pub(super) enum ApiFailure {
     Unreachable(io::Error),
     /// The server did not respond within the given time limit.
     Late(Duration),
-    /// Any other problem of the request.
+    /// Any problem of the request that is neither an unreachable server nor a timeout.
     Reported(ApiProblem),
 }
 

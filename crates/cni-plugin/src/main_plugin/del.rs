@@ -201,8 +201,8 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD reuses the name of an interface in the
-    // meantime, the new interface has another index, and is kept.
+    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD creates a new interface with the name
+    // of a listed interface, the new interface has another index, and GC keeps it.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;

@@ -93,8 +93,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits while the clock is ten years ahead must not remove history. At the second of these commits, the first
-/// commit's revision is the newest revision.
+/// Two commits while the clock is ten years ahead must not remove history. When the second commit with the wrong clock
+/// begins, the revision of the first commit with the wrong clock is the newest revision.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);

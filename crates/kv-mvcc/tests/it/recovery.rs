@@ -66,8 +66,8 @@ async fn sweep_that_fails_is_made_up_for() {
     for i in 0..10 {
         store.put("a", format!("{i}")).await.unwrap();
     }
-    // A compaction's first commit sets the compaction mark. The next commit, which removes the rows below the mark,
-    // fails.
+    // The first commit of a compaction sets the compaction mark. The second commit of the compaction, which removes the
+    // rows below the mark, fails in this test.
     table.fail_after(1, Fault::Refused(&ErrorKind::CommitIo));
     store.compact(Revision::new(8)).await.unwrap();
     assert!(!table.has_fault(), "the sweep has met the fault");
