@@ -40,8 +40,8 @@ pub(crate) struct BridgedNetwork {
     /// that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
     /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
-    /// configuration defines pools, an ADD uses only these pools. The ADD creates the store and these pools if they are
-    /// missing.
+    /// configuration defines pools, an ADD uses only these pools. The ADD creates the store and the configured pools if
+    /// they are missing.
     pub(crate) own_pools: Vec<OwnPool>,
     /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
     pub(crate) weights: BTreeMap<String, u32>,

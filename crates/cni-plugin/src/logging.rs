@@ -9,10 +9,10 @@
 //! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After locking the log
 //! file, a process checks whether the log's path still refers to the locked file. If the log's path refers to another
 //! file, another process has rotated the log, and this process opens the new file. A process renames the log file only
-//! while it holds the lock on the file at the log's path. These locks ensure that no log file is renamed twice, and
-//! that no log line is written to a rotated file. The kernel releases a process's lock on the log file when the process
-//! exits. If another process locks the log file for longer than a second, the log line is written without the lock, and
-//! the log is not rotated.
+//! while it holds the lock on the file at the log's path. The locks on the log file ensure that no log file is renamed
+//! twice, and that no log line is written to a rotated file. The kernel releases a process's lock on the log file when
+//! the process exits. If another process locks the log file for longer than a second, the log line is written without
+//! the lock, and the log is not rotated.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};

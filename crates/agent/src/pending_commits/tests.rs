@@ -333,7 +333,7 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
     // A process that finds the file of a pending commit appends the steps "void" and "found" to the file. The
-    // transaction is pending if the step "closed" precedes "void" and the step "found" precedes "done".
+    // transaction in the file is pending if the step "closed" precedes "void" and the step "found" precedes "done".
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in

@@ -76,8 +76,8 @@ impl HostLocal {
 
     /// Returns the network configuration for host-local's DEL, which needs only the container's id. Each placeholder is
     /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If the configuration
-    /// has another range of the same address family, the placeholder is removed instead. Newer versions of host-local
-    /// refuse overlapping ranges, even in a DEL, which would therefore never release an address.
+    /// has another range of the same address family, the placeholder is removed instead. With overlapping ranges, newer
+    /// versions of host-local refuse even a DEL, so the address would never be released.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {

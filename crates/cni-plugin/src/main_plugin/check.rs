@@ -106,8 +106,7 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
 }
 
 /// True if the container was already in another network when it joined this network. A container that joins a second
-/// network keeps the addresses of its first network. The IPAM plugin therefore assigns no address in the second
-/// network.
+/// network keeps the addresses of its first network, so the IPAM plugin assigns no address in the second network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni

@@ -253,8 +253,8 @@ fn is_stale(
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
-    // When a pod restarts, its WorkloadEndpoint keeps the old creation time. GC therefore also checks when the pod's
-    // addresses were assigned.
+    // When a pod restarts, its WorkloadEndpoint keeps the old creation time, so GC also checks when the pod's addresses
+    // were assigned.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);
     is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)
