@@ -3,9 +3,9 @@
 //!
 //! The hint files are in a folder in memory (`/run`), which only its owner can read. There is one small hint file for
 //! each store, network and node. A hint file is ignored if it is unreadable, damaged, or about another store, network
-//! or node. Without a hint file, an ADD needs one more round trip to the store. The ADD then writes the file again.
-//! After an ADD has found that all blocks of a pool are claimed, a second file lists the full blocks for a minute. If a
-//! network has several pools, a third file lists the full pools for a minute.
+//! or node. Without a hint file, an ADD needs one more round trip to the store, and writes a new hint file. After an
+//! ADD has found that all blocks of a pool are claimed, a second file lists the full blocks for a minute. If a network
+//! has several pools, a third file lists the full pools for a minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

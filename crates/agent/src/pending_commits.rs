@@ -1,11 +1,11 @@
 //! Keeps the pending commits of ADDs in files. [`ipam_core::pending_commits`] explains the purpose of pending commits.
 //!
 //! The files of pending commits are in a folder in memory (`/run`), which only its owner can read. There is one file
-//! for each pending commit, which is a transaction whose outcome is unknown. A file's name begins with a checksum of
-//! the attachment. The files of an attachment are therefore found by name, without opening other files. The allocator
-//! writes the whole file before it sends the transaction. A checksum in the file shows whether the file is complete.
-//! The files are not synced to a disk. A pending commit must outlive the plugin's process, but not a crash of the
-//! machine, which also ends all containers.
+//! for each pending commit, which is a transaction whose outcome is unknown. The name of a pending commit's file begins
+//! with a checksum of the attachment. The files of an attachment are therefore found by name, without opening other
+//! files. The allocator writes the whole file of a pending commit before it sends the transaction. A checksum in the
+//! file of a pending commit shows whether the file is complete. The files of pending commits are not synced to a disk.
+//! A pending commit must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -22,15 +22,16 @@
 //! and the content. This version of Margay writes files of form 3. The content of form 3 is the store, the attachment
 //! and the transaction in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the
 //! form's number. Later versions may add fields or variants to the types in `kv`. An addition to the types of a
-//! transaction changes the bytes of the file, so it needs a new form. Otherwise, a test with the bytes of form 3 fails.
+//! transaction changes the bytes of the file, so it needs a new form. A test fails if the bytes of a file of form 3
+//! have changed.
 //!
 //! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
 //! bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In form 2, the length of the
 //! content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
 //! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
-//! other, only the earlier step counts. Steps exist because one of the attachments may be released before the
-//! transaction is sent for the first time. Without steps, the transaction would then assign an address to a released
-//! attachment, and no later call would release the address.
+//! other, only the earlier step counts. Steps exist because one of a file's attachments may be released before the
+//! file's transaction is sent for the first time. Without steps, a transaction sent after the release would assign an
+//! address to a released attachment, and no later call would release the address.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -123,8 +124,9 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns whether a pending commit was recorded for the store of this handle. If the recorded address is another
-    /// one and the cluster's id is not known yet, this function queries the cluster for its id.
+    /// Returns whether a pending commit was recorded for the store of this handle. If the recorded store address
+    /// differs from the address of this handle's store and the cluster's id is not known yet, this function queries the
+    /// cluster for its id.
     async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {

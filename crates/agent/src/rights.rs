@@ -1,10 +1,10 @@
 //! Checks for STATUS whether this node may write the keys that an ADD writes to etcd.
 //!
-//! The check is a transaction that changes nothing ([`Txn::trial`]). Like a write, it needs the agreement of the etcd
-//! cluster's members. Runtimes call STATUS every few seconds. The result of the check is therefore kept for a minute in
-//! a file in memory (`/run`). There is one file for each login, network and node. An ADD that fails with a store error
-//! removes the file with the kept result, whatever the result is. An ADD that succeeds removes the file with the kept
-//! result only if the result is a refusal.
+//! The rights check is a transaction that changes nothing ([`Txn::trial`]). Like a write, the rights check needs the
+//! agreement of the etcd cluster's members. Runtimes call STATUS every few seconds, so the result of a rights check is
+//! kept for a minute in a file in memory (`/run`). There is one file with a kept result for each login, network and
+//! node. An ADD that fails with a store error removes the file with the kept result, whatever the result is. An ADD
+//! that succeeds removes the file with the kept result only if the result is a refusal.
 
 use std::fs;
 use std::path::PathBuf;

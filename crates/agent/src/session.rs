@@ -17,7 +17,8 @@ use crate::error::{CniError, VerbFailure};
 use crate::hints::{FileHints, FullPoolHints, HINTS_FOLDER};
 use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 
-/// Minimum time for each later step of a plugin call, even if the time limit of the whole call has passed.
+/// Minimum time for each step of a plugin call after the first step, even if the time limit of the whole call has
+/// passed.
 pub const MIN_STEP_BUDGET: Duration = Duration::from_secs(1);
 /// Time limit of a plugin call on an embedded store, including the wait for the store lock. Calico's plugin has the
 /// same time limit for a plugin call on a cluster.

@@ -244,8 +244,8 @@ impl Verb {
     /// by the session of the main plugin, and by the daemon.
     ///
     /// # Errors
-    /// An error [`VerbFailure::Store`] for any store error. Any other error is the one that the plugin prints for the
-    /// runtime.
+    /// An error [`VerbFailure::Store`] for any store error. The plugin prints any error other than
+    /// [`VerbFailure::Store`] for the runtime.
     pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, VerbFailure> {
         match self {
             Self::Add(add) => add.assign(ipam, deadline).await.map(Answer::Assigned),
@@ -324,8 +324,8 @@ impl Check {
     async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<CheckAnswer, VerbFailure> {
         let Self { attachment, old_handle, addresses } = self;
         match ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await {
-            // A malformed document was written by another program, and does not show which addresses the attachment
-            // has.
+            // A malformed document in the store was written by another program, and does not show which addresses the
+            // attachment has.
             Err(ipam_core::Error::Malformed(error)) => Ok(CheckAnswer::Unknown(error.to_string())),
             Err(error) => Err(explain(error, NetworkRules::Calico)),
             Ok(comparison) => Ok(CheckAnswer::Compared(comparison)),
@@ -357,10 +357,10 @@ impl Gc {
 }
 
 /// Converts the result of a verb into the answer that the daemon sends. If the daemon reports a store error, the plugin
-/// opens the store itself, for two reasons. The first reason: only the plugin decides which store errors count as
-/// success of a verb. The second reason: when the disk is full, a DEL in the plugin may use reserved disk space. The
-/// plugin also repeats an ADD for which the daemon found no free address. Only the plugin scans the machine, and after
-/// a scan it may release leftover addresses of earlier boots.
+/// opens the store itself, because only the plugin decides which store errors count as success of a verb. On a full
+/// disk, a DEL in the plugin may use reserved disk space. If the daemon found no free address for an ADD, the plugin
+/// repeats the ADD. Only the plugin scans the machine, and after a scan it may release leftover addresses of earlier
+/// boots.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

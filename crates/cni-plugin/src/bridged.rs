@@ -40,8 +40,8 @@ pub(crate) struct BridgedNetwork {
     /// that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
     /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
-    /// configuration defines pools, an ADD uses only these pools, and creates a pool that is missing. It also creates a
-    /// missing store.
+    /// configuration defines pools, an ADD uses only these pools. The ADD creates the store and the configured pools if
+    /// they are missing.
     pub(crate) own_pools: Vec<OwnPool>,
     /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
     pub(crate) weights: BTreeMap<String, u32>,
@@ -59,7 +59,7 @@ impl BridgedNetwork {
 /// A pool that a network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnPool {
-    /// The name from which the name of a new pool is built. If the name is `None`, the pool is named after the network.
+    /// The configured `network_name`, after which a new pool is named; `None` if a new pool is named after the network.
     pub(crate) name: Option<String>,
     /// The pool's subnet, without host bits. The subnet is at least a /30 for IPv4, and at least a /126 for IPv6.
     pub(crate) subnet: IpNet,
@@ -322,8 +322,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
 }
 
 /// Refuses a configuration whose pool keys are present but define no address. A template of a configuration that is
-/// rendered without values has pool keys that define no address. The network must then fail instead of using an
-/// arbitrary pool of the store.
+/// rendered without values has pool keys that define no address. A network whose pool keys define no address must fail
+/// instead of using an arbitrary pool of the store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -336,7 +336,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
 }
 
 /// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
-/// the ranges. An empty set of ranges has no pools. The parameter `others` contains the pools of the preceding sets.
+/// the ranges. An empty set of ranges has no pools. The parameter `others` contains the pools of the preceding sets of
+/// ranges.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -469,7 +470,7 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
 }
 
 /// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, a pool is
-/// at the front in proportion to its weight, which is 1 by default. All other pools keep their order.
+/// at the front in proportion to its weight, which is 1 by default. All pools except the moved pool keep their order.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;

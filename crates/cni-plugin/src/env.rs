@@ -129,8 +129,8 @@ impl CniCall {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. First, the form of each variable that
-    /// the verb needs is checked. Then one error reports all missing variables. As in Go's CNI library, `CNI_PATH` is
+    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. The form of each variable that the verb
+    /// needs is checked before a single error reports all missing variables. As in Go's CNI library, `CNI_PATH` is
     /// required, although the CNI specification does not require this variable.
     ///
     /// # Errors
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // The GC verb needs neither of the two malformed variables, so GC does not check these variables.
+        // GC needs neither `CNI_CONTAINERID` nor `CNI_IFNAME`, so GC does not check these two variables.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

@@ -159,8 +159,8 @@ thread_local! {
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // A thread-local variable cannot be used while its thread shuts down. A panic at that time is reported without
-        // its location.
+        // A thread-local variable cannot be used while its thread shuts down. A panic while a thread shuts down is
+        // reported without the source location of the panic.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }

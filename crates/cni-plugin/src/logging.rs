@@ -6,12 +6,13 @@
 //! rotation are made for one process, because they cache the size of the open file and rename it without taking a lock.
 //! Margay therefore implements its own log rotation.
 //!
-//! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After getting the lock, a
-//! process checks whether the log's path still refers to the locked file. If the log's path refers to another file,
-//! another process has rotated the log, and this process opens the new file. A process renames the log file only while
-//! it holds the lock on the file at the log's path. No file is therefore renamed twice, and no line is written to a
-//! rotated file. The kernel releases a process's lock on the log file when the process exits. If another process holds
-//! the lock for longer than a second, the line is written without the lock, and the log is not rotated.
+//! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After locking the log
+//! file, a process checks whether the log's path still refers to the locked file. If the log's path refers to another
+//! file, another process has rotated the log, and this process opens the new file. A process renames the log file only
+//! while it holds the lock on the file at the log's path. The locks on the log file ensure that no log file is renamed
+//! twice, and that no log line is written to a rotated file. The kernel releases a process's lock on the log file when
+//! the process exits. If another process locks the log file for longer than a second, the log line is written without
+//! the lock, and the log is not rotated.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -148,7 +149,8 @@ impl Write for LogLine<'_> {
     }
 }
 
-/// Parses a log level, in upper or lower case: debug, info, warning or error. Any other text means the level info.
+/// Parses a log level, in upper or lower case: debug, info, warning or error. A text that is not a log level means the
+/// level info.
 fn filter(level: &str) -> LevelFilter {
     match level.to_ascii_lowercase().as_str() {
         "debug" => LevelFilter::DEBUG,
@@ -178,16 +180,17 @@ const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
-/// before it writes a line.
+/// How long a process waits for the lock on the log file. After one timeout, the process writes all later lines without
+/// waiting for the lock on the log file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock the log file. Another process holds the lock only while it writes one line, which
-/// takes less time than the pause.
+/// Pause between two attempts to lock the log file. Another process locks the log file only while it writes one line,
+/// which takes less time than the pause.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
 /// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. If
-/// several log files are rotated within a millisecond, later times keep their names in order.
+/// several log files are rotated within one millisecond, times after the clock's time keep the names of the rotated
+/// files in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
 /// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
@@ -292,7 +295,8 @@ impl LogFile {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest rotated file gets the name that sorts last, even if several files are rotated within one
-        // millisecond. The exception is a rotated file from a time when the clock was far ahead.
+        // millisecond. If the clock was far ahead when an older log file was rotated, the older file's name still sorts
+        // last.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -343,8 +347,8 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Locks a file. Returns false if another process holds the lock for too long, or if the file system does not support
-/// file locks.
+/// Locks a file. Returns false if another process locks the log file for too long, or if the file system does not
+/// support file locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {

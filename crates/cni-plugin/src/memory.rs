@@ -1,11 +1,11 @@
 //! Defines the memory allocator of the statically linked program.
 //!
 //! musl's own allocator needs many system calls for small allocations. Allocators for servers reserve more memory than
-//! a short plugin call ever needs, and reserving it takes a tenth of the call's time. Neither problem occurs with
-//! dlmalloc. But for zeroed allocations, dlmalloc also zeroes pages that the kernel has just zeroed. An open sled store
-//! allocates 25 MB of zeroed memory, but uses only a small part of it. With dlmalloc alone, a cold ADD on sled took
-//! three times as long, with 7,200 page faults instead of 1,100. Large allocations therefore use musl's allocator,
-//! which maps zeroed pages without touching them.
+//! a short plugin call ever needs, and reserving it takes a tenth of the call's time. dlmalloc needs few system calls
+//! and reserves little memory. For a zeroed allocation, however, dlmalloc also zeroes pages that the kernel has just
+//! zeroed. An open sled store allocates 25 MB of zeroed memory, but uses only a small part of it. With dlmalloc alone,
+//! a cold ADD on sled took three times as long, with 7,200 page faults instead of 1,100. Large allocations therefore
+//! use musl's allocator, which maps zeroed pages without touching them.
 #![expect(
     unsafe_code,
     reason = "the trait of allocators is unsafe; every call goes to one of two allocators unchanged"
@@ -19,8 +19,8 @@ use dlmalloc::GlobalDlmalloc;
 /// Minimum size, in bytes, of an allocation that uses musl's allocator.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. An allocation's size
-/// decides which of the two allocators frees it.
+/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. The size of an allocation
+/// decides whether dlmalloc or musl's allocator frees the memory.
 pub(crate) struct SizedAllocator;
 
 fn is_large(size: usize) -> bool {

@@ -31,7 +31,7 @@ pub(crate) struct NetConf {
     pub(crate) log_level: String,
     pub(crate) log_file: String,
     /// The limits of log files: size (`log_file_max_size`, in megabytes), age (`log_file_max_age`, in days) and number
-    /// (`log_file_max_count`). The value 0 means the default limit.
+    /// (`log_file_max_count`). A log file limit of 0 means the default limit.
     pub(crate) log_max_size: i64,
     pub(crate) log_max_age: i64,
     pub(crate) log_max_count: i64,
@@ -41,7 +41,7 @@ pub(crate) struct NetConf {
     /// True if all addresses of a request must be in one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
     /// The values of `bridge` and `master`, which are settings of other main plugins. A probe is sent on the network
-    /// interface that they name.
+    /// interface that `bridge` or `master` names.
     pub(crate) bridge: Option<GoJson>,
     pub(crate) master: Option<GoJson>,
     pub(crate) is_gateway: bool,
@@ -138,7 +138,8 @@ impl NetConf {
     /// Returns the time limit of a plugin call whose store is a cluster.
     ///
     /// # Errors
-    /// CNI error code 7 unless `datastore_timeout` is between 1 and 90 seconds. Calico's plugin has the same maximum.
+    /// CNI error code 7 unless `datastore_timeout` is between 1 and 90 seconds. The maximum of `datastore_timeout` is
+    /// also 90 seconds in Calico's plugin.
     pub(crate) fn patience(&self) -> Result<Duration> {
         match self.timeout.map(u64::try_from) {
             None => Ok(DEFAULT_STORE_TIMEOUT),

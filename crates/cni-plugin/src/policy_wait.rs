@@ -49,8 +49,8 @@ impl PolicyWait {
     }
 
     /// Waits for Felix's status file of a pod's endpoint, at most for the configured time and for the remaining time of
-    /// the call. If the status file does not appear in time, only a warning is logged, because Calico's ADD also
-    /// succeeds then.
+    /// the call. If the status file does not appear in time, this function only logs a warning, because Calico's ADD
+    /// also succeeds without the status file.
     pub(crate) async fn wait(&self, namespace: &str, pod: &str, endpoint: &str, left: Duration) {
         let file = self.folder.join(file_name(namespace, pod, endpoint));
         let longest = self.longest.min(left);

@@ -28,8 +28,8 @@ pub(crate) struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    /// Assigns addresses. If a pool's selector needs the labels of the namespace, they are added to the request.
-    /// Reading them from the Kubernetes API counts towards the store's time limit.
+    /// Assigns addresses. If a pool's selector needs the labels of the pod's namespace, this function adds these labels
+    /// to the request. Reading the labels from the Kubernetes API counts towards the store's time limit.
     ///
     /// # Errors
     /// Any error of the allocator or of the Kubernetes API.

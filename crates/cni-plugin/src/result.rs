@@ -1,5 +1,5 @@
-//! Parses and prints the CNI results of ADD in each CNI version. The results are those of this plugin, the outputs of
-//! other IPAM plugins, and the `prevResult` of CHECK and DEL.
+//! Parses and prints the CNI results of ADD in each CNI version. The module handles the results of this plugin, the
+//! outputs of other IPAM plugins, and the `prevResult` of CHECK and DEL.
 
 use std::net::IpAddr;
 
@@ -64,7 +64,7 @@ impl AddResult {
     /// Builds the CNI result that Calico's plugin would return. An address that the allocator chose is printed with the
     /// prefix length of its block. A requested address is printed as a host address (/32 or /128), and an assigned
     /// prefix with its own length. The result has one route for each address in `ips`. As in Calico, the destination of
-    /// the route keeps the host bits.
+    /// each route keeps its host bits.
     ///
     /// # Errors
     /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
@@ -145,8 +145,8 @@ impl AddResult {
 
     /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
     /// result, its own interfaces follow the interfaces of the IPAM plugin. In the main plugin's result, each address
-    /// belongs to the last interface, and has no gateway. It is printed with the prefix length of a single address, or
-    /// of its assigned prefix.
+    /// belongs to the last interface, and has no gateway. The main plugin prints an address with the length of the
+    /// assigned prefix if there is one, and otherwise as a host address.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;

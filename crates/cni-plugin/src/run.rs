@@ -250,9 +250,9 @@ impl<'a> CniContext<'a> {
 
     /// Carries out DEL. If the container's network namespace seems to be the plugin's own namespace, DEL releases the
     /// container's addresses and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
-    /// of the host by now. If a DEL with a wrong network namespace did not release the addresses, a repeated DEL would
-    /// not release them either. DEL also releases the addresses under the container's own handle if the Kubernetes API
-    /// cannot tell whether the pod runs a virtual machine.
+    /// of the host by now. DEL releases the addresses even if the network namespace is wrong, because a repeated DEL
+    /// would get the same wrong network namespace. DEL also releases the addresses under the container's own handle if
+    /// the Kubernetes API cannot tell whether the pod runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;

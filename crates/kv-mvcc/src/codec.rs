@@ -359,8 +359,8 @@ pub(crate) struct StateRow {
     pub(crate) revision: u64,
     /// The compaction mark: the oldest readable revision; 0 if all revisions are readable.
     pub(crate) compacted: u64,
-    /// The lowest log position that may still have a log row. Log rows from this position up to the compaction mark
-    /// have expired and are still to be removed.
+    /// The lowest log position that may still have a log row. Log rows between the lowest remaining log position and
+    /// the compaction mark have expired and are still to be removed.
     pub(crate) swept: LogPosition,
     /// The size in bytes of all log rows and of the superseded values that are kept for log rows.
     pub(crate) log_bytes: u64,
@@ -370,11 +370,11 @@ pub(crate) struct StateRow {
     /// The wrapping sum of [`fingerprint`] over all live keys. If the recorded sum does not match the live keys, a key
     /// was lost.
     pub(crate) digest: u64,
-    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store still
-    /// keeps the history before the clients' mark.
+    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store may keep
+    /// history that is older than the compaction mark for clients.
     pub(crate) client_mark: u64,
-    /// The number of changes that made no new revision: changes of leases and of the limits on history. A difference in
-    /// this counter tells apart two states that have the same revision.
+    /// The number of changes that made no new revision: changes of leases and of the limits on history. Two different
+    /// states of a store with the same revision differ in the number of changes that made no new revision.
     pub(crate) other_changes: u64,
 }
 

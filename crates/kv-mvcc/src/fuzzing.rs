@@ -15,10 +15,10 @@ pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
     codec::unseal(key, row).ok()
 }
 
-/// Decodes the same row once as each row kind.
+/// Decodes one row several times, as a row of each kind.
 ///
 /// # Panics
-/// If the decoded content changes when it is encoded and decoded again.
+/// Panics if the decoded content of a row changes when it is encoded and decoded again.
 pub fn check_row(key: &[u8], row: &[u8]) {
     round_trip::<Pointer>(key, row);
     round_trip::<LogRow>(key, row);

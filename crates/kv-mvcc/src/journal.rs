@@ -131,7 +131,8 @@ impl JournaledTable {
     }
 
     fn end(&self) -> MutexGuard<'_, JournalEnd> {
-        // A poisoned lock can be used: after a panic the table is recovered, which replaces this state.
+        // A poisoned lock of the journal can be used, because the recovery of the table after a panic replaces the data
+        // under the lock.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,8 +165,8 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // The engine may show an earlier commit that is not durable yet; this commit makes that commit durable,
-            // too.
+            // The engine may show an earlier checkpoint that is not durable yet. Another commit to the engine makes the
+            // earlier checkpoint durable.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
         } else if last <= has.record {
@@ -205,7 +206,7 @@ impl JournaledTable {
 
     /// Moves the rows of the journal and the new `writes` to the engine in one commit.
     fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
-        // The lock keeps views from showing new rows of `writes` hidden by older rows of the journal.
+        // The lock on the overlay prevents a view in which older rows of the journal hide the new rows of `writes`.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
@@ -232,8 +233,8 @@ impl fmt::Debug for JournaledTable {
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // The lock is held while the overlay and the table are read, because a checkpoint moves rows from the overlay
-        // to the table.
+        // The lock on the overlay is held while the overlay and the table are read, because a checkpoint moves rows
+        // from the overlay to the table.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
@@ -245,8 +246,8 @@ impl Table for JournaledTable {
 
     fn recover(&self) -> Result<()> {
         let mut end = self.end();
-        // The lock keeps views from combining the new overlay with the old table, or the old overlay with the new
-        // table.
+        // The lock on the overlay keeps views from combining the new overlay with the old table, or the old overlay
+        // with the new table.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.table.recover()?;
         let (found, stands) = self.load()?;
@@ -348,8 +349,8 @@ const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
 /// The value length that marks a removed row in a journal record.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// Number of bytes that one read of the journal requests. Most journals are shorter than this number of bytes, so one
-/// read is enough.
+/// Number of bytes that one read of the journal requests. Most journals contain fewer bytes than one read requests, so
+/// one read is enough.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// The length in bytes of a journal record with these writes.

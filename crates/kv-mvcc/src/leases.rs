@@ -3,9 +3,10 @@
 //!
 //! Each lease has a row, and each live key with a lease has an additional row that records the attachment. Each grant,
 //! revocation or put changes the affected lease rows in its own commit. The remaining time of a lease is not stored on
-//! disk. The program that measures remaining times calls [`MvccStore::revoke`] when a lease expires. After a restart it
-//! gives every lease its full time again, as etcd does. Programs that only write keys follow etcd's rules for leases: a
-//! put to a missing lease fails, and a put without a lease detaches the key.
+//! disk. The program that measures remaining times calls [`MvccStore::revoke`] when a lease expires. After a restart,
+//! the program that measures remaining times gives every lease its full time again, as etcd does. Programs that only
+//! write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a lease detaches the
+//! key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +121,7 @@ impl StoreCore {
         self.submit(operation, |reply| {
             WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
-                // Sending fails only if the caller has stopped waiting; then the answer can be dropped.
+                // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
                 drop(reply.send(answer));
             }))
         })

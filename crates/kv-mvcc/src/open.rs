@@ -13,7 +13,7 @@ use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
 /// Maximum number of live keys for which opening a store checks all live keys. A damaged engine may lose rows silently,
-/// and checking this many keys takes at most a few milliseconds.
+/// and checking 4,096 keys takes at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
 pub(crate) struct OpenFacts {
@@ -28,8 +28,8 @@ pub(crate) struct OpenFacts {
 /// new store in it.
 ///
 /// # Errors
-/// `UnknownFormat` if this version does not support the store's format; `Corrupt`; any error of the table. This
-/// function writes only if the table is empty and `expected` is `None`.
+/// `UnknownFormat` if this version does not support the store's format; `Corrupt` if the store is damaged; any error of
+/// the table. This function writes only if the table is empty and `expected` is `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
     store: &'static str,
@@ -141,8 +141,8 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Maximum number of attempts to check a whole store while commits may run in between. The check starts again when a
-/// commit changes the store.
+/// Maximum number of attempts to check a whole store while commits may run in between. The check of the whole store
+/// starts again when a commit changes the store.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
 /// Maximum number of rows that a check of the store reads in one view.
 const VERIFY_PAGE_ROWS: usize = 256;
@@ -186,7 +186,8 @@ impl From<Error> for VerifyStop {
 struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The state of the store at the start; if it changes, the pass is void.
+    /// The state of the store at the start of the pass; if a commit changes the state, the result of the pass is
+    /// discarded.
     state: StateRow,
     /// One view for all pages of the pass; if `None`, each page opens its own view.
     held: Option<Rows<'t>>,

@@ -40,13 +40,13 @@ pub struct Options {
     pub clock: Clock,
     /// The threads on which blocking work runs.
     pub blocking: Blocking,
-    /// The id that the opened store must have. If this id is set, opening a table without rows fails as damage instead
-    /// of creating a store.
+    /// The id that the opened store must have. If an expected id is set, opening a table without rows fails as damage
+    /// instead of creating a store.
     pub expected_id: Option<Uuid>,
     /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// The purpose of the writes through this handle. The purpose decides whether these writes may use reserved disk
-    /// space.
+    /// The purpose of the writes through this handle of the store. The purpose of a write decides whether the write may
+    /// use reserved disk space.
     pub purpose: Purpose,
     /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,
@@ -85,7 +85,7 @@ impl Blocking {
     /// Runs blocking work on the threads that this option selects.
     ///
     /// # Errors
-    /// If the runtime shuts down before the blocking work is done.
+    /// A [`JoinError`] if the runtime shuts down before the blocking work is done.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
         match self {
             Self::OnThreads => spawn_blocking(work).await,
@@ -116,8 +116,9 @@ pub struct Retention {
     pub revisions: Option<u64>,
     /// Maximum age of a revision; `None` means unlimited. The age limit applies only while the clock is within a day of
     /// the newest revision. The age limit also requires that the last expired revision and the first kept revision are
-    /// at most a day apart. A jump of the clock does not remove history, because the age limit then does not apply.
-    /// After a pause of more than a day, older revisions are removed only when this age has passed since the pause.
+    /// at most a day apart. A jump of the clock does not remove history, because the age limit does not apply directly
+    /// after a jump. After a pause of more than a day without writes, revisions from before the pause are removed only
+    /// when the maximum age has passed since the pause.
     pub age: Option<Duration>,
     /// Maximum total size in bytes of the log rows and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,

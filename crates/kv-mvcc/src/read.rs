@@ -343,7 +343,8 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // No rows follow, so the visit ends here whether or not `visit` breaks.
+                    // The table has no further rows, so the visit ends after the rest of the overlay, whether or not
+                    // `visit` breaks.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

@@ -245,11 +245,11 @@ fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosit
 /// Maximum number of unwanted rows that a scan reads past to reach the next wanted value.
 const MAX_SKIPPED_ROWS: u32 = 16;
 
-/// Appends the first value of `pointers` to `found`, and in order all following values that the same scan reaches soon,
-/// until `is_over`.
+/// Reads the first value of `pointers`, and all following values that are near enough to be read by the same scan. The
+/// values are appended to `found` in the order of `pointers`. The scan stops early if `is_over` returns true.
 ///
 /// # Errors
-/// `Corrupt`; any error of the table.
+/// `Corrupt` if a row is missing or damaged; any error of the table.
 pub(crate) fn next_values(
     rows: &Rows<'_>,
     pointers: &[Pointer],

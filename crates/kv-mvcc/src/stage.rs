@@ -57,7 +57,8 @@ impl<'r, 't> StagedState<'r, 't> {
     /// since 1970.
     ///
     /// # Errors
-    /// `TooLarge`; any error of reading the table. A transaction that fails leaves the staged state unchanged.
+    /// `TooLarge` if the transaction changes too many bytes; any error of reading the table. A transaction that fails
+    /// leaves the staged state unchanged.
     pub(crate) fn apply(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let (before, log) = (self.tally, self.log.len());
         let result = self.run(txn, now);
@@ -78,10 +79,11 @@ impl<'r, 't> StagedState<'r, 't> {
     }
 
     /// Ends a lease and deletes its keys, in ascending order and at one revision. No other change may have been staged
-    /// before.
+    /// before the call of this function.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `TooLarge`; any error of reading the table.
+    /// `LeaseNotFound` if the lease does not exist; `TooLarge` if the lease has too many keys; any error of reading the
+    /// table.
     pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
         self.check_lease(Some(id))?;
         let mut place = LogPosition::first_of(self.tally.state.revision + 1);
@@ -103,7 +105,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// If changes were made before log position `place`, raises the staged state to their revision.
+    /// If changes are staged at the revision of `place`, makes this revision the newest revision of the staged state.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;
@@ -168,7 +170,7 @@ impl<'r, 't> StagedState<'r, 't> {
         place: LogPosition,
         time: u64,
     ) -> Result<()> {
-        // The request was checked before, so the length of a value always fits into 32 bits.
+        // The transaction's request has already been checked, so the length of a value always fits into 32 bits.
         let len = u32::try_from(value.len())
             .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
         let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
@@ -274,7 +276,8 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // No rows follow, so the visit ends here whether or not `visit` breaks.
+            // The table has no further rows, so the visit ends after the rest of the staged entries, whether or not
+            // `visit` breaks.
             let _ = merge.before(None, visit);
         }
         Ok(())

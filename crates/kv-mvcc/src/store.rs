@@ -62,13 +62,13 @@ pub(crate) struct StoreCore {
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while the outcome of a commit is unknown. Only the writer reads and sets this flag.
+    /// True while the outcome of a commit is unknown. Only the writer reads and sets the flag for an unknown outcome.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
     /// The callback that is called with the duration of each commit of the table.
     pub(crate) observer: OnceLock<SyncObserver>,
-    /// True while a part of the reserved disk space may be missing. While this flag is set, only handles for releases
-    /// may write.
+    /// True while a part of the reserved disk space may be missing. While reserved disk space is missing, only handles
+    /// for releases may write.
     pub(crate) spent: AtomicBool,
 }
 
@@ -106,7 +106,7 @@ impl MvccStore {
     /// # Errors
     /// `UnknownFormat` if a newer version of the program wrote the store. `Corrupt` if rows are missing or damaged, or
     /// if the store's id is not [`Options::expected_id`]. If opening fails with `UnknownFormat` or `Corrupt`, the table
-    /// is unchanged. If opening fails otherwise, any error of the table.
+    /// is unchanged. Opening a store can also fail with any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -181,7 +181,7 @@ impl MvccStore {
     /// succeed, because a commit can use free space within the engine's files.
     ///
     /// # Errors
-    /// `NoSpace`; `Io` for a read-only file system.
+    /// `NoSpace` if the disk is full; `Io` for a read-only file system.
     pub async fn check_room(&self) -> Result<()> {
         self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }
@@ -250,7 +250,7 @@ impl StoreCore {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });
-        // The task cannot panic, so an error means that the runtime shut down before the task ran.
+        // The blocking task cannot panic, so an error means that the runtime shut down before the task ran.
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 
@@ -382,7 +382,7 @@ const MAX_HISTORY_SHARES: usize = 1024;
 pub struct OldestRevision {
     /// The number of the oldest readable revision.
     pub revision: Revision,
-    /// The time of that revision's commit; `None` for revision 1, the empty store.
+    /// The time when the oldest readable revision was committed; `None` for revision 1, the empty store.
     pub time: Option<SystemTime>,
 }
 
@@ -391,7 +391,7 @@ pub struct OldestRevision {
 pub struct HistoryShare {
     /// The number of changes to the keys of the group.
     pub changes: u64,
-    /// The size in bytes of these changes and of the values that they superseded.
+    /// The size in bytes of the changes to the group's keys, and of the values that these changes superseded.
     pub bytes: u64,
 }
 
@@ -518,7 +518,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // Pages of the older revision, read after these changes, do not show the changes.
+            // Pages that are read at the older revision do not show later changes of the store.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

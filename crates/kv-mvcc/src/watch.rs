@@ -398,7 +398,7 @@ impl RangeIndex {
 }
 
 /// A map from watched keys or prefixes to slots. The map is a sorted list, because a list needs less memory and less
-/// code than a tree or hash map. The size of this code matters because the CNI plugin contains it.
+/// code than a tree or hash map. The amount of code matters because the CNI plugin contains the code of watches.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 

@@ -9,10 +9,10 @@
 //! Each commit also removes a few rows of expired history.
 //!
 //! On a full disk all writes would fail, including the release of an address, which a host with a full disk needs most.
-//! A handle for [`Purpose::Release`] therefore frees disk space for its write. First the release handle drops history,
-//! which frees space within the engine's files. If that does not suffice, the release handle frees parts of the store's
-//! [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other purposes never
-//! use the reserve, and do not write while a part of the reserve is missing.
+//! A handle for [`Purpose::Release`] therefore frees disk space for its write. The release handle first drops history,
+//! which frees space within the engine's files. If dropping history does not suffice, the release handle frees parts of
+//! the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other
+//! purposes never use the reserve, and do not write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -39,7 +39,8 @@ const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
 /// A change of the table that is not a transaction, for example a grant of a lease. The task itself sends the answer to
-/// its caller. If the task gets no table, it answers that the store was closed.
+/// its caller. If the store was closed before the task runs, the task gets no table and answers that the store was
+/// closed.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 /// A job of the writer's queue.
@@ -135,9 +136,9 @@ impl QueueDrainer {
                 refuse(job, &inner);
                 continue;
             };
-            // The panics of engines are caught where the engine is called. The panics caught here are bugs in this
-            // crate; an uncaught one would stop all later writes. After a panic that is caught here, the job's answer
-            // is dropped, which tells the caller that the outcome is unknown.
+            // The panics of engines are caught where the engine is called. The panics that the queue drainer catches
+            // are bugs in this crate; an uncaught panic would stop all later writes. After a panic of a write job, the
+            // job's answer is dropped, which tells the caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
@@ -158,7 +159,7 @@ impl QueueDrainer {
 /// Answers a write job that was queued after the store was closed.
 fn refuse(job: WriteJob, inner: &StoreCore) {
     let store = inner.name;
-    // Sending fails only if the caller has stopped waiting; then the answer can be dropped.
+    // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
@@ -221,7 +222,7 @@ impl StoreCore {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
         };
-        // Sending fails only if the caller has stopped waiting; then the answer can be dropped.
+        // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
         for (reply, found) in group.replies {
             let _ = reply.send(answer(found));
         }
@@ -439,15 +440,16 @@ fn sweep_budget(writes: usize) -> usize {
     writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
 }
 
-/// The limits that decide which history of a store has expired. These limits only raise the compaction mark. Which
-/// revisions are readable depends only on the compaction mark and the rows.
+/// The limits that decide which history of a store has expired. The limits on history only decide how far the
+/// compaction mark is raised. Which revisions are readable depends only on the compaction mark and the rows.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
-    /// Log rows from before this time have expired, in microseconds since 1970.
+    /// The time, in microseconds since 1970, before which all log rows have expired.
     expired_before: Option<u64>,
-    /// The limit on the number of revisions applies only to log rows from before this time, in microseconds since 1970.
+    /// The limit on the number of revisions applies only to log rows that were written before this field's time, in
+    /// microseconds since 1970.
     counted_before: Option<u64>,
 }
 
@@ -455,8 +457,8 @@ impl ExpiredHistory {
     /// A value without limits, by which only the history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; both times
-    /// are in microseconds since 1970.
+    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; `now` and
+    /// `newest` are in microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -471,7 +473,7 @@ impl ExpiredHistory {
     }
 
     /// The oldest revision that the limit on the number of revisions would keep. The newest revision is kept under
-    /// every limit.
+    /// every limit on the history.
     fn first_counted(&self, state: &StateRow) -> u64 {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
@@ -504,7 +506,7 @@ impl ExpiredHistory {
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
 
-    /// True if these limits or the compaction mark may have expired any log row.
+    /// True if the limits on the history or the compaction mark may have expired any log row.
     fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
@@ -579,8 +581,8 @@ impl StoreCore {
     }
 
     /// Frees space for a release of an address on a full disk. The method first drops history, if the disk has enough
-    /// space to write this change. If the disk has too little space, the method frees a part of the reserve, and then
-    /// drops history using the freed space.
+    /// space for the commit that drops history. If the disk has too little space, the method frees a part of the
+    /// reserve, and then drops history using the freed space.
     ///
     /// # Errors
     /// The error `full` if no disk space can be freed.

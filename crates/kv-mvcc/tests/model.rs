@@ -178,7 +178,7 @@ fn range() -> impl Strategy<Value = Range> {
 fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         8 => "[a-c]{0,2}".prop_map(Value::from),
-        // The value is about as long as one row, or as long as several rows.
+        // The random value is about as long as the longest value of one row, or needs three rows.
         1 => (MAX_ROW_BYTES - 6..MAX_ROW_BYTES + 2).prop_map(|len| Value::from(vec![7; len])),
         1 => Just(Value::from(vec![9; 2 * MAX_ROW_BYTES + 1])),
     ]
@@ -261,8 +261,8 @@ async fn run(steps: Vec<Step>, requests: Vec<TxnRange>) {
     check_watches(&store, &model, &requests).await;
 }
 
-/// Runs transactions concurrently, so that they may share a commit. The store must run these transactions in the order
-/// in which they were queued.
+/// Runs transactions concurrently, so that they may share a commit. The store must run concurrent transactions in the
+/// order in which they were queued.
 async fn apply(store: &MvccStore, model: &mut Model, txns: Vec<Txn>) {
     let answers = futures::future::join_all(txns.iter().map(|txn| store.txn(txn.clone()))).await;
     let mut read_only = Vec::new();

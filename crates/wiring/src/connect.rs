@@ -40,15 +40,16 @@ pub struct ConnectResult {
 /// Connects a container to its host with a new pair of interfaces.
 ///
 /// First removes an existing host interface that has the name of the pair's host end, if [`Plan::old_interface`]
-/// permits the removal. If a later step fails, this function removes the new pair of interfaces with its addresses and
-/// routes. The function removes no interfaces except the old host interface and the new pair.
+/// permits the removal. If a step after the creation of the new pair fails, this function removes the new pair of
+/// interfaces with its addresses and routes. The function removes no interfaces except the old host interface and the
+/// new pair.
 ///
 /// # Errors
 ///
 /// [`Error::Failed`] for the first step that failed, with the message of Calico's plugin. [`Error::Taken`] if another
 /// container has the host interface. [`Error::TimedOut`] after the deadline. After the deadline, a background thread
-/// removes the new pair of interfaces when the kernel permits the removal. If the process ends before that thread has
-/// removed the pair, the pair remains.
+/// removes the new pair of interfaces when the kernel permits the removal. If the process ends before the background
+/// thread has removed the pair, the pair remains.
 pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<ConnectResult, Error> {
     for name in [&plan.host_interface, &plan.interface] {
         check_name(name).map_err(|errno| Error::failed("", errno))?;
@@ -204,8 +205,8 @@ impl ConnectTask {
         match found {
             Ok(end) => Ok(InterfacePair { container, end, kept: false }),
             Err(errno) => {
-                // The interface name was free before, so the interface that now has the name is the container's end of
-                // the new pair.
+                // The interface name was free before the pair was created, so the interface that now has the name is
+                // the container's end of the new pair.
                 let _ = container.one(messages::remove_named(name));
                 Err(not_found(name, errno))
             }

@@ -1,4 +1,4 @@
-//! Defines this crate's errors. Their messages are equal to the messages of Calico's plugin.
+//! Defines the errors of the crate `wiring`, whose messages are equal to the messages of Calico's plugin.
 
 use std::fmt;
 use std::io;
@@ -29,8 +29,8 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// Creates the error of a failed step: `what` says what failed, and `reason` says why. If `what` is empty, the
-    /// message consists of the reason alone.
+    /// Creates the error of a step that failed; `what` says what failed, and `reason` says why. If `what` is empty, the
+    /// error's message consists of the reason alone.
     pub(crate) fn failed(what: &str, reason: impl fmt::Display) -> Self {
         Self::Failed(if what.is_empty() { reason.to_string() } else { format!("{what}: {reason}") })
     }

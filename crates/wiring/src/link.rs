@@ -1,4 +1,4 @@
-//! Looks up, lists and removes network interfaces. Also checks interface names, and formats MAC addresses.
+//! Looks up, lists and removes network interfaces, checks interface names, and formats MAC addresses.
 
 use std::fmt::Write;
 use std::path::Path;

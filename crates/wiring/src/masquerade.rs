@@ -16,8 +16,8 @@
 //! source. Each rule has a comment, which `nft` shows. This module recognizes its rule set by the comments in a chain.
 //!
 //! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as this
-//! crate's other netlink crates. Other crates for nftables are unsuitable: `nftables` runs the program nft, `nftnl`
-//! needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
+//! crate's other netlink crates. Other Rust crates for nftables are unsuitable: `nftables` runs the program nft,
+//! `nftnl` needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
 
 use std::collections::BTreeSet;
 
@@ -361,7 +361,8 @@ fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bo
 
 /// Returns the value of an attribute in an nftables message.
 fn attribute(payload: &[u8], kind: u16) -> Result<Option<Vec<u8>>, Errno> {
-    // The attributes follow a header of four bytes: the family, the version, and two unused bytes.
+    // The attributes of an nftables message follow a header of four bytes: the family, the version, and two unused
+    // bytes.
     let attributes = payload.get(4..).ok_or(Errno::GARBLED)?;
     for attribute in NlasIterator::new(attributes) {
         let attribute = attribute.map_err(|_| Errno::GARBLED)?;

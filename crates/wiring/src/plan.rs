@@ -77,7 +77,7 @@ pub enum Device {
 pub enum Forwarding {
     /// The container forwards packets between its interfaces.
     On,
-    /// The container does not forward packets, even if forwarding was on in its network namespace before.
+    /// The container does not forward packets; if forwarding is on in its network namespace, it is turned off.
     Off,
 }
 

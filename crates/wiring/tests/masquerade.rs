@@ -1,8 +1,8 @@
 //! Tests masquerading with real packets between containers of two pools on a host, and another machine ("the world")
 //! without routes to the pools.
 //!
-//! Each test runs on its own host: a thread in a new network namespace. The containers and the world are network
-//! namespaces, too. A sleeping process keeps each network namespace of the test alive.
+//! Each test runs on its own host: a thread in a new network namespace. Each container has its own network namespace,
+//! and so does the world. A sleeping process keeps each network namespace of the test alive.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -193,7 +193,7 @@ fn rules_stay_when_set_again() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
     let (before, generation) = (listed(), generation());
-    // The listing has two tables, two chains, 4 + 3 rules for IPv4, and 1 + 1 rules for IPv6.
+    // The listing of all nftables objects has two tables, two chains, 4 + 3 rules for IPv4, and 1 + 1 rules for IPv6.
     assert_eq!(before.len(), 2 + 2 + 7 + 2);
     let backwards: Vec<IpNet> = pools.iter().rev().copied().collect();
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
@@ -217,7 +217,7 @@ fn rules_follow_pools() {
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
     masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
-    // Another program may have removed all rules; `ensure` must then restore them.
+    // If another program has removed all nftables rules, `ensure` must restore the rules of the store.
     let before = listed().len();
     masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
@@ -295,8 +295,8 @@ fn rules_error_says_so_without_privilege() {
     assert_eq!(done.status.code(), Some(1));
 }
 
-/// The part of the test that runs in the process without `CAP_NET_ADMIN`. A call fails only if at least one pool is to
-/// be masqueraded.
+/// The part of the test that runs in the process without `CAP_NET_ADMIN`. Without `CAP_NET_ADMIN`, a call of `ensure`
+/// fails only if at least one pool is to be masqueraded.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
     masquerade::ensure(STORE, &[], &pools).unwrap();
@@ -311,7 +311,7 @@ fn try_without_power() -> ExitCode {
 
 /// Lists all nftables tables, chains and rules of this thread's network namespace, in the kernel's encoding.
 fn listed() -> Vec<Vec<u8>> {
-    // The numbers are the message types NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN and NFT_MSG_GETRULE.
+    // The numbers 1, 4 and 7 are the message types NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN and NFT_MSG_GETRULE.
     [1, 4, 7].into_iter().flat_map(|kind| ask(kind, NLM_F_DUMP)).collect()
 }
 

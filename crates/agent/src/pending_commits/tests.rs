@@ -332,8 +332,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // A process that finds one of these files appends "void" and "found". The file then has "closed" before "void" and
-    // "found" before "done", so its transaction is pending.
+    // A process that finds the file of a pending commit appends the steps "void" and "found" to the file. The
+    // transaction in the file is pending if the step "closed" precedes "void" and the step "found" precedes "done".
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::dial::{self, ApiFailure, ApiProblem, ApiRoute};
 
 /// Maximum size of the body of a Kubernetes API response, in bytes. Real responses about namespaces, pods and virtual
-/// machines are smaller.
+/// machines are smaller than this size limit.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
 /// Maximum number of characters of a Kubernetes API error message that Margay's own error message quotes.
 const MAX_MESSAGE_CHARS: usize = 1000;

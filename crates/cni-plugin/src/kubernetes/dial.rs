@@ -289,7 +289,7 @@ impl ServerCertVerifier for UncheckedVerifier {
     }
 }
 
-/// Maximum size of a credential file, in bytes. Real credential files are far smaller.
+/// Maximum size of a credential file, in bytes. Real credential files are far smaller than this size limit.
 const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
@@ -376,7 +376,7 @@ pub(super) enum ApiFailure {
     Unreachable(io::Error),
     /// The server did not respond within the given time limit.
     Late(Duration),
-    /// Any other problem of the request.
+    /// Any problem of the request that is neither an unreachable server nor a timeout.
     Reported(ApiProblem),
 }
 

@@ -76,8 +76,8 @@ impl HostLocal {
 
     /// Returns the network configuration for host-local's DEL, which needs only the container's id. Each placeholder is
     /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If the configuration
-    /// has another range of the same address family, the placeholder is removed instead. Newer versions of host-local
-    /// refuse overlapping ranges, so their DEL would never release an address.
+    /// has another range of the same address family, the placeholder is removed instead. With overlapping ranges, newer
+    /// versions of host-local refuse even a DEL, so the address would never be released.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -331,7 +331,8 @@ mod tests {
             let refused = host_local(ipam).unwrap_err();
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
-        // Of several fields with one name, the last counts. The names of fields are case-sensitive.
+        // If a configuration has several fields with one name, the last field counts. The names of configuration fields
+        // are case-sensitive.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
         // The parser accepts a subnet that is not a string, because host-local itself reports the mistake.

@@ -379,7 +379,7 @@ fn text_of<'v>(object: &'v Value, name: &str) -> &'v str {
     object[name].as_str().unwrap_or_default()
 }
 
-/// Returns the first owner reference of this kind for which the closure `counts` returns true.
+/// Returns the first owner reference to a KubeVirt object of kind `kind` for which the closure `counts` returns true.
 fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool) -> Option<&'v Value> {
     let is_it = |one: &&Value| one["apiVersion"] == KUBEVIRT_VERSION && one["kind"] == kind && counts(one);
     metadata["ownerReferences"].as_array()?.iter().find(is_it)

@@ -132,7 +132,7 @@ impl PodFacts {
     }
 
     /// Returns the configuration for the IPAM plugin, with the pools and address families that the pod's annotations
-    /// choose. Returns `None` if the annotations choose nothing.
+    /// choose. Returns `None` if the annotations choose neither pools nor address families.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if `ipam` is not an object.

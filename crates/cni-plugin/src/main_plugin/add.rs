@@ -134,8 +134,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 
     /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container.
-    /// A newer ADD of the same pod may already use the name of the host's end. A failure is only logged, because the
-    /// runtime also calls DEL after a failed ADD.
+    /// A newer ADD of the same pod may already use the name of the host's end. A failure to remove the interface is
+    /// only logged, because the runtime also calls DEL after a failed ADD.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -173,7 +173,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Stores a new WorkloadEndpoint with the given facts, or updates the stored WorkloadEndpoint with them.
     ///
     /// # Errors
-    /// An error if another plugin call has stored the same WorkloadEndpoint in the meantime, or any other store error.
+    /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
+    /// store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
@@ -197,8 +198,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 
     /// Releases the addresses of a failed ADD. A release always includes all addresses of the container, so nothing is
-    /// released if the container had one of the addresses before. A failure is only logged, because the runtime also
-    /// calls DEL after a failed ADD.
+    /// released if the container already had one of the addresses before the ADD. A failure to release the addresses is
+    /// only logged, because the runtime also calls DEL after a failed ADD.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -217,7 +218,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Releases an address, unless it has been assigned to another container in the meantime.
+    /// Releases an address, unless the address is now assigned to another container.
     ///
     /// # Errors
     /// Any store error.
@@ -296,8 +297,8 @@ fn routes_addresses(plan: &Plan) -> Result<()> {
     Err(CniError::internal(error).with_details("name pools of addresses in ipam, or leave dataplane_options out"))
 }
 
-/// Removes the interfaces of a failed ADD. A failure is only logged, because the runtime also calls DEL after a failed
-/// ADD.
+/// Removes the interfaces of a failed ADD. A failure to remove the interfaces is only logged, because the runtime also
+/// calls DEL after a failed ADD.
 pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
     match add.setup.dataplane() {
         Ok(Dataplane::Grpc(program)) => {
@@ -428,8 +429,8 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. All other
-/// parts of the WorkloadEndpoint stay unchanged.
+/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. Apart
+/// from its profiles, the WorkloadEndpoint stays unchanged.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;

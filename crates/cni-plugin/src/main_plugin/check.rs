@@ -105,8 +105,8 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
     Ok((endpoint, allocation))
 }
 
-/// True if the container was already in another network when it joined this network. The container then keeps the
-/// addresses of the other network. The IPAM plugin has therefore assigned no address in the joined network.
+/// True if the container was already in another network when it joined this network. A container that joins a second
+/// network keeps the addresses of its first network, so the IPAM plugin assigns no address in the second network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
@@ -186,8 +186,8 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
 /// Time limit for the datastore's answer to the test with the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the test prints
-/// nothing.
+/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the plugin prints
+/// nothing for the option `-t`.
 ///
 /// # Errors
 /// CNI error code 100, with the cause in the error's details.

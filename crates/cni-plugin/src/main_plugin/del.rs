@@ -2,11 +2,12 @@
 //! container. GC removes the interface, addresses and WorkloadEndpoint of every attachment that the runtime does not
 //! list.
 //!
-//! A WorkloadEndpoint does not name the network that it belongs to. GC assumes in two cases that a WorkloadEndpoint
-//! belongs to a network. Either its first profile has the network's name, or its container holds one of its addresses
-//! in the network. If a container joins a second network later, GC of the second network therefore keeps the
-//! container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if it is younger than a minute, or if one of its
-//! addresses is. The runtime may have listed its attachments earlier than that.
+//! A WorkloadEndpoint does not name the network that it belongs to. GC assumes that a WorkloadEndpoint belongs to a
+//! network if the network's name is the first profile of the WorkloadEndpoint, or if the container holds an address of
+//! the WorkloadEndpoint in the network. If a container joins a second network later, GC of the second network keeps the
+//! container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses is
+//! younger than a minute. A WorkloadEndpoint or an address that is younger than a minute may be newer than the
+//! runtime's list of attachments.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -96,8 +97,8 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     error
 }
 
-/// Releases the addresses of the container and deletes its WorkloadEndpoint. If the IPAM plugin is this program, both
-/// changes happen in one commit.
+/// Releases the addresses of the container and deletes its WorkloadEndpoint. If the IPAM plugin is this program, one
+/// commit releases the addresses and deletes the WorkloadEndpoint.
 fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
@@ -200,8 +201,8 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD reuses the name of an interface in the
-    // meantime, the new interface has another index, and is kept.
+    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD creates a new interface with the name
+    // of a listed interface, the new interface has another index, and GC keeps it.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
@@ -252,8 +253,8 @@ fn is_stale(
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
-    // When a pod restarts, its WorkloadEndpoint keeps the old creation time. The times of the pod's allocations are
-    // therefore checked as well.
+    // When a pod restarts, its WorkloadEndpoint keeps the old creation time, so GC also checks when the pod's addresses
+    // were assigned.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);
     is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)

@@ -1,5 +1,5 @@
-//! Calls the IPAM plugin of a network, which is either another program or a part of this program. In the second case,
-//! its allocator runs in this process.
+//! Calls the IPAM plugin of a network, which is either another program or a part of this program. If the IPAM plugin is
+//! a part of this program, its allocator runs in this process.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};

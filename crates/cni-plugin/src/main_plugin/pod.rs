@@ -183,8 +183,8 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
     Ok(assigned)
 }
 
-/// Releases the addresses of the pod's stored WorkloadEndpoint that the sandbox recorded in it still holds. An earlier
-/// sandbox of the pod may hold the addresses that the annotation requests.
+/// Releases the addresses in the pod's stored WorkloadEndpoint, if the sandbox that the WorkloadEndpoint names still
+/// holds these addresses. An earlier sandbox of the pod may hold the addresses that the annotation requests.
 fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());

@@ -324,7 +324,7 @@ fn hex_digest(text: &str) -> String {
 /// The label in which Mesos passes the namespace of the endpoint.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// Converts Mesos labels to valid labels. Also returns the namespace that one of the labels names.
+/// Converts Mesos labels to valid labels, and returns the labels and the namespace that one of the Mesos labels names.
 fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     let mut namespace = None;
     let mut labels = Labels::new();

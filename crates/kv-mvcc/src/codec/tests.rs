@@ -9,7 +9,8 @@ fn hex(bytes: &[u8]) -> String {
 const PLACE: LogPosition = LogPosition { revision: 0x1234_5678, sub: 300 };
 const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536, lease: None };
 
-/// Users' disks contain exactly these bytes, so the encoding must never change without a new store format.
+/// Stores on users' disks contain rows with exactly the bytes in this test, so the encoding of rows must never change
+/// without a new store format.
 #[test]
 fn rows_encoding_never_changes() {
     assert_eq!(hex(&current_key(b"k\0")), "636b00");

@@ -1,5 +1,5 @@
 //! Tests the journal on a simulated disk that can lose power at any moment, and with processes that can be killed at
-//! any moment. The journal is also tested as a table.
+//! any moment. One test checks that views of a table with a journal are consistent snapshots.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -55,7 +55,7 @@ impl Disk {
         JournaledTable::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
-    /// The simulated disk after a power failure, which has lost all notes.
+    /// The simulated disk after a power failure, which may have lost unsynced writes and all notes.
     fn cut_power(&self, random: &mut fastrand::Rng) -> Self {
         let state = self.state();
         let mut content = state.durable.clone();
@@ -385,7 +385,7 @@ fn journal_is_refused_when_not_of_table() {
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
     // The journal becomes full more than once during these commits. After the commits, the engine's table is set back
-    // to its earlier state.
+    // to its state before these commits.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

@@ -93,8 +93,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits while the clock is ten years ahead must not remove history. At the second of these commits, the first
-/// commit's revision is the newest revision.
+/// Two commits while the clock is ten years ahead must not remove history. When the second commit with the wrong clock
+/// begins, the revision of the first commit with the wrong clock is the newest revision.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
@@ -167,7 +167,8 @@ proptest! {
             for (after, off) in steps {
                 watched.off = off;
                 watched.commit_after(after).await;
-                // The table may have a log row, a value and a live key for each readable revision, and the metadata.
+                // The table has at most a log row, a value and a live key for each readable revision, and four rows of
+                // metadata.
                 let rows = crate::wrapped::rows(&watched.table as &dyn Table).len();
                 assert!(rows <= 20 * 3 + 4, "{rows} rows");
             }

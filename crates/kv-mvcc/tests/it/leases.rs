@@ -77,7 +77,7 @@ async fn lease_of_key_is_set_by_last_put() {
         put(&store, "m", Some(id(number))).await.unwrap();
         assert_eq!(attached(&store, number).await, [Key::from("m")]);
     }
-    // A read of an old revision also returns the lease that the key had then.
+    // A read of an old revision returns the lease that the key had at that revision.
     let past = store.range(RangeRequest::new(Range::key("k")).with_at(first)).await.unwrap();
     assert_eq!(past.kvs[0].lease, Some(id(1)));
     let changes = store.changes(WatchRequest::new(Range::key("k"), first)).await.unwrap();

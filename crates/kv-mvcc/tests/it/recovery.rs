@@ -66,8 +66,8 @@ async fn sweep_that_fails_is_made_up_for() {
     for i in 0..10 {
         store.put("a", format!("{i}")).await.unwrap();
     }
-    // A compaction's first commit sets the compaction mark. The next commit, which removes the rows below the mark,
-    // fails.
+    // The first commit of a compaction sets the compaction mark. The second commit of the compaction, which removes the
+    // rows below the mark, fails in this test.
     table.fail_after(1, Fault::Refused(&ErrorKind::CommitIo));
     store.compact(Revision::new(8)).await.unwrap();
     assert!(!table.has_fault(), "the sweep has met the fault");
@@ -187,7 +187,7 @@ async fn commits_are_shared_by_writers() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     let before = table.commits();
-    // A single thread queues all of these transactions before any of them can run.
+    // A single thread queues all 200 transactions before any of them can run.
     let answers = join_all((0..200).map(|i| store.txn(put(&format!("k{i}"))))).await;
     let mut revisions: Vec<i64> = answers.into_iter().map(|answer| answer.unwrap().revision.get()).collect();
     revisions.sort_unstable();

@@ -28,8 +28,8 @@ async fn slow() -> (Wrapped, MvccStore) {
     (table, store)
 }
 
-/// Changes keys in all parts of the store until the test stops this task. The task returns the number of changes that
-/// it has made.
+/// Changes keys in all parts of the store until the test stops this task. The task that changes keys returns the number
+/// of its changes.
 fn disturb(store: &MvccStore) -> (tokio::task::JoinHandle<u32>, tokio::sync::oneshot::Sender<()>) {
     let store = store.clone();
     let (stop, mut stopped) = tokio::sync::oneshot::channel();
