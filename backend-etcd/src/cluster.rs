@@ -2,8 +2,8 @@
 //! also tracks the newest revision in any answer, and checks that servers have a supported version.
 //!
 //! All requests are sent to one member until that member fails; then they are sent to the next member. No member is
-//! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer with
-//! an older revision than before, or from another cluster, is reported as an error.
+//! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer from
+//! another cluster, or with a lower revision than an earlier answer, is reported as an error.
 
 use std::borrow::Cow;
 use std::future::Future;

@@ -207,7 +207,7 @@ impl DnsQuery {
         let mut message = vec![0; MAX_UDP_BYTES];
         loop {
             let length = socket.recv(&mut message).await?;
-            // Messages that do not answer this question may be forged or late, so they are skipped.
+            // Skip DNS messages that do not answer the question that was sent, because they may be forged or late.
             if let Some(answer) = self.answer(&message[..length]) {
                 return answer;
             }

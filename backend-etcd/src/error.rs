@@ -20,8 +20,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         _ => made,
     };
     // If etcd is out of space, it refuses a write either before it proposes the write to the cluster, or after it has
-    // processed the proposal. The answer does not show at which of these two points etcd refused, but after the answer
-    // the write cannot be applied later.
+    // processed the proposal. The error does not show whether etcd had already processed the proposal, but once the
+    // error has arrived, the write cannot be applied later.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
@@ -292,7 +292,8 @@ mod tests {
         (error.kind().clone(), error.outcome())
     }
 
-    /// Each row has a status code with its message, the expected error kind, and the expected outcome of a write.
+    /// Each row of the test's table has a gRPC status code with its message, the expected error kind, and the expected
+    /// outcome of a write.
     #[test]
     fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};
@@ -338,8 +339,8 @@ mod tests {
                 NotApplied,
             ),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace, Unknown),
-            // This error was never observed; etcd's source shows that etcd rejects the request before it proposes
-            // anything to the cluster.
+            // We never observed the error "too many requests"; etcd's source shows that etcd returns it before it
+            // proposes anything to the cluster.
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Throttled, NotApplied),
             (
                 Code::Unauthenticated,

@@ -10,7 +10,7 @@
 //! - Each etcd member has its own connection. If a member fails, the request is sent to the next member.
 //! - Each store call has one deadline for all of its attempts.
 //! - A write is sent again only if no earlier attempt was sent to a member.
-//! - An answer with an older revision than before, or from another cluster, is reported as an error.
+//! - An answer from another cluster, or with a lower revision than an earlier answer, is reported as an error.
 //! - A watch that has lost its connection resumes without gaps and without repeated events.
 //! - A transaction that contains only compares never returns an older state than a read.
 //!

@@ -16,7 +16,7 @@ use kv::{
 use nix::sys::signal::Signal;
 use support::{Etcd, dead_address};
 
-/// The maximum duration of one step of these tests on a fast machine.
+/// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(30);
 
 fn quick(endpoints: Vec<String>) -> EtcdStore {

@@ -21,7 +21,7 @@ use nix::sys::signal::Signal;
 use support::Etcd;
 use support::users::{PASSWORD, as_user, guarded};
 
-/// The maximum duration of one step of these tests on a fast machine.
+/// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The result of each write, by the key that the write puts.

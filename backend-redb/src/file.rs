@@ -1,17 +1,18 @@
-//! Implements the file that redb reads and writes. The file of this module needs fewer syncs than redb's own file
-//! backend, and closing it writes nothing.
+//! Implements the file that redb reads and writes. This implementation needs fewer syncs than redb's own file backend,
+//! and writes nothing when it closes the file.
 //!
 //! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. One
 //! sync marks the file as open, one belongs to the commit, and four belong to closing, which records redb's allocator
-//! state and removes the mark. With this module, such a process syncs only three times, and a process that commits
-//! nothing never syncs:
+//! state and removes the mark. With this module, a process that opens the store, commits once and closes the store
+//! syncs only three times; a process that commits nothing never syncs:
 //!
 //! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). A file
 //!   that was not closed therefore opens as fast as a closed one. To the next process, a closed file looks as if its
 //!   last user had been killed.
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
-//!   without and then with the mark, and syncs each time. Only the second header matters, and usually the file already
-//!   contains it. This module writes the second header only if it differs from the header that is in the file.
+//!   without and then with the mark that the file is open, and syncs each time. Only the second header matters, and
+//!   usually the file already contains it. This module writes the second header only if it differs from the header that
+//!   is in the file.
 //! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
 //!   commit can be read but is not durable. Pages that such a commit has freed must not be overwritten before the
 //!   commit is durable.

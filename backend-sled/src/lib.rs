@@ -28,8 +28,8 @@ use kv_mvcc::{MvccStore, Table};
 pub struct Sled;
 
 /// The driver for `sled://` stores. Callers should have only a few large commits in flight, because many of them would
-/// take gigabytes of memory. A long reader reads all its keys in one turn at the store, because reopening a sled store
-/// takes longer than reading the usual number of keys per turn.
+/// take gigabytes of memory. A process that reads many keys keeps a sled store open until it has read all of them,
+/// because closing and reopening the store between its reads would take longer than the reads.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

@@ -172,8 +172,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // When another process opens the store next, sled's log must be unlocked. If sled keeps its log locked,
-            // this process can do nothing about it.
+            // Wait until sled has unlocked its log, so that the next process can open the store. If sled never unlocks
+            // its log, this process can do nothing about it.
             let _ = wait_until_free(&self.log);
         }
     }

@@ -41,8 +41,8 @@ pub enum Ability {
     /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
     /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
-    /// Crash the store by killing the process that has joined it, because only that process has the store's data.
-    /// Requires [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
+    /// Crash the store by killing the process that has it open; no server process holds the store's data. Requires
+    /// [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
     Embedded,
     /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
@@ -122,8 +122,8 @@ pub enum Scene {
     /// have no login or a wrong password. A [guest](Fixture::guest) user may read and write only keys that begin with
     /// `open/`.
     Logins,
-    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] present or expect
-    /// different certificates.
+    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] have no valid
+    /// client certificate, or reject the server's certificate.
     Tls,
 }
 
@@ -158,7 +158,7 @@ pub trait Harness: Send + Sync + 'static {
     /// must name every case that lacks an ability.
     fn abilities(&self) -> &[Ability];
 
-    /// Says whether other clients use the stores of this harness, too. On shared stores, test cases that need an
+    /// Says whether other clients may use the stores of this harness. On shared stores, test cases that need an
     /// exclusive store are ignored.
     ///
     /// By default, the stores of a harness are exclusive. A [`PrefixHarness`](crate::PrefixHarness) makes shared

@@ -110,7 +110,8 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Frees space: removes the filler file if the role has a folder, or otherwise lifts the limit on the file size.
+/// Frees space for the store: removes the filler file from the small disk, or, if the child process has no folder on a
+/// small disk, lifts the limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
@@ -167,7 +168,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // The key exists as soon as the writers are running.
+        // Close the store only after the first writer has written this key, so that the writers are running.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }

@@ -61,8 +61,8 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of calls of a random sequence that have run. The shrinker uses this number of calls to drop the calls
-/// that never ran first.
+/// The number of calls of a random sequence that have run. When the shrinker shortens a failing sequence, it first
+/// drops the calls that never ran.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {

@@ -185,7 +185,8 @@ impl RandomClient {
     }
 }
 
-/// What a client knows when its call failed because of the network.
+/// Converts the error of a call that failed because of the network: returns `None` if the call certainly did not
+/// happen.
 fn unseen(error: Error) -> Checked<Option<ObservedAnswer>> {
     match error.outcome() {
         _ if !is_injected(&error) => Err(error.into()),

@@ -1,5 +1,5 @@
-//! Several clients make random transactions while watches run, and everything is recorded. The log of the store and the
-//! recorded answers must explain each other.
+//! Several clients make random transactions while watches run; all calls and watch events are recorded. The store's log
+//! of changes and the recorded answers must match.
 
 use std::sync::Arc;
 

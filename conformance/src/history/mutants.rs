@@ -172,7 +172,8 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Appends a put of an existing value to the log: at the value's old key, or else at a new key.
+/// Appends another put of a value to the log, at the key of the recorded put of this value; if no put of the value was
+/// recorded, at a new key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {

@@ -114,7 +114,8 @@ impl CallHistory {
         Self::default()
     }
 
-    /// Takes the calls and events that were recorded since the last `take`. A long run can thus be judged in parts.
+    /// Takes the calls and events that were recorded since the last `take`. By calling `take` repeatedly, a caller can
+    /// judge a long test run in parts.
     ///
     /// No call may be running, so all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {

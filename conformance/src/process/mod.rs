@@ -153,7 +153,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The child process may have ended already, so an error is fine.
+        // Ignore errors of killing the child process, because it may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

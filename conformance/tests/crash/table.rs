@@ -104,7 +104,8 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // The sleep takes most of the time of a commit, so most kills hit the sleep.
+                    // Most of a commit's time is spent in this sleep, so most kills interrupt a commit that is written
+                    // only in part.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
