@@ -293,7 +293,7 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
 }
 
 /// Sends the request to one member. If the member rejects the login token, renews the token once and sends the request
-/// again. Sending it again is safe, because a server that rejects a token has not executed the request.
+/// again. Sending the request again is safe, because a server that rejects a token has not executed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,

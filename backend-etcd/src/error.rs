@@ -11,7 +11,7 @@ use tonic::{Code, ConnectError, Status};
 /// The name of the store in the errors of this crate.
 pub(crate) const STORE_NAME: &str = "etcd";
 
-/// Converts the error of a failed operation; `store` names the endpoint that returned it.
+/// Converts the error of a failed operation; `store` names the endpoint that returned the error.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);
     let made = Error::new(kind, operation, store.to_owned());

@@ -10,9 +10,9 @@
 //!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
 //!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
 //!   leased key made the transaction fail. The guard may exceed limits on compares, operations or bytes, and it cannot
-//!   be used if the failure branch writes. The keys are then read just before the transaction, which leaves a short
-//!   gap. A key needs no guard if a compare of the transaction requires its range to be empty. A lease on a key is
-//!   reported even if another compare fails, too.
+//!   be used if the failure branch writes. Without a guard, the keys are read just before the transaction; a lease that
+//!   is attached in between is not noticed. A key needs no guard if a compare of the transaction requires that the key
+//!   is absent. A lease on a key is reported even if other compares of the transaction fail.
 //!
 //! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After such a
 //! refusal, one small request per key finds the key for which the user lacks permission. The requests that search for
@@ -165,7 +165,7 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
     }
 }
 
-/// After a refused transaction, maximum number of keys and ranges that are tested for a missing permission.
+/// Maximum number of keys and ranges that are tested for a missing permission after etcd has refused a transaction.
 const MAX_TRIED_RANGES: usize = 32;
 
 /// A read or write of a key range, for which the user needs a permission.

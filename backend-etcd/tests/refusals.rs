@@ -120,8 +120,8 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // At first, the writes get no answer. As soon as the member notices that the cluster has no leader, it refuses the
-    // writes.
+    // After two of three members have stopped, writes first get no answer. As soon as the third member notices that the
+    // cluster has no leader, it refuses writes.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

@@ -62,8 +62,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Must be called when redb has opened the file. If redb wrote a header that differs from the header in the file,
-    /// writes it to the file.
+    /// The caller must call this method when redb has opened the file. If redb wrote a header that differs from the
+    /// header in the file, writes it to the file.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -185,7 +185,8 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // If redb writes beyond the header, it creates or repairs the file, and then the order of its writes matters.
+        // If redb writes beyond the header while it opens the file, it creates or repairs the file. The order of these
+        // writes matters, so no write is held back any longer.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }

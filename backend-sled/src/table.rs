@@ -134,8 +134,8 @@ impl OpenTree {
     /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
         // If a page is larger than a quarter of a log segment, sled puts it into a separate file that it never syncs.
-        // Long values are split into several rows, so only very long keys cause such pages. Syncing each of these files
-        // makes the commit durable but slow.
+        // Long values are split into several rows, so only very long keys cause such pages. With such pages, each
+        // separate file must be synced before a commit is durable, which is slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
             match File::open(entry?.path()) {
@@ -158,8 +158,8 @@ impl Drop for OpenTree {
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
         // Flush before the drop, because sled writes remaining data when it is dropped, and a write that hangs during
-        // the drop could not be woken. After an error or an earlier panic, this flush can panic. The commit worker may
-        // hang in a commit, so start a second worker for the flush.
+        // the drop could not be woken. After an error or panic of an earlier commit, sled's `flush` can panic. The
+        // commit worker may hang in a commit, so start a second worker for the flush.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =

@@ -41,13 +41,14 @@ pub enum Ability {
     /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
     /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
-    /// Crash the store by killing the process that has it open; no server process holds the store's data. Requires
-    /// [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
+    /// Crash the store by killing the process that has it open; no server process holds the store's data. A harness
+    /// with this ability must also list [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and
+    /// [`Close`](Self::Close).
     Embedded,
     /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage.
-    /// Requires [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
+    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage. A
+    /// harness with this ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
     /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).
     Format,
@@ -113,8 +114,8 @@ impl Ability {
 pub enum Scene {
     /// An ordinary store; [`Harness::fresh`] makes such stores.
     Plain,
-    /// A store with three servers, any two of which are a quorum. Requires [`Ability::Servers`] in addition to
-    /// [`Ability::Cluster`].
+    /// A store with three servers, any two of which are a quorum. The harness must list [`Ability::Servers`] in
+    /// addition to [`Ability::Cluster`].
     Cluster,
     /// A store with a quota of 4 to 64 MiB, whose fixture implements [`Fixture::make_room`].
     Quota,
@@ -347,8 +348,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
 
-    /// Opens handles of clients without access: the server rejects them, or they reject the server. Requires
-    /// [`Ability::Logins`] or [`Ability::Tls`].
+    /// Opens handles of clients without access: the server rejects them, or they reject the server. The suite calls
+    /// this method only if the harness lists [`Ability::Logins`] or [`Ability::Tls`].
     ///
     /// # Errors
     /// Any error that prevents opening the handles.
@@ -364,8 +365,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Logins but its fixture knows no guest".into())
     }
 
-    /// Cleans up after a test case that passed, failed or panicked. All handles of the test case have been dropped
-    /// before this call. Only store calls that the test case abandoned may still be running.
+    /// Cleans up after a test case that passed, failed or panicked. The suite drops all handles of the test case before
+    /// it calls `finish`, but store calls that the test case abandoned may still be running.
     ///
     /// # Errors
     /// A description of what could not be cleaned up. An error of the cleanup makes the test case fail.

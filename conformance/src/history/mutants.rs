@@ -192,7 +192,8 @@ fn again(run: &mut RecordedRun, value: kv::Value) {
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
-/// The batches of the longest recorded part of a watch for which `wanted` returns true.
+/// The recorded batches of one watch: of the watches for which `wanted` returns true, the one that delivered most
+/// batches.
 fn batches(
     run: &mut RecordedRun,
     wanted: fn(&WatchRequest) -> bool,

@@ -69,7 +69,8 @@ impl Replay {
         }
     }
 
-    /// Allows clients that are not recorded: a change that no recorded call explains is then no violation.
+    /// Tells the judge that unrecorded clients may write to the store, so that it accepts changes that no recorded call
+    /// explains.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = PossibleWriters::Any;

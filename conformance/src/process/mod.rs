@@ -1,8 +1,8 @@
 //! Starts child processes of the conformance suite: each child runs the suite's own executable and plays a role.
 //!
-//! A test case starts a child process, reads its output line by line, and ends this process. The child process reads
-//! its role, its arguments and the address of the store from its environment. The child process then opens the store
-//! and runs the function of its role.
+//! A test case starts a child process, reads its output line by line, and finally ends the child process. The child
+//! process reads its role, its arguments and the address of the store from its environment. The child process then
+//! opens the store and runs the function of its role.
 
 mod child;
 
