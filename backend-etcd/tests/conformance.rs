@@ -12,7 +12,7 @@ const LOST_DELETION: KnownFailure = KnownFailure {
     case: "W11_start_at_mark_delete",
     rule: "C4",
     reason: "etcd before 3.4.36 and 3.5.18 loses a deletion at the compaction revision; later ones do not",
-    // The case fails only sometimes: etcd loses the deletion only when the compaction has processed the whole database
+    // Case W11 fails only sometimes: etcd loses the deletion only when the compaction has processed the whole database
     // file.
     happens: FailureFrequency::Sometimes,
 };

@@ -127,8 +127,8 @@ impl<B: StorageBackend> SharedFile<B> {
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
-    /// If redb writes a header while it opens the file, holds the header back and returns true. Returns false for any
-    /// other write.
+    /// If redb writes a header while it opens the file, holds the header back and returns true. Returns false for a
+    /// write that is not held back.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
         let FilePhase::Opening(waiting) = &mut *phase else { return false };

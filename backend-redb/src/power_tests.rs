@@ -1,5 +1,5 @@
 //! Tests which of redb's writes reach a simulated disk before a power cut, and in which order. The test program
-//! `tests/power.rs` runs conformance cases on the same simulated disk.
+//! `tests/power.rs` also uses this simulated disk, and runs conformance cases on it.
 
 use std::collections::BTreeMap;
 

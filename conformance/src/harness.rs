@@ -174,7 +174,7 @@ pub trait Harness: Send + Sync + 'static {
     /// Any error that prevents making the store. If the store cannot be made, the test case that needs it fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
-    /// Makes an empty store of a special kind for the exclusive use of one test case. The suite never calls this method
+    /// Makes an empty store of a special kind for the exclusive use of one test case. The suite never calls `fresh_in`
     /// with [`Scene::Plain`], or with a scene whose [`Ability`] the harness does not list.
     ///
     /// # Errors
@@ -300,7 +300,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// a dead connection within 3 seconds, to keep the test cases short. Requires [`Ability::Network`].
     ///
     /// # Errors
-    /// Any error that prevents opening the handle. A server that does not answer must not make this method fail.
+    /// Any error that prevents opening the handle. Opening a handle must succeed even if a server does not answer.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }

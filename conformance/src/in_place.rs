@@ -98,7 +98,8 @@ impl<H: Harness> Harness for InPlaceHarness<H> {
     }
 }
 
-/// Deletes the keys that test cases have written. With [`ForeignKeys::Erase`], deletes all other keys as well.
+/// Deletes the keys that test cases have written. With [`ForeignKeys::Erase`], deletes the keys of other clients as
+/// well.
 async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
     if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;

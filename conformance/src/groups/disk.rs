@@ -222,7 +222,7 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     holds("one sync or more before each acknowledgement", bare.is_none(), &syncs.before_each)
 }
 
-/// The file syncs in a trace of system calls.
+/// Counts of the sync calls (`fsync` and the like) in a trace of system calls.
 #[derive(Debug, Default)]
 struct SyncTrace {
     /// For each acknowledgement of a write, the number of syncs that began and ended since the previous

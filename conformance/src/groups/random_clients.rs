@@ -207,7 +207,7 @@ fn holds_number(key: &str, number: u32) -> Compare {
     Compare::new(Range::key(key), CompareOp::Equal, Target::Value(Value::from(number.to_string())))
 }
 
-/// The number that the value of an entry contains.
+/// Parses the value of an entry, which clients write as a number.
 fn number(kv: Option<&Kv>) -> Checked<Option<u32>> {
     let Some(kv) = kv else { return Ok(None) };
     let text = crate::subject::text(&kv.value);

@@ -159,7 +159,7 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
     // The watch of the range `quiet/` has delivered no events so far, so its next revision may be below the compaction
-    // mark. After the next put in `quiet/`, this watch must deliver the event or end with `Compacted`.
+    // mark. After the next put in `quiet/`, the watch of this range must deliver the event or end with `Compacted`.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {
         Ok(batch) => same("the first batch of a watch of a quiet range", batch.revision, last)?,

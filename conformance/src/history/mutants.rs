@@ -57,7 +57,7 @@ fn history_passes_as_recorded() {
     }
 }
 
-/// The recorded answers to all reads of the latest state that found entries.
+/// The recorded answers to all reads of the latest revision; answers without entries are left out.
 fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
     run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
         (RecordedRequest::Range(request), RecordedAnswer::Range(answer))

@@ -189,7 +189,8 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Handles a revision in the log that no recorded call explains.
+/// Returns the violation that a revision of the log shows if no recorded call explains it, unless unrecorded clients
+/// may write.
 fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
     if writers == PossibleWriters::Any {
         return Ok(());

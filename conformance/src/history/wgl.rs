@@ -140,7 +140,8 @@ struct Search {
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
     /// The visited states from which no order continues, each with the unanswered calls that were already in the order.
-    /// If a visited state is reached again with more unanswered calls in the order, it is also a dead end.
+    /// If the search reaches a visited state again and at least the same unanswered calls are already in the order, it
+    /// turns back at once.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
