@@ -37,8 +37,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
 /// server cannot forge that type.
 fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let etcd_client::Error::GRpcStatus(status) = error else {
-        // The client library itself made this error, for example about an argument, an address, or a connection that
-        // could not be set up.
+        // An error that is not a gRPC status comes from the client library itself, for example about an argument, an
+        // address, or a connection that could not be set up.
         return (ErrorKind::Io, Outcome::Unknown);
     };
     let text = status.message();
@@ -139,7 +139,8 @@ fn out_of_range(text: &str) -> ErrorKind {
     } else if text.contains("required revision is a future revision") {
         ErrorKind::FutureRevision
     } else {
-        // The client library also uses this status code if the request was executed but its answer cannot be decoded.
+        // The client library also uses the status code `OutOfRange` if etcd has executed the request but the answer
+        // cannot be decoded.
         ErrorKind::Undecodable
     }
 }

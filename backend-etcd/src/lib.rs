@@ -65,8 +65,8 @@ impl EtcdStore {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. For this check, one
-    /// small request is sent.
+    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. The check sends one
+    /// small request to etcd.
     ///
     /// # Errors
     /// `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.

@@ -15,9 +15,9 @@
 //!   transaction requires that the key is absent. A lease on a key is reported even if other compares of the
 //!   transaction fail.
 //!
-//! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After such a
-//! refusal, one small request per key finds the key for which the user lacks permission. The requests that search for
-//! the denied key change nothing in the store.
+//! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After etcd has
+//! refused a transaction for lack of permission, one small request per key finds the denied key. The requests that
+//! search for the denied key change nothing in the store.
 
 use std::collections::BTreeSet;
 

@@ -6,15 +6,15 @@
 //! state and removes the mark. With this module, a process that opens the store, commits once and closes the store
 //! syncs only three times; a process that commits nothing never syncs:
 //!
-//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). A file
-//!   that was not closed therefore opens as fast as a closed one. To the next process, a closed file looks as if its
-//!   last user had been killed.
+//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). With the
+//!   recorded allocator state, a file that was not closed opens as fast as a closed one. To the next process, a closed
+//!   file looks as if its last user had been killed.
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
 //!   without and then with the mark that the file is open, and syncs each time. Only the second header matters, and
 //!   usually the file already contains it. This module writes the second header only if it differs from the header that
 //!   is in the file.
 //! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
-//!   commit can be read but is not durable. Pages that such a commit has freed must not be overwritten before the
+//!   commit can be read but is not durable. Pages that an unsynced commit has freed must not be overwritten before the
 //!   commit is durable.
 
 use std::io;

@@ -8,9 +8,9 @@
 //!
 //! The engine sled 0.34 needs more care than redb; the private module `table` describes the workarounds. One drawback
 //! of sled has no workaround: each time the store is opened, sled writes a snapshot with three syncs, which takes some
-//! milliseconds. On a full disk, a store cannot even be read until space is freed, because sled has to write this
-//! snapshot. Because sled reuses parts of its log without a sync, `tests/cuts.rs` simulates power cuts at the moments
-//! of reuse.
+//! milliseconds. On a full disk, a store cannot even be read until space is freed, because sled has to write a snapshot
+//! when it opens the store. Because sled reuses parts of its log without a sync, `tests/cuts.rs` simulates power cuts
+//! at the moments of reuse.
 
 mod error;
 mod priority;

@@ -39,7 +39,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 ///
 /// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
 /// Because sled itself never syncs, a commit consists of one sled batch, a flush and a separate sync, all under a write
-/// lock. Read views hold the same lock for reading while they are open.
+/// lock. While a read view is open, it holds a read lock, so no commit can run.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
@@ -134,8 +134,8 @@ impl OpenTree {
     /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
         // If a page is larger than a quarter of a log segment, sled puts it into a separate file that it never syncs.
-        // Long values are split into several rows, so only very long keys cause such pages. With such pages, each
-        // separate file must be synced before a commit is durable, which is slow.
+        // Long values are split into several rows, so only very long keys cause pages in separate files. Each separate
+        // file must be synced before a commit is durable, which is slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
             match File::open(entry?.path()) {
@@ -200,9 +200,10 @@ impl Worker {
     ///
     /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
     /// that abandons the write records the error, but in one of two places (`exit_reservation`) it wakes no waiting
-    /// thread. The method `watched` therefore regularly checks whether sled has recorded an error. If sled has recorded
-    /// an error, `watched` calls `wake`. If the worker still hangs after `wake`, its thread is left running. The time
-    /// limit `limit` is for panics of sled's threads, which leave no recorded error.
+    /// thread. Because sled may not wake the waiting thread, the method `watched` regularly checks whether sled has
+    /// recorded an error. If sled has recorded an error, `watched` calls `wake`. If the worker still hangs after
+    /// `wake`, its thread is left running. The time limit `limit` is for panics of sled's threads, which leave no
+    /// recorded error.
     fn watched(
         &self,
         config: &Config,

@@ -295,9 +295,10 @@ pub trait Fixture: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Opens a handle that connects to these addresses instead of the servers' own addresses. With this method, the
-    /// suite puts a proxy between client and server. The handle should abandon a call after about 5 seconds and notice
-    /// a dead connection within 3 seconds, to keep the test cases short. Requires [`Ability::Network`].
+    /// Opens a handle that connects to the given addresses instead of the servers' own addresses. The suite passes the
+    /// address of a proxy that it puts between client and server. The handle should abandon a call after about 5
+    /// seconds and notice a dead connection within 3 seconds, to keep the test cases short. Requires
+    /// [`Ability::Network`].
     ///
     /// # Errors
     /// Any error that prevents opening the handle. Opening a handle must succeed even if a server does not answer.
@@ -343,7 +344,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// defragment, clear the alarm). Requires [`Ability::Quota`].
     ///
     /// # Errors
-    /// Any error of these maintenance commands.
+    /// Any error that prevents making room in the store.
     async fn make_room(&self) -> Result<(), BoxError> {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }

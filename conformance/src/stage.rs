@@ -36,8 +36,8 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
-    /// The tokio runtimes on which this stage has run test cases. The last runtime in this list is in use. The runtimes
-    /// before it were abandoned, but may still run tasks of the harness.
+    /// The tokio runtimes on which this stage has run test cases. The last runtime in this list is in use. All earlier
+    /// runtimes in this list were abandoned, but may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
