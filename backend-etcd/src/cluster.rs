@@ -416,7 +416,7 @@ const MIN_VERSION: [u32; 2] = [3, 4];
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
 /// For each minor version of etcd, the first patch version whose progress reports never arrive before an event that
-/// they cover. Kubernetes requires at least the same patch versions of etcd as this table.
+/// they cover. Kubernetes requires at least the same patch versions of etcd as `MIN_HONEST_VERSIONS`.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 /// Returns true if an etcd server with this version sends correct progress reports.

@@ -20,8 +20,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         _ => made,
     };
     // If etcd is out of space, it refuses a write either before it proposes the write to the cluster, or after it has
-    // processed the proposal. The error does not show whether etcd had already processed the proposal, but once the
-    // error has arrived, the write cannot be applied later.
+    // processed the proposal. The out-of-space error does not show whether etcd had processed the proposal, but once
+    // the error has arrived, the write cannot be applied later.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),

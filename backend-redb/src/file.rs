@@ -185,8 +185,8 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // If redb writes beyond the header while it opens the file, it creates or repairs the file. The order of these
-        // writes matters, so no write is held back any longer.
+        // If redb writes beyond the header while it opens the file, it creates or repairs the file. While redb creates
+        // or repairs the file, the order of its writes matters, so no write is held back.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }

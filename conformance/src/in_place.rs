@@ -13,8 +13,8 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities that an environment keeps when all test cases use one store, one after another. Test cases that need a
-/// store that was never used before cannot run in such an environment.
+/// The abilities that an environment keeps when all test cases use one store, one after another. An environment with
+/// one store for all cases cannot provide a store that was never used before.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// Maximum number of foreign keys (keys of other clients) that an error message lists.

@@ -168,7 +168,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // Close the store only after the first writer has written this key, so that the writers are running.
+        // Close the store only after a writer has written some keys, so that the writers are running.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }

@@ -207,7 +207,7 @@ pub(crate) async fn writers_without_quorum(t: Subject) -> Checked {
     }
     let writers = Writers::start("lonely", handles);
     writers.progress(100).await?;
-    // The two other servers stay frozen during four writes: the writes that are already running time out, and new
+    // Two of the three servers stay frozen during four writes: the writes that are already running time out, and new
     // writes find no leader.
     let refused = async {
         let mut ledger = Ledger::default();

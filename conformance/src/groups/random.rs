@@ -192,7 +192,7 @@ impl SequenceRun {
 
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
-    /// The event of a deletion exactly at the compaction mark is not checked here. Old versions of etcd lose the event
+    /// The check leaves out the event of a deletion exactly at the compaction mark. Old versions of etcd lose the event
     /// of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark. So,
     /// listing case W11 as a known failure hides only lost deletions at the compaction mark.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {

@@ -113,8 +113,8 @@ async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes the random calls of one client. The recorder keeps their answers, which are judged after the test run. Returns
-/// the errors that came from the store and not from the simulated network.
+/// Makes the random calls of one client. The recorder keeps the answers to the client's calls, which are judged after
+/// the test run. Returns the errors that came from the store and not from the simulated network.
 async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {

@@ -13,8 +13,8 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // For these IO errors, the store is damaged: a file that another file names is missing or too short, or
-            // there is a file that no other file names.
+            // After an IO error of the kind `NotFound`, `InvalidInput` or `AlreadyExists`, the store counts as damaged:
+            // a file that another file names is missing or too short, or there is a file that no other file names.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },
