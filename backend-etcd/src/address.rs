@@ -140,7 +140,8 @@ mod tests {
             ("Https://c:3/", "https://c:3", Transport::Tls),
             ("unix:///run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
             ("unix:/run/etcd.sock", "unix:///run/etcd.sock", Transport::Unix),
-            // In etcd 3.4, this endpoint means a socket file named `localhost:2379` in etcd's working directory.
+            // In etcd 3.4, the endpoint `unix://localhost:2379` means a socket file named `localhost:2379` in etcd's
+            // working directory.
             ("unix://localhost:2379", "unix://localhost:2379", Transport::Unix),
         ] {
             let address = parse(endpoint).unwrap();

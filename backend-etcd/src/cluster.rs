@@ -2,8 +2,8 @@
 //! also tracks the newest revision in any answer, and checks that servers have a supported version.
 //!
 //! All requests are sent to one member until that member fails; then they are sent to the next member. No member is
-//! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer with
-//! an older revision than before, or from another cluster, is reported as an error.
+//! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer from
+//! another cluster, or with a lower revision than an earlier answer, is reported as an error.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -293,7 +293,7 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
 }
 
 /// Sends the request to one member. If the member rejects the login token, renews the token once and sends the request
-/// again. Sending it again is safe, because a server that rejects a token has not executed the request.
+/// again. Sending the request again is safe, because a server that rejects a token has not executed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -416,7 +416,7 @@ const MIN_VERSION: [u32; 2] = [3, 4];
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
 /// For each minor version of etcd, the first patch version whose progress reports never arrive before an event that
-/// they cover. Kubernetes also requires at least these patch versions of etcd.
+/// they cover. Kubernetes requires at least the same patch versions of etcd as `MIN_HONEST_VERSIONS`.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 /// Returns true if an etcd server with this version sends correct progress reports.

@@ -112,7 +112,7 @@ impl Resolver {
     /// this host.
     ///
     /// # Errors
-    /// The error of reading `/etc/resolv.conf`, unless the file does not exist.
+    /// Any error of reading `/etc/resolv.conf`; a missing file counts as empty.
     fn of_system() -> io::Result<Self> {
         match fs::read(RESOLV_CONF) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
@@ -128,7 +128,7 @@ impl Resolver {
         if name_servers.is_empty() {
             name_servers.push((Ipv4Addr::LOCALHOST, DNS_PORT).into());
         }
-        // The limits on attempts and timeout are those in the man page resolv.conf(5).
+        // The man page resolv.conf(5) limits the number of attempts to 5 and the timeout to 30 seconds.
         let timeout = Duration::from_secs(config.timeout.clamp(1, 30).into());
         Self { name_servers, attempts: config.attempts.clamp(1, 5), timeout }
     }
@@ -207,7 +207,7 @@ impl DnsQuery {
         let mut message = vec![0; MAX_UDP_BYTES];
         loop {
             let length = socket.recv(&mut message).await?;
-            // Messages that do not answer this question may be forged or late, so they are skipped.
+            // Skip DNS messages that do not answer the question that was sent, because they may be forged or late.
             if let Some(answer) = self.answer(&message[..length]) {
                 return answer;
             }

@@ -11,7 +11,7 @@ use tonic::{Code, ConnectError, Status};
 /// The name of the store in the errors of this crate.
 pub(crate) const STORE_NAME: &str = "etcd";
 
-/// Converts the error of a failed operation; `store` names the endpoint that returned it.
+/// Converts the error of a failed operation; `store` names the endpoint that returned the error.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);
     let made = Error::new(kind, operation, store.to_owned());
@@ -20,8 +20,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         _ => made,
     };
     // If etcd is out of space, it refuses a write either before it proposes the write to the cluster, or after it has
-    // processed the proposal. The answer does not show at which of these two points etcd refused, but after the answer
-    // the write cannot be applied later.
+    // processed the proposal. The out-of-space error does not show whether etcd had processed the proposal, but once
+    // the error has arrived, the write cannot be applied later.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
@@ -37,8 +37,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
 /// server cannot forge that type.
 fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let etcd_client::Error::GRpcStatus(status) = error else {
-        // The client library itself made this error, for example about an argument, an address, or a connection that
-        // could not be set up.
+        // An error that is not a gRPC status comes from the client library itself, for example about an argument, an
+        // address, or a connection that could not be set up.
         return (ErrorKind::Io, Outcome::Unknown);
     };
     let text = status.message();
@@ -139,7 +139,8 @@ fn out_of_range(text: &str) -> ErrorKind {
     } else if text.contains("required revision is a future revision") {
         ErrorKind::FutureRevision
     } else {
-        // The client library also uses this status code if the request was executed but its answer cannot be decoded.
+        // The client library also uses the status code `OutOfRange` if etcd has executed the request but the answer
+        // cannot be decoded.
         ErrorKind::Undecodable
     }
 }
@@ -292,7 +293,8 @@ mod tests {
         (error.kind().clone(), error.outcome())
     }
 
-    /// Each row has a status code with its message, the expected error kind, and the expected outcome of a write.
+    /// Each row of the test's table has a gRPC status code with its message, the expected error kind, and the expected
+    /// outcome of a write.
     #[test]
     fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};
@@ -338,8 +340,8 @@ mod tests {
                 NotApplied,
             ),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace, Unknown),
-            // This error was never observed; etcd's source shows that etcd rejects the request before it proposes
-            // anything to the cluster.
+            // We never observed the error "too many requests"; etcd's source shows that etcd returns it before it
+            // proposes anything to the cluster.
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Throttled, NotApplied),
             (
                 Code::Unauthenticated,

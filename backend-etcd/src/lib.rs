@@ -10,7 +10,7 @@
 //! - Each etcd member has its own connection. If a member fails, the request is sent to the next member.
 //! - Each store call has one deadline for all of its attempts.
 //! - A write is sent again only if no earlier attempt was sent to a member.
-//! - An answer with an older revision than before, or from another cluster, is reported as an error.
+//! - An answer from another cluster, or with a lower revision than an earlier answer, is reported as an error.
 //! - A watch that has lost its connection resumes without gaps and without repeated events.
 //! - A transaction that contains only compares never returns an older state than a read.
 //!
@@ -65,8 +65,8 @@ impl EtcdStore {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. For this check, one
-    /// small request is sent.
+    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. The check sends one
+    /// small request to etcd.
     ///
     /// # Errors
     /// `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.

@@ -121,7 +121,7 @@ impl Options {
     /// Parses the endpoints.
     ///
     /// # Errors
-    /// The fault of an invalid endpoint; `Unsupported` unless exactly one of `endpoints` and `discovery` is set.
+    /// Any error for an invalid endpoint; `Unsupported` if both or neither of `endpoints` and `discovery` are set.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),

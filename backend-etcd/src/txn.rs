@@ -9,14 +9,15 @@
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
 //!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
 //!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
-//!   leased key made the transaction fail. The guard may exceed limits on compares, operations or bytes, and it cannot
-//!   be used if the failure branch writes. The keys are then read just before the transaction, which leaves a short
-//!   gap. A key needs no guard if a compare of the transaction requires its range to be empty. A lease on a key is
-//!   reported even if another compare fails, too.
+//!   leased key made the transaction fail. A guard is left out if the transaction would exceed a limit on compares,
+//!   operations or bytes, or if its failure branch writes. Without a guard, the keys are read just before the
+//!   transaction; a lease that is attached in between is not noticed. A key needs no guard if a compare of the
+//!   transaction requires that the key is absent. A lease on a key is reported even if other compares of the
+//!   transaction fail.
 //!
-//! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After such a
-//! refusal, one small request per key finds the key for which the user lacks permission. The requests that search for
-//! the denied key change nothing in the store.
+//! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After etcd has
+//! refused a transaction for lack of permission, one small request per key finds the denied key. The requests that
+//! search for the denied key change nothing in the store.
 
 use std::collections::BTreeSet;
 
@@ -152,8 +153,8 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
 /// a store, minus some room for the rest of the request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// Chooses the key for the added read. Because permissions are granted per key, prefers a key that the transaction
-/// already uses.
+/// Chooses the key that the read in an empty branch reads. Because permissions are granted per key, prefers a key that
+/// the transaction already uses.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -165,7 +166,7 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
     }
 }
 
-/// After a refused transaction, maximum number of keys and ranges that are tested for a missing permission.
+/// Maximum number of keys and ranges that are tested for a missing permission after etcd has refused a transaction.
 const MAX_TRIED_RANGES: usize = 32;
 
 /// A read or write of a key range, for which the user needs a permission.

@@ -2,14 +2,14 @@
 //!
 //! For each watch, a task reads etcd's messages and splits them into whole revisions. The task reads even if the
 //! watcher does not: all streams of a connection share one flow-control window, so a few unread streams would stall
-//! every call on the connection. The total size of the events that are queued for a watcher is limited. When the queue
-//! is full, the task closes the stream and delivers the remaining batches as the watcher reads. When these batches are
-//! delivered, the task opens the watch again at the next revision.
+//! every call on the connection. The total size of the events that are queued for a watcher is limited. When the
+//! watcher's queue is full, the task closes the stream from etcd and delivers the remaining batches as the watcher
+//! reads. When the task has delivered all remaining batches, it opens the watch again at the next revision.
 //!
 //! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
-//! was restored to an older state. The same linearizable read is made if a watch starts above the revision of the
-//! member that opens it. Events before the watch's next revision are dropped, so no event is repeated. No event is
-//! missed either: etcd sends all events from the requested revision on, or it reports `Compacted`.
+//! was restored to an older state. If a watch starts above the revision of the member that opens it, the task makes a
+//! linearizable read as well. Events before the watch's next revision are dropped, so no event is repeated. No event is
+//! missed, because etcd sends all events from the requested revision on, or reports `Compacted`.
 //!
 //! For a watch with progress reports, the task requests a report from etcd twice a second. Older etcd servers may
 //! report progress ahead of an event, so their reports are dropped.
@@ -149,8 +149,8 @@ impl EtcdWatcher {
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
         // The start of the watch is above the member's revision: the member lags behind, or the cluster was restored to
         // an older state. If the cluster was restored, the watch could wait for ever, so a linearizable read first
-        // checks that the cluster was not restored. The member has no event to send yet, so the read cannot be blocked
-        // by an unread stream.
+        // checks that the cluster was not restored. The linearizable read can use the watch's connection: the member
+        // has no events to send yet, so no unread events fill the connection's flow-control window.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;

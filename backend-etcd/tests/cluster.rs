@@ -16,7 +16,7 @@ use kv::{
 use nix::sys::signal::Signal;
 use support::{Etcd, dead_address};
 
-/// The maximum duration of one step of these tests on a fast machine.
+/// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(30);
 
 fn quick(endpoints: Vec<String>) -> EtcdStore {
@@ -115,7 +115,7 @@ async fn watch_is_refused_when_cluster_went_back() {
     let store = store(&etcd);
     let newest = store.put("k", "v").await.unwrap();
     etcd.stop();
-    // Remove the data but keep the cluster id, as a restore from an etcd snapshot does.
+    // Remove the server's data but keep its cluster id, as a restore from an etcd snapshot does.
     std::fs::remove_dir_all(etcd.data()).unwrap();
     etcd.run().unwrap();
     let watch = async {

@@ -12,11 +12,12 @@ const LOST_DELETION: KnownFailure = KnownFailure {
     case: "W11_start_at_mark_delete",
     rule: "C4",
     reason: "etcd before 3.4.36 and 3.5.18 loses a deletion at the compaction revision; later ones do not",
-    // Until the compaction has processed the whole database file, etcd still has the deletion.
+    // Case W11 fails only sometimes: etcd loses the deletion only when the compaction has processed the whole database
+    // file.
     happens: FailureFrequency::Sometimes,
 };
 
-/// A conformance case that fails on etcd 3.4. Whether this case fails on later versions of etcd was not tried.
+/// A conformance case that fails on etcd 3.4. We have not tried the conformance case F25 on later versions of etcd.
 const STRANGERS_COMPACT: KnownFailure = KnownFailure {
     case: "F25_compacting_strangers",
     rule: "N3",

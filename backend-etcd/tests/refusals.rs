@@ -21,7 +21,7 @@ use nix::sys::signal::Signal;
 use support::Etcd;
 use support::users::{PASSWORD, as_user, guarded};
 
-/// The maximum duration of one step of these tests on a fast machine.
+/// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The result of each write, by the key that the write puts.
@@ -120,8 +120,8 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // At first, the writes get no answer. As soon as the member notices that the cluster has no leader, it refuses the
-    // writes.
+    // After two of three members have stopped, writes first get no answer. As soon as the third member notices that the
+    // cluster has no leader, it refuses writes.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 const PLAIN: &str = "_etcd-client._tcp.example.test";
 const WITH_TLS: &str = "_etcd-client-ssl._tcp.example.test";
-/// The maximum duration of one step of these tests on a fast machine.
+/// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(30);
 
 fn options(dns: &Dns) -> Options {

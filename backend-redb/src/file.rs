@@ -1,19 +1,20 @@
-//! Implements the file that redb reads and writes. The file of this module needs fewer syncs than redb's own file
-//! backend, and closing it writes nothing.
+//! Implements the file that redb reads and writes. This implementation needs fewer syncs than redb's own file backend,
+//! and writes nothing when it closes the file.
 //!
 //! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. One
 //! sync marks the file as open, one belongs to the commit, and four belong to closing, which records redb's allocator
-//! state and removes the mark. With this module, such a process syncs only three times, and a process that commits
-//! nothing never syncs:
+//! state and removes the mark. With this module, a process that opens the store, commits once and closes the store
+//! syncs only three times; a process that commits nothing never syncs:
 //!
-//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). A file
-//!   that was not closed therefore opens as fast as a closed one. To the next process, a closed file looks as if its
-//!   last user had been killed.
+//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). With the
+//!   recorded allocator state, a file that was not closed opens as fast as a closed one. To the next process, a closed
+//!   file looks as if its last user had been killed.
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
-//!   without and then with the mark, and syncs each time. Only the second header matters, and usually the file already
-//!   contains it. This module writes the second header only if it differs from the header that is in the file.
+//!   without and then with the mark that the file is open, and syncs each time. Only the second header matters, and
+//!   usually the file already contains it. This module writes the second header only if it differs from the header that
+//!   is in the file.
 //! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
-//!   commit can be read but is not durable. Pages that such a commit has freed must not be overwritten before the
+//!   commit can be read but is not durable. Pages that an unsynced commit has freed must not be overwritten before the
 //!   commit is durable.
 
 use std::io;
@@ -61,8 +62,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Must be called when redb has opened the file. If redb wrote a header that differs from the header in the file,
-    /// writes it to the file.
+    /// The caller must call this method when redb has opened the file. If redb wrote a header that differs from the
+    /// header in the file, writes it to the file.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -126,8 +127,8 @@ impl<B: StorageBackend> SharedFile<B> {
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
-    /// If redb writes a header while it opens the file, holds the header back and returns true. Returns false for any
-    /// other write.
+    /// If redb writes a header while it opens the file, holds the header back and returns true. Returns false for a
+    /// write that is not held back.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
         let FilePhase::Opening(waiting) = &mut *phase else { return false };
@@ -184,7 +185,8 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // If redb writes beyond the header, it creates or repairs the file, and then the order of its writes matters.
+        // If redb writes beyond the header while it opens the file, it creates or repairs the file. While redb creates
+        // or repairs the file, the order of its writes matters, so no write is held back.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }

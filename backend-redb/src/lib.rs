@@ -64,7 +64,7 @@ impl Engine for Redb {
 /// table behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
-/// `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`.
+/// An error of the kind `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`.
 pub fn table_on<B: StorageBackend>(
     storage: impl Fn() -> io::Result<B> + Send + Sync + 'static,
     store: &str,

@@ -1,5 +1,5 @@
 //! Tests which of redb's writes reach a simulated disk before a power cut, and in which order. The test program
-//! `tests/power.rs` runs conformance cases on the same simulated disk.
+//! `tests/power.rs` also uses this simulated disk, and runs conformance cases on it.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ fn power_cut_leaves_seen_or_next_commit() {
         // Kill the process while the power stays on: all its writes remain, whether or not they were synced.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
-        // Kill the next process in the same way, and then let the power fail.
+        // Kill a second process while the power stays on, and after that let the power fail.
         disk.set_operations_left(None);
         let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);

@@ -18,8 +18,8 @@ use crate::file::{DbFile, FileSwitch};
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
 /// The size of redb's page cache, in bytes. A small page cache is enough for a plugin process, which reads few pages. A
-/// cache of 16 MiB would save little: a check of 10,000 blocks would read the file 18,000 instead of 23,000 times. A
-/// daemon would use 12 MiB more memory.
+/// cache of 16 MiB would save little: a check of 10,000 blocks would read the file 18,000 instead of 23,000 times. With
+/// a cache of 16 MiB, a daemon would use 12 MiB more memory.
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 /// A function that opens the storage of a table; it is called each time the table is opened.

@@ -8,9 +8,9 @@
 //!
 //! The engine sled 0.34 needs more care than redb; the private module `table` describes the workarounds. One drawback
 //! of sled has no workaround: each time the store is opened, sled writes a snapshot with three syncs, which takes some
-//! milliseconds. On a full disk, a store cannot even be read until space is freed, because sled has to write this
-//! snapshot. Because sled reuses parts of its log without a sync, `tests/cuts.rs` simulates power cuts at the moments
-//! of reuse.
+//! milliseconds. On a full disk, a store cannot even be read until space is freed, because sled has to write a snapshot
+//! when it opens the store. Because sled reuses parts of its log without a sync, `tests/cuts.rs` simulates power cuts
+//! at the moments of reuse.
 
 mod error;
 mod priority;
@@ -28,8 +28,8 @@ use kv_mvcc::{MvccStore, Table};
 pub struct Sled;
 
 /// The driver for `sled://` stores. Callers should have only a few large commits in flight, because many of them would
-/// take gigabytes of memory. A long reader reads all its keys in one turn at the store, because reopening a sled store
-/// takes longer than reading the usual number of keys per turn.
+/// take gigabytes of memory. A process that reads many keys keeps a sled store open until it has read all of them,
+/// because closing and reopening the store between its reads would take longer than the reads.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

@@ -39,7 +39,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 ///
 /// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
 /// Because sled itself never syncs, a commit consists of one sled batch, a flush and a separate sync, all under a write
-/// lock. Read views hold the same lock for reading while they are open.
+/// lock. While a read view is open, it holds a read lock, so no commit can run.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
@@ -134,8 +134,8 @@ impl OpenTree {
     /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
         // If a page is larger than a quarter of a log segment, sled puts it into a separate file that it never syncs.
-        // Long values are split into several rows, so only very long keys cause such pages. Syncing each of these files
-        // makes the commit durable but slow.
+        // Long values are split into several rows, so only very long keys cause pages in separate files. Each separate
+        // file must be synced before a commit is durable, which is slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
             match File::open(entry?.path()) {
@@ -158,8 +158,8 @@ impl Drop for OpenTree {
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
         // Flush before the drop, because sled writes remaining data when it is dropped, and a write that hangs during
-        // the drop could not be woken. After an error or an earlier panic, this flush can panic. The commit worker may
-        // hang in a commit, so start a second worker for the flush.
+        // the drop could not be woken. After an error or panic of an earlier commit, sled's `flush` can panic. The
+        // commit worker may hang in a commit, so start a second worker for the flush.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -172,8 +172,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // When another process opens the store next, sled's log must be unlocked. If sled keeps its log locked,
-            // this process can do nothing about it.
+            // Wait until sled has unlocked its log, so that the next process can open the store. If sled never unlocks
+            // its log, this process can do nothing about it.
             let _ = wait_until_free(&self.log);
         }
     }
@@ -200,9 +200,10 @@ impl Worker {
     ///
     /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
     /// that abandons the write records the error, but in one of two places (`exit_reservation`) it wakes no waiting
-    /// thread. The method `watched` therefore regularly checks whether sled has recorded an error. If sled has recorded
-    /// an error, `watched` calls `wake`. If the worker still hangs after `wake`, its thread is left running. The time
-    /// limit `limit` is for panics of sled's threads, which leave no recorded error.
+    /// thread. Because sled may not wake the waiting thread, the method `watched` regularly checks whether sled has
+    /// recorded an error. If sled has recorded an error, `watched` calls `wake`. If the worker still hangs after
+    /// `wake`, its thread is left running. The time limit `limit` is for panics of sled's threads, which leave no
+    /// recorded error.
     fn watched(
         &self,
         config: &Config,

@@ -80,8 +80,8 @@ impl Case {
         self.needs
     }
 
-    /// The weakest isolation of the store that is enough for this test case. A test case that tolerates a shared store
-    /// also runs on an exclusive store.
+    /// Says whether this test case tolerates other clients that write to the store. A test case that tolerates a shared
+    /// store also runs on an exclusive store.
     pub fn tenancy(&self) -> Tenancy {
         self.tenancy
     }

@@ -41,13 +41,14 @@ pub enum Ability {
     /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
     /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
-    /// Crash the store by killing the process that has joined it, because only that process has the store's data.
-    /// Requires [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
+    /// Crash the store by killing the process that has it open; no server process holds the store's data. A harness
+    /// with this ability must also list [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and
+    /// [`Close`](Self::Close).
     Embedded,
     /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage.
-    /// Requires [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
+    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage. A
+    /// harness with this ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
     /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).
     Format,
@@ -113,8 +114,8 @@ impl Ability {
 pub enum Scene {
     /// An ordinary store; [`Harness::fresh`] makes such stores.
     Plain,
-    /// A store with three servers, any two of which are a quorum. Requires [`Ability::Servers`] in addition to
-    /// [`Ability::Cluster`].
+    /// A store with three servers, any two of which are a quorum. The harness must list [`Ability::Servers`] in
+    /// addition to [`Ability::Cluster`].
     Cluster,
     /// A store with a quota of 4 to 64 MiB, whose fixture implements [`Fixture::make_room`].
     Quota,
@@ -122,8 +123,8 @@ pub enum Scene {
     /// have no login or a wrong password. A [guest](Fixture::guest) user may read and write only keys that begin with
     /// `open/`.
     Logins,
-    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] present or expect
-    /// different certificates.
+    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] have no valid
+    /// client certificate, or reject the server's certificate.
     Tls,
 }
 
@@ -158,7 +159,7 @@ pub trait Harness: Send + Sync + 'static {
     /// must name every case that lacks an ability.
     fn abilities(&self) -> &[Ability];
 
-    /// Says whether other clients use the stores of this harness, too. On shared stores, test cases that need an
+    /// Says whether other clients may use the stores of this harness. On shared stores, test cases that need an
     /// exclusive store are ignored.
     ///
     /// By default, the stores of a harness are exclusive. A [`PrefixHarness`](crate::PrefixHarness) makes shared
@@ -173,7 +174,7 @@ pub trait Harness: Send + Sync + 'static {
     /// Any error that prevents making the store. If the store cannot be made, the test case that needs it fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
-    /// Makes an empty store of a special kind for the exclusive use of one test case. The suite never calls this method
+    /// Makes an empty store of a special kind for the exclusive use of one test case. The suite never calls `fresh_in`
     /// with [`Scene::Plain`], or with a scene whose [`Ability`] the harness does not list.
     ///
     /// # Errors
@@ -294,12 +295,13 @@ pub trait Fixture: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Opens a handle that connects to these addresses instead of the servers' own addresses. With this method, the
-    /// suite puts a proxy between client and server. The handle should abandon a call after about 5 seconds and notice
-    /// a dead connection within 3 seconds, to keep the test cases short. Requires [`Ability::Network`].
+    /// Opens a handle that connects to the given addresses instead of the servers' own addresses. The suite passes the
+    /// address of a proxy that it puts between client and server. The handle should abandon a call after about 5
+    /// seconds and notice a dead connection within 3 seconds, to keep the test cases short. Requires
+    /// [`Ability::Network`].
     ///
     /// # Errors
-    /// Any error that prevents opening the handle. A server that does not answer must not make this method fail.
+    /// Any error that prevents opening the handle. Opening a handle must succeed even if a server does not answer.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
@@ -342,13 +344,13 @@ pub trait Fixture: Debug + Send + Sync {
     /// defragment, clear the alarm). Requires [`Ability::Quota`].
     ///
     /// # Errors
-    /// Any error of these maintenance commands.
+    /// Any error that prevents making room in the store.
     async fn make_room(&self) -> Result<(), BoxError> {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
 
-    /// Opens handles of clients without access: the server rejects them, or they reject the server. Requires
-    /// [`Ability::Logins`] or [`Ability::Tls`].
+    /// Opens handles of clients without access: the server rejects them, or they reject the server. The suite calls
+    /// this method only if the harness lists [`Ability::Logins`] or [`Ability::Tls`].
     ///
     /// # Errors
     /// Any error that prevents opening the handles.
@@ -364,8 +366,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Logins but its fixture knows no guest".into())
     }
 
-    /// Cleans up after a test case that passed, failed or panicked. All handles of the test case have been dropped
-    /// before this call. Only store calls that the test case abandoned may still be running.
+    /// Cleans up after a test case that passed, failed or panicked. The suite drops all handles of the test case before
+    /// it calls `finish`, but store calls that the test case abandoned may still be running.
     ///
     /// # Errors
     /// A description of what could not be cleaned up. An error of the cleanup makes the test case fail.

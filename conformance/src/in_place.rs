@@ -13,8 +13,8 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities that an environment keeps when all test cases use one store, one after another. The current test case
-/// is the only writer, but the store is never new.
+/// The abilities that an environment keeps when all test cases use one store, one after another. An environment with
+/// one store for all cases cannot provide a store that was never used before.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// Maximum number of foreign keys (keys of other clients) that an error message lists.
@@ -98,7 +98,8 @@ impl<H: Harness> Harness for InPlaceHarness<H> {
     }
 }
 
-/// Deletes the keys that test cases have written, and, if `found` allows it, all other keys.
+/// Deletes the keys that test cases have written. With [`ForeignKeys::Erase`], deletes the keys of other clients as
+/// well.
 async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
     if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;

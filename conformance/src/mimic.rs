@@ -154,7 +154,8 @@ fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
 }
 
 fn say(what: &str) {
-    // If stderr is closed, the message is lost, but the exit status still reports the failure.
+    // If stderr is closed, the failure message is lost, but the exit status of the test program still reports the
+    // failure.
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 

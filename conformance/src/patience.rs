@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest time limit that [`patient`] returns for a shorter one: a hang fails within five minutes.
+/// [`patient`] extends no time limit beyond this duration, so a test that hangs fails within five minutes.
 const MAX_TIMEOUT: Duration = Duration::from_secs(270);
 /// Maximum factor by which [`patient`] extends a time limit.
 const MAX_FACTOR: f64 = 16.0;
@@ -13,7 +13,8 @@ const MAX_FACTOR: f64 = 16.0;
 /// of a process on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
-/// Number of loop steps in one piece of the measured work. One piece of measured work takes well below a millisecond.
+/// A load measurement runs a busy loop in pieces; this is the number of loop steps in one piece. One piece takes well
+/// below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;
 
 /// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The load is

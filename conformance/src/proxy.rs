@@ -93,8 +93,8 @@ impl Proxy {
 
     /// Ends all connections through the proxy, then sets the link to [`LinkCondition::Up`].
     pub fn heal(&self) {
-        // The link first refuses connections. While the link refuses connections, old connections forward nothing, and
-        // no new connection uses the old link.
+        // First set the link to `Refusing`: open connections then forward nothing more, and no new connection opens
+        // before the cut.
         self.set(LinkCondition::Refusing);
         self.cut();
         self.set(LinkCondition::Up);

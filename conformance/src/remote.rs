@@ -1,8 +1,8 @@
 //! Serves the reference store over TCP, and provides clients that have one fault each. The faulty clients test those
 //! conformance cases that need a network.
 //!
-//! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers for these
-//! numbers are in a table in memory that client and server share.
+//! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers
+//! themselves are in a table in memory that client and server share.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -44,7 +44,7 @@ pub(crate) enum ClientFault {
     CallsItCertain,
     /// The client waits for an answer without a time limit.
     WaitsForEver,
-    /// The client tries the members always in one order, even if the first member does not answer.
+    /// The client always tries the cluster's members in the same order, even if the first member does not answer.
     NeverLearns,
 }
 
@@ -333,7 +333,8 @@ mod tests {
     use crate::runner::{Report, RunOptions, run};
     use crate::table::cases;
 
-    /// The rules that a store with this client fault breaks in the cases that need nothing but a network.
+    /// Runs the cases that need only [`Ability::Network`] on a store with this client fault, and returns the broken
+    /// rules.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
         // A faulty client may hang, and a hang counts as breaking the first rule of the test case. The healthy client
         // gets a longer time limit.

@@ -38,7 +38,8 @@ pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);
     if let Err(error) = &done {
-        // The case that started this process also checks its exit status.
+        // If printing fails, the conformance case still learns of the failure from the exit status of this child
+        // process.
         let _ = say(match error.downcast_ref::<Failure>() {
             Some(failure) => format!("{BREAKS_PREFIX}{} {}", failure.rule(), one_line(&failure.to_string())),
             None => format!("{FAILED_PREFIX}{}", one_line(&error.to_string())),

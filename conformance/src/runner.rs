@@ -237,8 +237,8 @@ mod tests {
 
     /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
-        // Only a store that blocks its thread has to reach the time limit of the test case. On stores with other
-        // faults, the case must be allowed more time on a busy machine.
+        // A store that blocks its thread makes case `B01` run until its time limit, so this limit is short. With any
+        // other faulty store, the case ends by itself, which can take long on a busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

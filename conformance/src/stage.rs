@@ -36,8 +36,8 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
-    /// The tokio runtimes on which this stage has run test cases. The current runtime is the last element. The
-    /// abandoned runtimes before the last element may still run tasks of the harness.
+    /// The tokio runtimes on which this stage has run test cases. The last runtime in this list is in use. All earlier
+    /// runtimes in this list were abandoned, but may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
@@ -92,7 +92,8 @@ impl Stage {
 
     /// Runs one test case; returns `None` if the run was stopped before the end of the case.
     fn attempt(&self, case: &Case) -> Option<Checked> {
-        // The runner's thread holds the lock on heavy cases, so the lock is released even if the test case never ends.
+        // The runner's thread holds the lock that lets heavy cases run alone, so the lock is released even if the test
+        // case never ends.
         let (_shared, _alone) = match case.weight {
             Weight::Light => (Some(self.turns.read().unwrap_or_else(PoisonError::into_inner)), None),
             Weight::Heavy => (None, Some(self.turns.write().unwrap_or_else(PoisonError::into_inner))),
@@ -238,7 +239,8 @@ mod tests {
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // Even at the current load of the machine, this duration is longer than one time limit.
+            // The rounds of this simulated test case together take longer than one time limit, even after the limit is
+            // extended for the machine's load.
             let long = patient(limit).mul_f64(1.5);
             while begun.elapsed() < long {
                 tell.send(CaseProgress::RoundBegan).unwrap();

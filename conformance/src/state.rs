@@ -14,7 +14,8 @@ pub(crate) struct State(BTreeMap<Key, Kv>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
     pub(crate) succeeded: bool,
-    /// One result for each operation of the transaction that ran. The caller sets the revision in the results of reads.
+    /// One result for each operation in the branch (success or failure) of the transaction that ran. The caller sets
+    /// the revision in the results of reads.
     pub(crate) results: Vec<OpResult>,
     /// The changes that the transaction made, in order, each with the previous state of its key.
     pub(crate) events: Vec<Event>,

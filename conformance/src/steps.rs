@@ -20,7 +20,7 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// The transaction of step `n`.
+    /// Returns the transaction that writes the keys of step `n`.
     pub(crate) fn txn(width: u64, n: u64) -> Txn {
         Txn::new().with_success((0..width).map(|i| Op::put(key(i, n), value(width, n))))
     }

@@ -61,8 +61,8 @@ impl BoundedHandle {
         Self { store: Arc::new(TimeoutStore { inner: store, patience }), patience, tenancy }
     }
 
-    /// Checks a revision that results from this test case's own writes. On a shared store the revision may be greater,
-    /// because other clients write to the store, too.
+    /// Checks that the store returned the revision that this test case expects after its own writes. On a shared store
+    /// the revision may be greater, because other clients write to the store, too.
     #[track_caller]
     pub(crate) fn revision_is(&self, checked: &str, got: Revision, expected: Revision) -> Checked {
         match self.tenancy {

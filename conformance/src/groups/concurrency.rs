@@ -276,7 +276,8 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // The loop has a time limit, because the other client may need any number of attempts before it runs.
+            // Wait with a time limit instead of a number of attempts: this client may try many times before the other
+            // client's task runs.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {
                     yield_now().await;

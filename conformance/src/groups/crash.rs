@@ -40,8 +40,9 @@ struct KillTimes {
 }
 
 impl KillTimes {
-    /// Kills a child process around its first line of output in every second round, and after some lines in other
-    /// rounds. Returns the last number that the child process printed after `word`.
+    /// Kills a child process at a moment that depends on `round`: for odd rounds shortly before or after its first line
+    /// of output, for even rounds after a few lines. Returns the last number that the child process printed after
+    /// `word`.
     async fn at_any_moment(&mut self, mut process: Process, round: u64, word: &str) -> Checked<Option<u64>> {
         let mut last = None;
         if round.is_multiple_of(2) || self.start.is_zero() {

@@ -110,7 +110,8 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Frees space: removes the filler file if the role has a folder, or otherwise lifts the limit on the file size.
+/// Frees space for the store: removes the filler file from the small disk, or, if the child process has no folder on a
+/// small disk, lifts the limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
@@ -167,7 +168,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // The key exists as soon as the writers are running.
+        // Close the store only after a writer has written some keys, so that the writers are running.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }
@@ -221,7 +222,7 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     holds("one sync or more before each acknowledgement", bare.is_none(), &syncs.before_each)
 }
 
-/// The file syncs in a trace of system calls.
+/// Counts of the sync calls (`fsync` and the like) in a trace of system calls.
 #[derive(Debug, Default)]
 struct SyncTrace {
     /// For each acknowledgement of a write, the number of syncs that began and ended since the previous

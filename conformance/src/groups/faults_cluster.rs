@@ -52,7 +52,7 @@ fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
     ledger.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).collect()
 }
 
-/// The counts that all clients share while they increment the counter.
+/// What all clients together have seen and written while they increment the counter.
 #[derive(Debug, Default)]
 struct ClientCounts {
     /// The highest counter value in an acknowledged write or in a read.
@@ -207,7 +207,8 @@ pub(crate) async fn writers_without_quorum(t: Subject) -> Checked {
     }
     let writers = Writers::start("lonely", handles);
     writers.progress(100).await?;
-    // The pause lasts until running writes have timed out and new writes find no leader.
+    // Two of the three servers stay frozen during four writes: the writes that are already running time out, and new
+    // writes find no leader.
     let refused = async {
         let mut ledger = Ledger::default();
         let handle = only(&t, lonely).await?;

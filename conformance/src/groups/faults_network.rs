@@ -117,7 +117,8 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
     same("the revision", t.revision().await?, before)
 }
 
-/// Checks that of several calls only the first may fail, and that each call runs once.
+/// Writes and reads 20 times, and checks that only the first call fails, if any, and that each acknowledged write
+/// happened once.
 async fn loses_at_most_the_first(t: &Subject, far: &BoundedHandle, name: &str) -> Checked {
     const CALLS: usize = 20;
     let before = t.revision().await?;

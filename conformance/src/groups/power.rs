@@ -12,8 +12,8 @@ const POWER_CUTS: u64 = 200;
 const MAX_OPERATIONS_PER_CUT: u32 = 160;
 
 /// The power of the simulated disk fails at a random disk operation, while the store is used or opened. After a power
-/// cut, no acknowledged or seen write may be lost, and no write with the outcome "not applied" may exist. Each step
-/// must be complete or missing.
+/// cut, no acknowledged or seen write may be lost, and no write with the outcome "not applied" may exist. Each step (a
+/// numbered transaction) must be complete or missing.
 pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let steps = Steps { width: 3, base: t.revision().await? };
     let seed = seed();

@@ -14,8 +14,8 @@ use crate::subject::{Subject, text};
 
 /// How long a process waits for the store lock in a test where it must not get the lock.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Number of times that a child process opens the store between two lines of its output. The time limit for one output
-/// line thus covers ten turns at the store for each process.
+/// Number of times that a child process opens the store between two lines of its output. The time limit for one line
+/// must be long enough for every child process to open the store ten times.
 const REPORTED_TURNS: u64 = 10;
 
 /// Child role: opens the store and prints the result. The role's argument is the maximum time to wait for the store, in

@@ -61,8 +61,8 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of calls of a random sequence that have run. The shrinker uses this number of calls to drop the calls
-/// that never ran first.
+/// The number of calls of a random sequence that have run. When the shrinker shortens a failing sequence, it first
+/// drops the calls that never ran.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
@@ -192,9 +192,9 @@ impl SequenceRun {
 
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
-    /// This method does not check the event of a deletion exactly at the compaction mark. Old versions of etcd lose the
-    /// event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark.
-    /// Listing case W11 as a known failure therefore hides no other fault.
+    /// The check leaves out the event of a deletion exactly at the compaction mark. Old versions of etcd lose the event
+    /// of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark. So,
+    /// listing case W11 as a known failure hides only lost deletions at the compaction mark.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };

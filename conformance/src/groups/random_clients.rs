@@ -86,7 +86,7 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys while no client is writing. Both checkers also judge these reads between the rounds.
+/// Reads all keys while no client is writing. Both checkers also judge the reads that are made between two rounds.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -104,7 +104,8 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// The last value that this client saw at each key. Compare-and-swaps use these values, so some of them succeed.
+    /// The last value that this client saw at each key. Compare-and-swaps use the values that this client saw last, so
+    /// some compare-and-swaps succeed.
     known: [u32; KEYS],
     number: usize,
     written: usize,
@@ -185,7 +186,8 @@ impl RandomClient {
     }
 }
 
-/// What a client knows when its call failed because of the network.
+/// Converts the error of a call that failed because of the network: returns `None` if the call certainly did not
+/// happen.
 fn unseen(error: Error) -> Checked<Option<ObservedAnswer>> {
     match error.outcome() {
         _ if !is_injected(&error) => Err(error.into()),
@@ -206,7 +208,7 @@ fn holds_number(key: &str, number: u32) -> Compare {
     Compare::new(Range::key(key), CompareOp::Equal, Target::Value(Value::from(number.to_string())))
 }
 
-/// The number that the value of an entry contains.
+/// Parses the value of an entry, which clients write as a number.
 fn number(kv: Option<&Kv>) -> Checked<Option<u32>> {
     let Some(kv) = kv else { return Ok(None) };
     let text = crate::subject::text(&kv.value);

@@ -195,7 +195,8 @@ pub(crate) async fn no_torn_reads(t: Subject) -> Checked {
     read.and(moves.await?)
 }
 
-/// Checks that every read of the whole range sees the moving token at exactly one key.
+/// While another client moves a token between two keys, checks that every read of the whole range finds the token
+/// exactly once.
 async fn read_tokens(t: &BoundedHandle, reads: usize) -> Checked {
     let mut last = Revision::UNSET;
     for _ in 0..reads {

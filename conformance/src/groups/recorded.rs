@@ -1,5 +1,5 @@
-//! Several clients make random transactions while watches run, and everything is recorded. The log of the store and the
-//! recorded answers must explain each other.
+//! Several clients make random transactions while watches run; all calls and watch events are recorded. The store's log
+//! of changes and the recorded answers must match.
 
 use std::sync::Arc;
 
@@ -113,8 +113,8 @@ async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes the random calls of one client. The answers to these random calls are judged after the run. Returns the errors
-/// that came from the store and not from the simulated network.
+/// Makes the random calls of one client. The recorder keeps the answers to the client's calls, which are judged after
+/// the test run. Returns the errors that came from the store and not from the simulated network.
 async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {

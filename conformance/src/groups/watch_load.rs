@@ -129,7 +129,8 @@ pub(crate) async fn dropped_watches(t: Subject) -> Checked {
         }
         t.put("p/k", format!("{round}")).await?;
     }
-    // A margin of 16 tasks allows for other tasks of the runtime or of the store.
+    // Up to 16 more tasks than before the watches are allowed, because the runtime or the store may have started other
+    // tasks.
     let settled = async {
         while tasks() > before + 16 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,5 +1,5 @@
-//! Generates random calls of a client: reads, and transactions of all forms, on a few keys. The generator puts no value
-//! twice.
+//! Generates random calls of a client: reads, and transactions of all forms, on a few keys. All values that the
+//! generated calls put are different.
 
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};

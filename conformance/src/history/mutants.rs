@@ -57,7 +57,7 @@ fn history_passes_as_recorded() {
     }
 }
 
-/// The recorded answers to all reads of the latest state that found entries.
+/// The recorded answers to all reads of the latest revision; answers without entries are left out.
 fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
     run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
         (RecordedRequest::Range(request), RecordedAnswer::Range(answer))
@@ -172,7 +172,8 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Appends a put of an existing value to the log: at the value's old key, or else at a new key.
+/// Appends another put of a value to the log, at the key of the recorded put of this value; if no put of the value was
+/// recorded, at a new key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {
@@ -191,7 +192,8 @@ fn again(run: &mut RecordedRun, value: kv::Value) {
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
-/// The batches of the longest recorded part of a watch for which `wanted` returns true.
+/// The recorded batches of one watch: of the watches for which `wanted` returns true, the one that delivered most
+/// batches.
 fn batches(
     run: &mut RecordedRun,
     wanted: fn(&WatchRequest) -> bool,

@@ -20,8 +20,8 @@ impl Floor {
         self.answered.max(self.seen) < revision
     }
 
-    /// Checks that the answer to a call is not older than the revisions known when the call began. A write must be
-    /// newer than those revisions.
+    /// Checks that the answer to a call is not older than the revisions known when the call began. The revision of a
+    /// write must be newer than all revisions known when the call began.
     pub(super) fn check(self, call: &Call, revision: Revision, wrote: WriteEffect) -> Result<(), Violation> {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")

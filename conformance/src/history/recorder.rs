@@ -73,8 +73,8 @@ impl Call {
 pub struct Stream {
     /// The number of the recorder through which the watch was opened.
     pub client: u64,
-    /// The request with which the watch was opened. In later parts of a history, the start revision of this request is
-    /// after the events of the earlier parts.
+    /// The request with which the watch was opened. In a later part of a history, the request's start revision is the
+    /// one after the last batch of the earlier parts.
     pub request: WatchRequest,
     /// The batches that the watch delivered, and the error that ended it, each with the time of its arrival.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
@@ -114,9 +114,10 @@ impl CallHistory {
         Self::default()
     }
 
-    /// Takes the calls and events that were recorded since the last `take`. A long run can thus be judged in parts.
+    /// Takes the calls and events that were recorded since the last `take`. By calling `take` repeatedly, a caller can
+    /// judge a long test run in parts.
     ///
-    /// No call may be running, so all clients must have paused or ended.
+    /// When `take` is called, no recorded store call may be running, so all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {
         let mut recorded = self.recorded();
         let streams = recorded.streams.iter().map(Stream::rest).collect();

@@ -69,7 +69,8 @@ impl Replay {
         }
     }
 
-    /// Allows clients that are not recorded: a change that no recorded call explains is then no violation.
+    /// Tells the judge that unrecorded clients may write to the store, so that it accepts changes that no recorded call
+    /// explains.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = PossibleWriters::Any;
@@ -188,7 +189,8 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Handles a revision in the log that no recorded call explains.
+/// Returns the violation that a revision of the log shows if no recorded call explains it, unless unrecorded clients
+/// may write.
 fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
     if writers == PossibleWriters::Any {
         return Ok(());

@@ -149,8 +149,8 @@ impl JudgedPart {
         if first_put(batch).is_some() {
             self.calls[first].found_at = Some(batch.revision);
         } else {
-            // Several calls may fit; `match_deletions` chooses one when all deletions without an acknowledged call are
-            // known.
+            // Several calls with unknown outcome may have made the deletion in this batch. `match_deletions` chooses
+            // the call later, when all deletions that no acknowledged call explains are known.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)

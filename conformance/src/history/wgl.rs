@@ -140,7 +140,8 @@ struct Search {
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
     /// The visited states from which no order continues, each with the unanswered calls that were already in the order.
-    /// If a visited state is reached again with more unanswered calls in the order, it is also a dead end.
+    /// If the search reaches a visited state again and at least the same unanswered calls are already in the order, it
+    /// turns back at once.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -186,8 +187,8 @@ impl Search {
         if explained > self.best.explained {
             self.best = SearchFailure { explained, state, stuck: self.stuck(), tried: self.best.tried };
         }
-        // A call that fits and changes nothing can go into the order at once, because a later position has the same
-        // effect.
+        // If the answer of a call matches the current state and the call changes nothing, append the call to the order
+        // at once: its position does not affect the other calls.
         if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
             return self.with(next, state);
         }
@@ -248,7 +249,8 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // A call that changes nothing can be left out of the order with the same effect.
+                    // Leave an unanswered call out of the order if it changes nothing, because it has no effect on the
+                    // other calls.
                     return false;
                 }
                 self.used ^= 1 << i;
@@ -265,7 +267,8 @@ mod tests {
     use super::*;
 
     fn call(times: (u64, u64), action: Action, seen: ObservedAnswer) -> Call {
-        // Each test call has its own client, so only their times order the calls.
+        // In this test, each call has its own client, so only the start and end times of the calls restrict their
+        // order.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }

@@ -1,8 +1,8 @@
 //! Starts child processes of the conformance suite: each child runs the suite's own executable and plays a role.
 //!
-//! A test case starts a child process, reads its output line by line, and ends this process. The child process reads
-//! its role, its arguments and the address of the store from its environment. The child process then opens the store
-//! and runs the function of its role.
+//! A test case starts a child process, reads its output line by line, and finally ends the child process. The child
+//! process reads its role, its arguments and the address of the store from its environment. The child process opens the
+//! store and runs the function of its role.
 
 mod child;
 
@@ -27,8 +27,8 @@ pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
 /// The first word of the output line of a child process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word of the output line of a child process whose store breaks a rule. After this word, the output line
-/// contains the broken rule and the fault.
+/// The first word of the output line of a child process whose store breaks a rule. After the word `breaks`, the output
+/// line contains the broken rule and the fault.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
 /// The environment variable with a folder that a child process may use in its role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
@@ -153,7 +153,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The child process may have ended already, so an error is fine.
+        // Ignore errors of killing the child process, because it may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -53,7 +53,7 @@ struct Held {
     way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // The folder is set only in the process that made the store's files and must remove them.
+    // The store's temporary folder is set only in the process that created the store and must remove its files.
     _folder: Option<TempDir>,
 }
 
@@ -140,8 +140,9 @@ fn passes(case: &str) -> std::result::Result<(), Failed> {
     }
 }
 
-/// To detect the fault, a kill must hit the moment of the fault. On a busy machine, all kills of a run may miss that
-/// moment, so a case that passes runs again.
+/// Checks that the given conformance case detects the injected fault. The case detects the fault only if a process is
+/// killed while the fault has an effect. If the case passes, it runs again, because on a busy machine every kill may
+/// come at a wrong moment.
 fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::result::Result<(), Failed> {
     const RUNS: usize = 3;
     let mut last = Vec::new();

@@ -1,4 +1,4 @@
-//! Injects faults into a store above the table of rows.
+//! Injects faults into a store by a wrapper around the store; the store's table of rows works correctly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

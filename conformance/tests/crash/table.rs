@@ -76,8 +76,8 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Removes the bytes of a commit that was written only in part. If removing these bytes fails, the next open
-            // ignores the incomplete commit.
+            // Removes the bytes of a commit that was written only in part. If removing the incomplete commit fails, the
+            // table ignores it when it is opened again.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
@@ -104,7 +104,8 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // The sleep takes most of the time of a commit, so most kills hit the sleep.
+                    // Most of a commit's time is spent in this sleep, so most kills interrupt a commit that is written
+                    // only in part.
                     thread::sleep(Duration::from_micros(500));
                 }
             }

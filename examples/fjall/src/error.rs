@@ -13,14 +13,14 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // Either a file is missing or too short, although another file names it, or a file exists that no file
-            // names.
+            // After an IO error of the kind `NotFound`, `InvalidInput` or `AlreadyExists`, the store counts as damaged:
+            // a file that another file names is missing or too short, or there is a file that no other file names.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },
         fjall::Error::Locked => ErrorKind::Locked,
         fjall::Error::Poisoned => ErrorKind::CommitIo,
-        // Either a part of a file is not in fjall's format, or a file is missing.
+        // All other fjall errors mean that a part of a file is not in fjall's format, or that a file is missing.
         _ => ErrorKind::Corrupt,
     }
 }

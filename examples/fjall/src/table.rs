@@ -16,7 +16,7 @@ const ROWS: &str = "rows";
 
 /// Size in bytes at which fjall writes a table from memory to the disk. Each time the store is opened, that is, at each
 /// plugin call, fjall reads its whole journal, which grows to 64 MB. Fjall skips the part of the journal that is
-/// already in tables on disk. With this table size, fjall reads the journal at 20 MB/s, and with the default of 64 MiB
+/// already in tables on disk. With tables of 1 MiB, fjall reads the journal at 20 MB/s, and with the default of 64 MiB
 /// much more slowly.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 

@@ -8,7 +8,7 @@ use fjall_store::Fjall;
 use testkit::cuts;
 
 fn main() -> ExitCode {
-    // After a power cut, pages may be missing at the end of fjall's journal. For fjall 3.1.13, such missing pages are
-    // damage, and it refuses to open the store.
+    // After a power cut, pages may be missing at the end of fjall's journal. The version fjall 3.1.13 treats missing
+    // journal pages as damage and refuses to open the store.
     cuts::main(Fjall, Some("JournalRecovery(ChecksumMismatch)"))
 }

@@ -60,8 +60,8 @@ impl FileTable {
     }
 
     fn read(&self) -> io::Result<RowMap> {
-        // The previous commit may have failed after it renamed the file and before it synced the folder. The folder is
-        // synced first, so that readers see only durable rows.
+        // The previous commit may have failed after it renamed the file and before it synced the folder. Sync the
+        // folder before reading the file, so that readers see only durable rows.
         self.sync_folder()?;
         decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }

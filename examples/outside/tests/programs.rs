@@ -68,7 +68,7 @@ fn container_gets_address_and_gives_it_back() {
 fn command_judges_store() {
     let folder = tempfile::tempdir().unwrap();
     // The in-memory store is tested in `tests/conformance.rs`. The file-based store can also suffer crashes and damage,
-    // so more cases apply to it.
+    // so more conformance cases apply to it.
     let judged = margay().args(["conformance", "--case", "D", &url(&folder.path().join("judged"))]).output().unwrap();
     let judged = said(&judged);
     assert!(judged.contains(" passed, 0 failed"), "{judged}");

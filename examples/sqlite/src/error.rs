@@ -13,11 +13,12 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         Some(ErrorCode::DiskFull) => ErrorKind::NoSpace,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
-        // The SQL statement does not fit the database schema, or a value has the wrong type. Only this crate creates
-        // the database schema, so such an error means that the store is damaged.
+        // SQLite returns `Unknown`, `SchemaChanged` or `ConstraintViolation` if a statement does not fit the database
+        // schema, or if a value has the wrong type. Only this crate creates the schema, so a schema that does not fit
+        // means that the store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // After any other error of a write, the outcome of the commit is unknown.
+        // After an SQLite error that has no error kind of its own, the outcome of a commit is unknown.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

@@ -158,7 +158,7 @@ mod tests {
         table.view().unwrap().get(key.as_bytes()).unwrap()
     }
 
-    /// If SQLite cannot apply a setting, it ignores it silently, so the test reads the settings back.
+    /// SQLite silently ignores a setting that it cannot apply, so this test reads the settings back.
     #[test]
     fn commits_are_synced() {
         let folder = tempfile::tempdir().unwrap();
