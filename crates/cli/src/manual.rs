@@ -59,7 +59,7 @@ impl StandaloneCommand for ManPages {
         command.build();
         fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
             CommandFailure::new(format!("cannot write man pages into {}: {error}", folder.display()))
-                .hint("name a folder that can be written to")
+                .hint("name a folder that you can write to")
         })?;
         Ok(0)
     }

@@ -117,7 +117,7 @@ async fn watch(
         (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
         _ if args.cursor.is_some() => {
             return Err(CommandFailure::new("--cursor needs --exec or --webhook")
-                .hint("the cursor file records which events the program or the webhook has handled"));
+                .hint("add --exec or --webhook: a cursor records which events a program or webhook has handled"));
         }
         _ => None,
     };
@@ -190,7 +190,7 @@ async fn follow(
                 DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
                 DeliveryOutcome::Late => {
                     return Err(CommandFailure::new("the time is over, and not all events were handled")
-                        .hint("with --cursor the next run resumes after the last handled event"));
+                        .hint("add --cursor FILE, so that the next run resumes after the last handled event"));
                 }
             }
             if printer.left == 0 && !printer.finishes_list {

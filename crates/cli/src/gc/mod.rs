@@ -334,8 +334,8 @@ fn take_unlisted(
             "nothing was freed: of what is in use on this machine ({count}) nothing is in the list"
         ))
         .hint(
-            "it is of another machine or runtime, or has other ids: networks belong to pods, so it is crictl pods, not \
-             crictl ps; several runtimes need an --attachments each",
+            "check that the list is from this machine's container runtime and lists pods, not containers (crictl \
+             pods, not crictl ps); with several runtimes, pass one --attachments for each",
         ));
     }
     let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
@@ -362,7 +362,7 @@ fn take_unused_twice(
     let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
-            .hint("name a folder in memory that root can write to, such as /run/margay")
+            .hint("name with --looks a tmpfs folder that root can write to, such as /run/margay")
     })?;
     for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);
@@ -474,8 +474,8 @@ impl Machine {
     fn evidence(&self) -> CommandResult<Evidence> {
         let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
-                "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
-                 that is in use cannot be told from one that is not",
+                "run margay gc as root on the machine of the container runtime: margay must scan every network \
+                 namespace to find out which addresses are in use",
             )
         })?;
         let known = host::short_boot(&self.boot_id).zip(host::uptime());

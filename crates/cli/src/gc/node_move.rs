@@ -142,7 +142,10 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
             "node {} is registered in the store; nothing was moved",
             printable(from)
         ))
-        .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
+        .hint(format!(
+            "if node {0} no longer exists, delete the node first: margay delete node {0}",
+            printable(from)
+        )));
     }
     // An embedded store assigns addresses to unregistered nodes, but only while no node is registered. A cluster never
     // assigns addresses to unregistered nodes.
@@ -152,7 +155,7 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
             "node {} is not registered in the store; nothing was moved",
             printable(to)
         ))
-        .hint("list the registered nodes with: margay get nodes; a Calico node registers itself when it starts"));
+        .hint("list the registered nodes with: margay get nodes; start calico-node on a node to register the node"));
     }
     Ok(())
 }

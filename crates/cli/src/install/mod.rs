@@ -128,8 +128,10 @@ fn install(
         program => {
             let failure = CommandFailure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
             return Err(failure.hint(match role {
-                Role::Ipam => "name Margay's plugin, built for this machine, with --plugin FILE".to_owned(),
-                Role::Main => format!("an older version has no main plugin: first {}", Role::Ipam.install()),
+                Role::Ipam => "name the file of a Margay plugin built for this machine with --plugin FILE".to_owned(),
+                Role::Main => {
+                    format!("install a version that has a main plugin first: {}", Role::Ipam.install())
+                }
             }));
         }
     };
@@ -256,8 +258,8 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
     }
     if networks.is_empty() {
         return Err(CommandFailure::new(format!("no network in {} has {wanted}", folder.display())).hint(
-            "this is for nodes on which Calico runs: name the folder with its networks with --cni-conf-dir; without \
-                 Calico see docs/network-configuration.md",
+            "name the folder with Calico's network configuration with --cni-conf-dir; for a node without Calico, see \
+             docs/network-configuration.md",
         ));
     }
     for network in &networks {
@@ -266,7 +268,7 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
                 "{} keeps addresses in the Kubernetes API (datastore_type kubernetes), which Margay does not support",
                 network.file.display()
             ))
-            .hint("keep Calico's plugin on this node; Margay can only work beside a Calico on etcd (datastore_type etcdv3)"));
+            .hint("keep Calico's plugin on this node: Margay supports only Calico on etcd (datastore_type etcdv3)"));
         }
     }
     Ok(networks)
@@ -279,7 +281,7 @@ fn installed_ipam(path: &PluginPath) -> CommandResult<PathBuf> {
     match PluginProgram::ask(&file, Role::Ipam) {
         PluginProgram::Margay(_) => Ok(file),
         program => Err(CommandFailure::new(format!("a CNI call for addresses runs {} ({program})", file.display()))
-            .hint(format!("the main plugin is the second step: first {}", Role::Ipam.install()))),
+            .hint(format!("install Margay's IPAM plugin first: {}", Role::Ipam.install()))),
     }
 }
 
@@ -288,7 +290,7 @@ fn find_plugin(args: &Install, path: &PluginPath) -> CommandResult<PathBuf> {
         return match plugin.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(plugin.clone()),
             Ok(_) => Err(CommandFailure::new(format!("{} is no file", plugin.display()))
-                .hint("name the file of Margay's plugin")),
+                .hint("name the file of Margay's plugin with --plugin FILE")),
             Err(error) => Err(CommandFailure::new(format!("{}: {error}", plugin.display()))
                 .hint("install the plugin with make install, or name another file with --plugin FILE")),
         };
@@ -297,13 +299,13 @@ fn find_plugin(args: &Install, path: &PluginPath) -> CommandResult<PathBuf> {
     let mut folders = path.folders.iter().cloned().chain(usual);
     folders.find_map(|folder| Some(folder.join(PLUGIN_FILE)).filter(|file| file.is_file())).ok_or_else(|| {
         CommandFailure::new(format!("{PLUGIN_FILE} is not in {}, nor in {}", path.listed(), PLUGIN_FOLDERS.join(", ")))
-            .hint("install the plugin with make install, or name its file with --plugin FILE")
+            .hint("install the plugin with make install, or name the file of the plugin with --plugin FILE")
     })
 }
 
 fn nothing_to_run(role: Role, path: &PluginPath) -> CommandFailure {
     CommandFailure::new(format!("there is no {} in {path}", role.program())).hint(
-        "calico-node installs that program when it starts; if the runtime uses other folders, name them with --cni-bin-dir",
+        "start calico-node, which installs Calico's plugins, or name the runtime's folders with --cni-bin-dir DIR",
     )
 }
 
@@ -411,12 +413,12 @@ impl RoleStatus {
         if self.folders.iter().any(|seen| self.is_overwritten(seen)) {
             let failure = CommandFailure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
-                "run {again} again; calico-node does this when it starts, unless it is configured not to: {KEEP_PLUGIN_COMMAND}"
+                "run {again} again; keep calico-node from overwriting the plugin with: {KEEP_PLUGIN_COMMAND}"
             )));
         }
         if let Some(seen) = self.folders.iter().find(|seen| seen.unfinished) {
             let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
-            return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
+            return Some(failure.hint(format!("finish the installation with {again}, or undo it with {undo}")));
         }
         // Margay's plugin is installed, but the container runtime finds another file first.
         let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
@@ -426,7 +428,7 @@ impl RoleStatus {
                     .hint(path.how_to_prefer(folder))
             }
             None => CommandFailure::new(format!("a CNI call runs {file}, which is not Margay's"))
-                .hint(format!("to change that: {again}")),
+                .hint(format!("install Margay's plugin with: {again}")),
         })
     }
 
@@ -597,7 +599,10 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
                 "a CNI call still runs Margay's {}, which margay install has not put there",
                 role.program()
             ))
-            .hint("when calico-node has installed its plugin in another folder of CNI_PATH, remove Margay's plugin at the path that --status shows"),
+            .hint(
+                "let calico-node install Calico's plugin in another folder of CNI_PATH, then remove Margay's plugin at \
+                 the path that margay install --status shows",
+            ),
         ),
         None => answer,
     })

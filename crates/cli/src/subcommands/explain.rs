@@ -403,36 +403,36 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
         .collect();
     Some(match error {
         Error::UnknownNode(node) => format!(
-            "node {node} is not registered, and others are, or the store is a cluster's; register it with: margay create -f \
-             FILE, or see how it is called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
+            "register node {node} with: margay create -f FILE; or use the registered name of the node, which is in \
+             the file /var/lib/calico/nodename or is the host name in lower case"
         ),
-        Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
-        Error::Quota(_) => "see how far all quotas are used with: margay quota list".to_owned(),
+        Error::NamespaceWanted => "name the namespace of the pod with: --namespace NAME".to_owned(),
+        Error::Quota(_) => "list the quotas and the addresses in use with: margay quota list".to_owned(),
         Error::BlockLimit => format!(
-            "the node has {own} blocks in these pools and may have {}; to let it have more: margay ipam configure \
-             --max-blocks-per-host=N; what happened on it: margay ipam history {}",
+            "raise the limit of blocks per node with: margay ipam configure --max-blocks-per-host=N (the node has \
+             {own} blocks in these pools; the limit is {}); show the node's history with: margay ipam history {}",
             explained.block_limit.unwrap_or(own),
             explained.node
         ),
         Error::NoNewBlocks => {
-            "the settings let no node claim blocks (auto_allocate_blocks is false), and its own are full".to_owned()
+            "allow the node to claim new blocks (auto_allocate_blocks is false): all its blocks are full".to_owned()
         }
         Error::Exhausted { .. } if explained.strict_affinity && !free.is_empty() => format!(
-            "strict affinity is on, so nothing is taken from other nodes' blocks, in which addresses are free: pools {}; to \
-             turn it off: margay ipam configure --strictaffinity=false",
+            "turn off strict affinity to use free addresses in other nodes' blocks (pools {}): margay ipam configure \
+             --strictaffinity=false",
             free.join(", ")
         ),
         Error::Exhausted { .. } => {
-            "the pools are full; make another one with: margay pool create NAME CIDR, or see who has the addresses with: \
-             margay ipam show --show-blocks, and which are unused with: margay gc --boot"
+            "create another pool with: margay pool create NAME CIDR; show the addresses in use with: margay ipam \
+             show --show-blocks; show unused addresses with: margay gc --boot"
                 .to_owned()
         }
         Error::Pool(error) => match error {
             PoolError::UnknownName(_) | PoolError::NotGiven(_) | PoolError::WrongFamily(..) => {
-                "see which pools there are with: margay pool list".to_owned()
+                "list the pools with: margay pool list".to_owned()
             }
             PoolError::NoneQualified if explained.pools.is_empty() => {
-                "there is no pool of this family; make one with: margay pool create NAME CIDR".to_owned()
+                "create a pool of this address family with: margay pool create NAME CIDR".to_owned()
             }
             _ => return None,
         },

@@ -290,7 +290,7 @@ impl AutoRangePool<'_> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
             CommandFailure::new(format!("there is no free private range of /{bits}"))
-                .hint("give a CIDR instead of --auto")
+                .hint("name a CIDR instead of --auto")
         })?;
         Ok((cidr, PoolCreate { cidr: Some(cidr), auto: None, ..self.request.clone() }))
     }
@@ -408,9 +408,10 @@ pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
 
 /// Returns the advice for a pool that cannot be deleted because addresses of the pool are in use.
 pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
-    let advice = "end what uses them, or take them back with: margay ipam release; who has one: margay ipam show --ip";
+    let advice = "stop the containers that use the addresses, or release the addresses with: margay ipam release; show \
+                  which container has an address with: margay ipam show --ip";
     if is_bridged {
-        format!("{advice}; to delete it although its containers run on: --yes-delete-bridged-pool {name}")
+        format!("{advice}; to delete the pool although its containers keep running: --yes-delete-bridged-pool {name}")
     } else {
         advice.to_owned()
     }
@@ -488,7 +489,7 @@ fn block_size(cidr: IpNet, wanted: Option<u8>) -> CommandResult<BlockSize> {
         }
         Some(bits) if bits < pool => {
             Err(CommandFailure::new(format!("a block of /{bits} does not fit into pool {cidr}"))
-                .hint(format!("leave --block-size away, or give one between {pool} and {smallest}")))
+                .hint(format!("leave out --block-size, or set --block-size to a value from {pool} to {smallest}")))
         }
         Some(bits) => Ok(BlockSize { bits, note: None }),
         None if pool > usual => {

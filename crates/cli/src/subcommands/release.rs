@@ -81,7 +81,7 @@ impl OpenStoreCommand for Release {
         let container = self.container.as_deref().unwrap_or_default();
         let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
             unknown_holder_failure(error, "container", container).hint(
-                "Calico does not record addresses by container; release its addresses with --handle NETWORK.CONTAINER",
+                "use --handle NETWORK.CONTAINER for addresses that Calico assigned: Calico records no container ID",
             )
         });
         released_answer(&released?, &format!("container {container}"))
@@ -176,7 +176,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
                 printable(&report.cluster_guid),
                 printable(wanted)
             ))
-            .hint("give reports that were made of this store"));
+            .hint("name reports that margay ipam check wrote about this store"));
         }
     }
     Ok(())
@@ -189,8 +189,8 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Comman
         return Ok(());
     }
     Err(CommandFailure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
-        "make another report with: margay ipam check --report FILE; or release anyway with --force: what has \
-         changed since is left alone in any case",
+        "write a new report with: margay ipam check --report FILE; or use the old reports with --force, which keeps \
+         addresses that have changed since",
     ))
 }
 

@@ -95,7 +95,7 @@ impl OpenStoreCommand for ReservationCreate {
         let Self { name, cidrs, .. } = self;
         operator.ipam().create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
             Error::Exists { .. } => CommandFailure::from(error)
-                .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
+                .hint(format!("delete the reservation before you create it again: margay reservation delete {name}")),
             _ => error.into(),
         })?;
         let row = ReservationRow { name: name.clone(), cidrs: cidrs.iter().map(ToString::to_string).collect() };

@@ -178,7 +178,7 @@ fn persistence_text(persistence: AddressPersistence) -> &'static str {
 
 fn contradiction_failure(error: ipam_core::model::ContradictorySettings) -> CommandFailure {
     CommandFailure::new(error)
-        .hint("nothing was changed; show the settings with: margay ipam show --show-configuration")
+        .hint("show the settings with: margay ipam show --show-configuration; nothing was changed")
 }
 
 #[async_trait(?Send)]

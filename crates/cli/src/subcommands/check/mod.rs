@@ -163,14 +163,14 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     let mendable = inspection.findings.iter().filter(|finding| finding.is_problem() && finding.mendable).count();
     match (mendable, args.repair.is_some(), args.apply) {
         (0, ..) => {
-            failure.hint("none of these problems can be repaired automatically; the column MEND says what to do")
+            failure.hint("follow the advice in the column MEND: none of these problems can be repaired automatically")
         }
         (_, false, _) => {
-            failure.hint(format!("what can be mended ({mendable}) is shown by: margay ipam check --repair"))
+            failure.hint(format!("show the automatic repairs ({mendable}) with: margay ipam check --repair"))
         }
         (_, true, false) => failure.hint("carry out the possible repairs with: margay ipam check --repair --apply"),
         (_, true, true) => {
-            failure.hint("other processes have changed the store, or a repair failed; run the check again")
+            failure.hint("run the check again: other processes have changed the store, or a repair failed")
         }
     }
 }

@@ -299,7 +299,7 @@ impl StoreCommand for Delete {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         if self.which.kind.is_some() && self.which.name.is_empty() {
             return Err(CommandFailure::new("resource name must be specified")
-                .hint("name the document to delete, such as: margay delete ippool main"));
+                .hint("name the resource to delete, such as: margay delete ippool main"));
         }
         let manifests = read_selected(&self.which, &NamespaceScope::by_delete(self))?;
         at.carry_out(&DeleteDocuments { args: self, manifests }).await
@@ -342,7 +342,7 @@ impl<'a> NamespaceScope<'a> {
         match &get.namespace {
             Some(_) if get.all_namespaces && is_namespaced => {
                 Err(CommandFailure::new("cannot use both --namespace and --all-namespaces flags at the same time")
-                    .hint("give either --namespace or --all-namespaces"))
+                    .hint("use either --namespace or --all-namespaces"))
             }
             _ if get.all_namespaces => Ok(Self::All),
             namespace => Ok(Self::by(namespace.as_deref())),
@@ -393,7 +393,7 @@ impl<'a> NamespaceScope<'a> {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {
                 CommandFailure::new(printable(&error.to_string()))
-                    .hint("leave out --namespace: the document names its namespace")
+                    .hint("leave out --namespace: the resource in the file has another namespace")
             }),
             Self::All | Self::Default => Ok(manifest),
         }
@@ -402,5 +402,5 @@ impl<'a> NamespaceScope<'a> {
 
 fn single_resource_failure() -> CommandFailure {
     CommandFailure::new("cannot use --all-namespace flag for getting a single resource")
-        .hint("name the namespace of the document: -n NAMESPACE")
+        .hint("name the namespace of the resource: -n NAMESPACE")
 }

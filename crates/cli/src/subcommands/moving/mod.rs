@@ -235,7 +235,7 @@ fn require_same(at: StoreAccess<'_>, mark: &ImportLock, plan: &ImportPlan) -> Co
         return Ok(());
     }
     Err(CommandFailure::new(format!("{at} is being filled from {} already", mark.from))
-        .hint(format!("go on with: {}", mark.command())))
+        .hint(format!("continue the unfinished migration or import with: {}", mark.command())))
 }
 
 fn import_json(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences, dry_run: bool) -> ImportJson {

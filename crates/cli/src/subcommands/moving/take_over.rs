@@ -323,7 +323,7 @@ impl StandaloneCommand for FromHostLocal {
 fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
         CommandFailure::new(format!("cannot read {}: {error}", path.display()))
-            .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
+            .hint("name the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
     };
     let mut containers: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
     let mut left_out = Vec::new();
@@ -404,7 +404,7 @@ const PODMAN_INTERFACE: &str = "eth0";
 /// Size limit of the input, in bytes. The output of `podman inspect` about all containers of a machine is smaller than
 /// this limit.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
-const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
+const PODMAN_HINT: &str = "pass the output of `podman inspect` for the containers";
 /// The offset and value of the magic number in bbolt files. podman's own database `ipam.db` is a bbolt file.
 const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
@@ -447,7 +447,7 @@ fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
             file.display()
         ))
         .hint(format!(
-            "give what podman says: podman inspect $(podman ps -q) | margay import podman - --network {network}"
+            "use podman inspect instead: podman inspect $(podman ps -q) | margay import podman - --network {network}"
         )));
     }
     let containers: Vec<PodmanContainer> = serde_json::from_slice(&bytes).map_err(|error| {

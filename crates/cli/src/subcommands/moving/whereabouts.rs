@@ -80,8 +80,9 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
     Ok(AddressRange { net, bounds })
 }
 
-const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
-const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
+const WHEREABOUTS_HINT: &str = "pass the output of: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
+const ONE_POOL: &str = "pass the pods and only one of these IPPools at a time: kubectl get \
+                        ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
 /// The interface of an address record that names no interface, because an old version of whereabouts wrote the record.
 /// Multus calls the first interface that it adds `net1`.
 const DEFAULT_INTERFACE: &str = "net1";

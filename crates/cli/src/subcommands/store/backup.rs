@@ -86,7 +86,7 @@ struct RestoredJson {
 impl StoreCommand for Restore {
     fn only_embedded(&self, drivers: &Drivers) -> Option<(&'static str, String)> {
         let instead = format!(
-            "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to {}",
+            "restore an etcd cluster with: etcdctl snapshot restore (etcdutl since 3.6); restore Margay's backup to {}",
             drivers.local_names("", "")
         );
         Some(("restore", instead))
@@ -174,7 +174,7 @@ async fn newest_of_empty(at: StoreAccess<'_>) -> CommandResult<u64> {
 
 fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
     CommandFailure::new(format!("there is a store at {at} already: {why}"))
-        .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
+        .hint("use --replace to move the existing store aside and restore the backup in its place; nothing was changed")
 }
 
 /// Creates a store from a backup, and returns the new store's id.

@@ -105,7 +105,7 @@ struct CreatedJson {
 #[async_trait(?Send)]
 impl StoreCommand for CreateStore {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
-        Some(("create", "an etcd is there once it is started".to_owned()))
+        Some(("create", "start etcd: etcd creates its files at the first start".to_owned()))
     }
 
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
@@ -137,7 +137,7 @@ struct UpgradedJson {
 #[async_trait(?Send)]
 impl StoreCommand for Upgrade {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
-        Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
+        Some(("upgrade", "start a newer etcd on the same files: etcd upgrades its files itself".to_owned()))
     }
 
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
@@ -167,7 +167,7 @@ fn refuse_older_plugins() -> CommandResult<()> {
                     "{} is of a version that cannot read the newest format",
                     file.display()
                 ))
-                .hint("nothing was changed; install this version's plugin first: make install, or the package"));
+                .hint("install this version's plugin first, with make install or the package; nothing was changed"));
             }
         }
     }
@@ -189,7 +189,7 @@ pub(crate) struct Verify;
 impl StoreCommand for Verify {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         let instead =
-            "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster";
+            "compare the members of the cluster with: etcdctl endpoint hashkv --cluster; etcd checks its files itself";
         Some(("verify", instead.to_owned()))
     }
 
@@ -250,8 +250,8 @@ struct HistoryExtent {
 #[async_trait(?Send)]
 impl StoreCommand for Compact {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
-        let instead = "an etcd's history is that of all who use it; see etcd's --auto-compaction-retention, etcdctl compact \
-                       and etcdctl defrag";
+        let instead = "use etcd's --auto-compaction-retention, etcdctl compact and etcdctl defrag: all clients of \
+                       etcd share its history";
         Some(("compact", instead.to_owned()))
     }
 
