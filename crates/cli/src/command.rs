@@ -60,11 +60,11 @@ pub(crate) struct GlobalOptions {
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
-    /// Longest wait for a locked store [default: 30s]
+    /// Maximum wait for a locked store [default: 30s]
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = parse_duration)]
     lock_timeout: Option<Duration>,
 
-    /// Ignored: Margay does not compare versions, but scripts for calicoctl set this option
+    /// Accepted for scripts written for calicoctl, and ignored
     #[arg(long = "allow-version-mismatch", global = true, hide = true)]
     _allow_version_mismatch: bool,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Completions {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManPages {
-    /// The folder to write to
+    /// Folder for the man pages, created if missing
     pub(crate) folder: PathBuf,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<NonZeroU64>,
 
-    /// Run this program for each event, which it gets as JSON on stdin
+    /// Run this program for each event, with the event as JSON on its stdin
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) exec: Option<PathBuf>,
 
@@ -73,11 +73,11 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Repeat a program run or request that takes longer
+    /// Repeat a program run or request that exceeds this time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
-    /// Record handled events in this file, and resume after them
+    /// File that records the last handled event; the next run resumes there
     #[arg(long, value_name = "FILE")]
     pub(crate) cursor: Option<PathBuf>,
 

@@ -51,15 +51,15 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
 pub(crate) struct Gc {
-    /// Free this node's addresses from an earlier boot
+    /// Free this node's addresses from before its last boot
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free addresses found unused by two scans 60 s apart
+    /// Free addresses that two scans of network namespaces, 60 s apart, found unused
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free addresses of containers that are in none of these lists from runtimes (-: stdin)
+    /// Free addresses of containers that none of these runtime lists names (- reads stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
@@ -67,23 +67,23 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// List of nodes that --gone keeps (-: stdin)
+    /// List of existing nodes for --gone (- reads stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
-    /// Free all addresses of node NAME, which is gone
+    /// Free all addresses of node NAME (--node)
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
-    /// Give all addresses of node NAME to node NEW
+    /// Move all addresses of node NAME (--node) to NEW
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
-    /// Free or move the addresses, not only show them
+    /// Free or move the addresses, instead of showing them
     #[arg(long)]
     pub(crate) apply: bool,
 
-    /// Accept an empty list, which is otherwise refused
+    /// Accept an empty --attachments or --nodes list
     #[arg(long)]
     pub(crate) empty: bool,
 
@@ -91,7 +91,7 @@ pub(crate) struct Gc {
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// The node for --free and --move-to; otherwise another name of this machine
+    /// Node for --free or --move-to; otherwise this machine's node name in the store
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 

@@ -42,7 +42,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     beside_calico: bool,
 
-    /// Restore the plugin that was there before the installation
+    /// Restore the plugin that margay install replaced
     #[arg(long, group = "task")]
     pub(crate) undo: bool,
 
@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Second step: replace the main plugin calico [with --undo: restore it]
+    /// Second step: replace the main plugin calico; --undo restores calico
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 
@@ -58,11 +58,11 @@ pub(crate) struct Install {
     #[arg(long, conflicts_with = "status")]
     pub(crate) dry_run: bool,
 
-    /// Folder where the runtime looks for plugins; repeat in search order
+    /// Plugin folder of the runtime; repeat the option in search order
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
-    /// Keep Calico's file; install into DIR, where the runtime looks first
+    /// Install into DIR, which the runtime searches first; keep Calico's file
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     own_folder: Option<PathBuf>,
 
@@ -74,7 +74,7 @@ pub(crate) struct Install {
     #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml")]
     pub(crate) containerd_config: PathBuf,
 
-    /// CRI-O configuration file, with FILE.d
+    /// CRI-O configuration file; the folder FILE.d is read as well
     #[arg(long, value_name = "FILE", default_value = "/etc/crio/crio.conf")]
     pub(crate) crio_config: PathBuf,
 }

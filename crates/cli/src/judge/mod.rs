@@ -40,11 +40,11 @@ and 130 if the run was interrupted. What was written is removed in any case.";
 /// The arguments of `conformance`.
 #[derive(Debug, Args)]
 pub(crate) struct Conformance {
-    /// The store to judge
+    /// URL of the store to test
     #[arg(value_name = "URL")]
     pub(crate) url: String,
 
-    /// Run only cases with this text in their name, such as W, H07 or compaction
+    /// Run only test cases whose name contains this text, such as W, H07 or compaction
     #[arg(long, value_name = "FILTER")]
     pub(crate) case: Option<String>,
 
@@ -52,8 +52,7 @@ pub(crate) struct Conformance {
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store, so that all cases can run; HOST repeats the hosts and ports, or the path, of
-    /// URL
+    /// Delete every key in the store, so that all cases can run; HOST repeats the host and port, or the path, of URL
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }

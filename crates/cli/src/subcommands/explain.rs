@@ -38,7 +38,7 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "NAME")]
     pub(crate) node: String,
 
-    /// A pool that the network configuration names: name or range; can be given several times
+    /// Name or range of a pool that the network configuration names; repeatable
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
@@ -50,11 +50,11 @@ pub(crate) struct Explain {
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// The namespace of the pod; the two labels with the namespace's name are added
+    /// Namespace of the pod; the labels with the namespace's name are added
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// Another label of the namespace; can be given several times
+    /// Another label of the namespace, as NAME=VALUE; repeatable
     #[arg(long = "namespace-label", value_name = "NAME=VALUE", requires = "namespace")]
     pub(crate) namespace_labels: Vec<String>,
 }

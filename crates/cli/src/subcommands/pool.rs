@@ -23,7 +23,7 @@ use crate::store::{StoreAccess, StoreUse};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolSubcommand {
-    /// Create a pool, and the store if there is none yet
+    /// Create a pool, and the store if the store does not exist
     #[command(after_help = "\
 Examples:
   margay pool create main 10.65.0.0/16
@@ -70,8 +70,7 @@ pub(crate) struct PoolCreate {
     #[arg(value_parser = cidr, required_unless_present = "auto")]
     pub(crate) cidr: Option<IpNet>,
 
-    /// Choose a private range of this prefix length (IPv4 16 to 30, IPv6 48 to 126) that no pool, route or network here
-    /// has
+    /// Choose an unused private range of this prefix length: IPv4 16 to 30, IPv6 48 to 126
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
@@ -96,7 +95,7 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "SELECTOR")]
     pub(crate) namespace_selector: Option<String>,
 
-    /// Use the pool only where a network asks for it by name
+    /// Assign from the pool only for networks that name the pool
     #[arg(long)]
     pub(crate) manual: bool,
 
@@ -148,7 +147,7 @@ pub(crate) struct AssignPrefix {
     #[arg(value_name = "POOL")]
     pub(crate) pool: String,
 
-    /// The node that gets the prefix
+    /// Node for which the prefix is reserved
     #[arg(long, value_name = "NODE")]
     pub(crate) node: String,
 

@@ -31,7 +31,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ADDRESS", group = "what")]
     pub(crate) ip: Option<IpAddr>,
 
-    /// Release all addresses of this handle, which `ipam show --ip` prints
+    /// Release all addresses of this handle (printed by margay ipam show --ip)
     #[arg(long, value_name = "HANDLE", group = "what")]
     pub(crate) handle: Option<String>,
 
@@ -39,7 +39,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ID", group = "what")]
     pub(crate) container: Option<String>,
 
-    /// Release addresses that are unused in all these reports of `ipam check`
+    /// Release the addresses that all these reports of margay ipam check list as unused
     #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
     pub(crate) from_report: Vec<PathBuf>,
 

@@ -32,7 +32,7 @@ An address that is in use stays in use; it is only not handed out again.")]
         after_help = "Examples:\n  margay reservation list\n  margay reservation list -o json"
     )]
     List,
-    /// Delete a reservation: its addresses can be assigned again
+    /// Delete a reservation, so that its addresses can be assigned again
     #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
     Delete(ReservationDelete),
 }

@@ -70,7 +70,7 @@ pub(crate) enum Persistence {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("pool").required(true))]
 pub(crate) struct Split {
-    /// Into how many parts: a power of two
+    /// Number of parts, a power of two
     pub(crate) number: u32,
 
     /// The range of the pool to split

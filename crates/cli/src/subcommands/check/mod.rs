@@ -98,7 +98,7 @@ pub(crate) struct Check {
     #[arg(long)]
     show_problem_ips: bool,
 
-    /// Write a report for `margay ipam release --from-report`, as calicoctl does
+    /// Write a report to this file, for margay ipam release --from-report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
@@ -106,7 +106,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "CODE", num_args = 0..)]
     repair: Option<Vec<Code>>,
 
-    /// Carry out the repairs
+    /// Carry out the repairs that --repair shows
     #[arg(long, requires = "repair")]
     pub(crate) apply: bool,
 }

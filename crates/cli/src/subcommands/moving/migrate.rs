@@ -30,19 +30,19 @@ be used yet. The login and the certificates are the same for both.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
-    /// The store to copy
+    /// URL of the store to copy
     #[arg(value_name = "FROM")]
     pub(crate) from: String,
 
-    /// The store to fill
+    /// URL of the store to copy to
     #[arg(value_name = "TO")]
     pub(crate) to: String,
 
-    /// Open TO for use if both stores are equal
+    /// Finish the migration: open TO for use if both stores are equal
     #[arg(long, conflicts_with = "abort")]
     pub(crate) finish: bool,
 
-    /// Delete the copied data from TO, and open TO for use
+    /// Cancel the migration: delete the copied data from TO, and open TO for use
     #[arg(long)]
     pub(crate) abort: bool,
 

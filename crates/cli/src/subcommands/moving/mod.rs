@@ -26,7 +26,7 @@ use crate::transfer::{
 /// Commands that move the contents of a store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MovingSubcommand {
-    /// Write all IPAM data, as of one revision, to a file
+    /// Write all IPAM data of one moment to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
     /// Fill an empty store from a file or another plugin's records
@@ -101,11 +101,11 @@ pub(crate) struct Import {
     #[command(subcommand)]
     pub(crate) of: Option<TakeOverSubcommand>,
 
-    /// The exported file
+    /// File that margay export or margay store backup has written
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// Give node NAME the blocks and addresses of the file's only node or of --from-node
+    /// Rename the file's only node, or --from-node, to NAME in all blocks and addresses
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 

@@ -35,7 +35,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// The network and node for which addresses are recorded.
 #[derive(Debug, Args)]
 pub(crate) struct TakeOverArgs {
-    /// The network's name, as in its CNI configuration
+    /// Name of the network in its CNI configuration
     #[arg(long, value_name = "NAME", value_parser = network_name)]
     pub(crate) network: String,
 
@@ -300,7 +300,7 @@ exit code is then 1.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromHostLocal {
-    /// The folder with a file for each address
+    /// Folder with one file per address, such as /var/lib/cni/networks/NAME
     pub(crate) folder: PathBuf,
 
     #[command(flatten)]
@@ -392,7 +392,7 @@ With CNI podman uses host-local: margay import host-local.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromPodman {
-    /// The output of `podman inspect`; - for stdin
+    /// File with the output of `podman inspect`, or - for stdin
     pub(crate) file: PathBuf,
 
     #[command(flatten)]

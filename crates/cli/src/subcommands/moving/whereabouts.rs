@@ -32,10 +32,10 @@ The pools must be there: margay pool create NAME CIDR --manual.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromWhereabouts {
-    /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
+    /// File with the whereabouts IPPools and the pods, in kubectl's YAML or JSON, or - for stdin
     pub(crate) file: PathBuf,
 
-    /// Take over only the addresses of this range of a network: CIDR or FIRST-LAST/BITS; can be given several times
+    /// Take over only the addresses of this range: CIDR or FIRST-LAST/BITS; repeatable
     #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
     pub(crate) ranges: Vec<AddressRange>,
 

@@ -34,7 +34,7 @@ Examples:
 If the store stays in use for more than 2 seconds, or cannot be opened, only the
 facts that are visible from outside are shown; the exit code is then 1.")]
     Status,
-    /// Read every row of the store and check that it is whole
+    /// Read every row of the store, and check that nothing is damaged or missing
     #[command(after_help = "\
 Examples:
   margay store verify
@@ -42,7 +42,7 @@ Examples:
 
 Other processes wait until it is done. Damage is reported with what to do; the exit code is then 1.")]
     Verify,
-    /// Write a backup of the store, as of one revision, to a file
+    /// Write a backup of the store at one moment to a file
     #[command(after_help = "\
 Examples:
   margay store backup /var/backups/margay-$(date +%F).jsonl
@@ -52,7 +52,7 @@ Containers can be started and stopped meanwhile: the store is released while ano
 The file is JSON lines with a checksum, and only its owner can read it.
 Of an etcd the keys below /calico/ and /margay/ are written.")]
     Backup(Backup),
-    /// Create a store from a backup of any store
+    /// Create a store from a backup
     #[command(after_help = "\
 Examples:
   margay store restore /var/backups/margay.jsonl
@@ -62,7 +62,7 @@ Examples:
 The backup is checked first. The store is there in full or not at all. Addresses that were assigned
 after the backup was made are not in it: restart the containers that are younger.")]
     Restore(Restore),
-    /// Delete history, and free unused space if the engine can
+    /// Delete old revisions, and free unused disk space if the engine can
     #[command(after_help = "\
 Examples:
   margay store compact
@@ -91,7 +91,7 @@ The first pool makes the store, too, in format 1. Format 2 keeps the leases of e
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateStore {
-    /// The store format; every version of margay reads format 1
+    /// Format of the store: 1, which every version of margay reads, or 2
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     format: u32,
 }
