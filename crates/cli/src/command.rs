@@ -38,7 +38,7 @@ const GLOBAL_HEADING: &str = "Global options";
 /// The options that every command accepts.
 #[derive(Debug, Args)]
 pub(crate) struct GlobalOptions {
-    /// The URL of the store
+    /// URL of the store to work on
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "URL")]
     pub(crate) store: Option<String>,
 

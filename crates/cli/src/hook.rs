@@ -255,7 +255,7 @@ impl ProgramReceiver {
         // A relative path of the program is relative to the current folder; `PATH` is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
             CommandFailure::new(format!("cannot run {}: {error}", path.display()))
-                .hint("name an existing program with --exec PROGRAM")
+                .hint("use --exec with the path of an existing program")
         })?;
         Ok(Self { path, timeout })
     }
@@ -389,7 +389,7 @@ fn read_key(path: &Path) -> CommandResult<Key> {
         Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_SECRET_HINT)),
         Some(fault @ TextFault::ByteOrderMark) if is_text => {
             return Err(failed(format!("would not be the receiver's: {fault}"))
-                .hint("save the file with the secret without the byte order mark"));
+                .hint("save the secret file without the byte order mark"));
         }
         _ => {}
     }

@@ -75,7 +75,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     pub(crate) history_revisions: Option<u64>,
 
-    /// Delete history older than AGE [default with --listen: 7d]
+    /// Delete store history older than AGE [default with --listen: 7d]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_age: Option<Duration>,
 

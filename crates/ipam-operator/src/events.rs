@@ -241,7 +241,10 @@ pub fn is_before_unknown(event: &Event) -> bool {
 fn decode<D: Document>(kv: &Kv) -> Option<D> {
     D::decode(&kv.key, kv.value.as_bytes())
         .inspect_err(|error| {
-            tracing::warn!(%error, "cannot decode the document in a change event; reporting only the changed key");
+            tracing::warn!(
+                %error,
+                "cannot decode the block or affinity in a change event; reporting only the changed key"
+            );
         })
         .ok()
 }

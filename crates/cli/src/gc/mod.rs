@@ -67,15 +67,15 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// List of existing nodes for --gone (- reads stdin)
+    /// File of existing nodes for --gone (- reads stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
-    /// Free all addresses of node NAME (--node)
+    /// Free all addresses of the node named by --node
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
-    /// Move all addresses of node NAME (--node) to NEW
+    /// Move addresses of the node named by --node to NEW
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
@@ -362,7 +362,7 @@ fn take_unused_twice(
     let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
-            .hint("name with --looks a tmpfs folder that root can write to, such as /run/margay")
+            .hint("use --looks to name a tmpfs folder that root can write to, such as /run/margay")
     })?;
     for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);

@@ -38,7 +38,7 @@ Exit code 0: a CNI call runs Margay's plugin now (--undo: the other); else 1.";
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("task").required(true))]
 pub(crate) struct Install {
-    /// Install Margay's plugin where this node looks for calico-ipam
+    /// Install Margay's plugin in place of calico-ipam on this node
     #[arg(long, group = "task")]
     beside_calico: bool,
 
@@ -258,7 +258,7 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
     }
     if networks.is_empty() {
         return Err(CommandFailure::new(format!("no network in {} has {wanted}", folder.display())).hint(
-            "name the folder with Calico's network configuration with --cni-conf-dir; for a node without Calico, see \
+            "use --cni-conf-dir to name the folder of Calico's network configuration; for a node without Calico, see \
              docs/network-configuration.md",
         ));
     }

@@ -42,15 +42,15 @@ pub(crate) struct Explain {
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
-    /// Explain an IPv4 address; the default, unless the pools are IPv6 pools
+    /// Explain the assignment of an IPv4 address; the default, unless the pools are IPv6 pools
     #[arg(short = '4', group = "family")]
     pub(crate) v4: bool,
 
-    /// Explain an IPv6 address
+    /// Explain the assignment of an IPv6 address
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// Namespace of the pod; the labels with the namespace's name are added
+    /// Namespace of the pod; the labels kubernetes.io/metadata.name and projectcalico.org/name are implied
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 

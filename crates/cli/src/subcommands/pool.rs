@@ -53,7 +53,7 @@ pub(crate) struct PoolDelete {
     /// The pool's name
     pub(crate) name: String,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
@@ -99,7 +99,7 @@ pub(crate) struct PoolCreate {
     #[arg(long)]
     pub(crate) manual: bool,
 
-    /// Check everything and create nothing
+    /// Dry run: do all checks, but create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }

@@ -51,11 +51,11 @@ pub(crate) struct QuotaSet {
     #[command(flatten)]
     pub(crate) of: QuotaSubjectArgs,
 
-    /// Maximum number of addresses
+    /// Maximum number of addresses that the quota allows
     #[arg(value_name = "N")]
     pub(crate) limit: u64,
 
-    /// Check everything and set nothing
+    /// Dry run: do all checks, but set no quota
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) struct QuotaDelete {
     #[command(flatten)]
     pub(crate) of: QuotaSubjectArgs,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }

@@ -176,7 +176,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
                 printable(&report.cluster_guid),
                 printable(wanted)
             ))
-            .hint("name reports that margay ipam check wrote about this store"));
+            .hint("use only reports that margay ipam check has written about this store"));
         }
     }
     Ok(())

@@ -53,7 +53,7 @@ pub(crate) struct Configure {
     #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=5_000))]
     pub(crate) ip_cooldown_seconds: Option<u32>,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Split {
     #[arg(long, group = "pool")]
     pub(crate) name: Option<String>,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }

@@ -141,7 +141,7 @@ pub(crate) struct WriteArgs {
     #[command(flatten)]
     pub(crate) source: DocumentFiles,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -160,7 +160,7 @@ pub(crate) struct Delete {
     #[arg(short, long)]
     pub(crate) skip_not_exists: bool,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 

@@ -49,7 +49,7 @@ that is Calico's. It is of the same form: `margay store restore` takes it, too."
 
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// The file to write, or - for stdout
+    /// Export file to write, or - for stdout
     file: PathBuf,
 
     /// Overwrite an existing file

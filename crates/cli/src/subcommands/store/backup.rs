@@ -25,7 +25,7 @@ use crate::transfer::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Backup {
-    /// The file to write
+    /// Backup file to write
     pub(crate) file: PathBuf,
 
     /// Overwrite an existing file
@@ -66,7 +66,7 @@ pub(crate) struct Restore {
     #[arg(long)]
     pub(crate) replace: bool,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }

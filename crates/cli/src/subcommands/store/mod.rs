@@ -123,7 +123,7 @@ impl StoreCommand for CreateStore {
 
 #[derive(Debug, Args)]
 pub(crate) struct Upgrade {
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     dry_run: bool,
 }

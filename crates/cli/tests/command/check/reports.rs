@@ -77,7 +77,7 @@ fn report_is_refused_when_old_or_of_another_cluster() {
     abandoned(&other);
     let (path, _) = report(&lab, "report.json");
     let refused = release(&other, &path).failure();
-    assert!(refused.contains(" is about cluster ") && refused.contains("hint: name reports"), "{refused}");
+    assert!(refused.contains(" is about cluster ") && refused.contains("hint: use only reports"), "{refused}");
     let cluster =
         |ready: bool| json!({"spec": {"clusterGUID": "c0ffee", "clusterType": "k8s", "datastoreReady": ready}});
     put(&lab, &[(CLUSTER, &cluster(true).to_string())]);
