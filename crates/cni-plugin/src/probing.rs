@@ -231,7 +231,7 @@ impl ProbeRun<'_> {
                     tracing::warn!(
                         %address,
                         reason,
-                        "another device already uses the address; putting the address into quarantine"
+                        "another device already uses the address; not assigning the address to the container"
                     );
                     found.push((*address, reason));
                 }

@@ -107,7 +107,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     all_blocks: bool,
 
-    /// Folder that keeps scan results until the next boot
+    /// Folder for the results of network namespace scans, kept until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }

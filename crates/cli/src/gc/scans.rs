@@ -259,7 +259,7 @@ impl ScanPlan {
         if let Err(error) = self.memory.held.save(&self.memory.boot_id, &held, &self.memory.notes) {
             tracing::warn!(
                 %error,
-                "cannot cache the list of blocks in which this node has addresses; the next margay gc reads all blocks"
+                "cannot cache the list of blocks in which this node has addresses; the next margay gc reads more blocks"
             );
         }
     }

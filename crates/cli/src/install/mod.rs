@@ -418,7 +418,8 @@ impl RoleStatus {
         }
         if let Some(seen) = self.folders.iter().find(|seen| seen.unfinished) {
             let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
-            return Some(failure.hint(format!("finish the installation with {again}, or undo it with {undo}")));
+            let advice = format!("finish the installation with {again}, or undo the installation with {undo}");
+            return Some(failure.hint(advice));
         }
         // Margay's plugin is installed, but the container runtime finds another file first.
         let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());

@@ -84,7 +84,7 @@ pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<Stri
     };
     let is_form = text(ContextKind::InvalidArg).is_some_and(|arg| arg.starts_with("--output"));
     let value = text(ContextKind::InvalidValue).filter(|_| is_form && is_check(args))?;
-    Some(format!("hint: to write a report into a file: margay ipam check --report {value}"))
+    Some(format!("hint: write a report to a file with: margay ipam check --report {value}"))
 }
 
 /// The arguments of `ipam check`.
