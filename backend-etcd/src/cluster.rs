@@ -446,7 +446,7 @@ pub(crate) fn judge_version(version: &str) -> Result<()> {
     if MIN_SOUND_VERSIONS.iter().any(|sound| [major, minor] == sound[..2] && [major, minor, patch] < *sound) {
         tracing::debug!(
             version,
-            "with this etcd version a watch can miss a deletion at the compaction revision; fixed in 3.4.36 and 3.5.18"
+            "this etcd version has a bug by which a watch can miss a deletion; upgrade etcd to 3.4.36, 3.5.18 or newer"
         );
     }
     Ok(())

@@ -81,7 +81,10 @@ impl Members {
             Ok(addresses) => Ok(self.replace(addresses)),
             Err(error) if known.endpoints.is_empty() => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "cannot look up the etcd members in DNS; keeping the members found before");
+                tracing::warn!(
+                    %error,
+                    "cannot look up the etcd members in DNS; keeping the addresses from the previous lookup"
+                );
                 known.failures.store(0, Ordering::Relaxed);
                 Ok(known)
             }
@@ -394,7 +397,11 @@ impl Endpoint {
         let url = self.address.url.clone();
         let stat = move || {
             (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
-                tracing::warn!(endpoint = url, %error, "cannot use the changed certificates; keeping the old certificates");
+                tracing::warn!(
+                    endpoint = url,
+                    %error,
+                    "cannot load the changed TLS certificates for etcd; keeping the loaded certificates"
+                );
                 None
             })
         };

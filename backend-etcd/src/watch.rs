@@ -176,7 +176,11 @@ impl EtcdWatcher {
         loop {
             match self.drain(opened).await {
                 WatchCut::Over(error) => return error,
-                WatchCut::Off(error) => tracing::debug!(%error, next = %self.next, "a watch was cut off"),
+                WatchCut::Off(error) => tracing::debug!(
+                    %error,
+                    next = %self.next,
+                    "lost an etcd watch; opening the watch again at the next revision"
+                ),
             }
             opened = match self.open_again().await {
                 Ok(opened) => opened,

@@ -154,7 +154,7 @@ pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),
         Err(error) => {
-            tracing::warn!(%error, "skipping a damaged document");
+            tracing::warn!(%error, "skipping a stored pool, reservation or block that cannot be decoded");
             None
         }
     });

@@ -278,7 +278,7 @@ impl Ipam {
             } else if kv.key == keys::quotas() {
                 at = kv.mod_revision;
                 quotas = Quotas::decode(&kv.key, kv.value.as_bytes()).unwrap_or_else(|error| {
-                    tracing::warn!(%error, "skipping a damaged quota document");
+                    tracing::warn!(%error, "cannot decode the stored quotas; continuing as if no quota were set");
                     Quotas::default()
                 });
             }

@@ -61,7 +61,10 @@ impl EndpointToDelete {
             EndpointOwner::Container(container) => match WorkloadEndpoint::decode(&key, stored.as_bytes()) {
                 Ok(endpoint) => endpoint.container().is_empty() || endpoint.container() == container,
                 Err(error) => {
-                    tracing::warn!(%error, "the workload endpoint is damaged and was not deleted");
+                    tracing::warn!(
+                        %error,
+                        "keeping a workload endpoint that cannot be decoded: another container may own the endpoint"
+                    );
                     false
                 }
             },

@@ -109,7 +109,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
             Err(error) => error,
         };
         if matches!(error.kind(), ErrorKind::InvalidArgument(_) | ErrorKind::TooLarge { .. }) {
-            tracing::warn!(%error, "the store rejects the pending commit permanently");
+            tracing::warn!(%error, "the store rejected the repeated commit as invalid; dropping the commit");
             return Ok(None);
         }
         let is_hopeless = !error.kind().is_transient() && error.is_final();
@@ -159,10 +159,15 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
         }
     }
     let Some((key, revision, value)) = unchanged else {
-        tracing::warn!("the pending commit depends on no existing key, so the store may still apply it later");
+        tracing::warn!(
+            "the store may still apply an unanswered commit: none of the keys that the commit compares exists"
+        );
         return Ok(());
     };
-    tracing::info!(%key, "rewriting an unchanged key, so that the store can no longer apply the pending commit");
+    tracing::info!(
+        %key,
+        "rewriting a key that an unanswered commit compares, so that the store can no longer apply the commit"
+    );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
     // The rewrite of the key fails if another process has changed the key first. After a change by another process, the

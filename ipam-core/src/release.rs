@@ -491,7 +491,7 @@ impl OtherHandles {
                 handle,
                 node,
                 ?addresses,
-                "kept addresses of this container ID: they are recorded for another registered node"
+                "kept addresses of this container ID that are recorded for another registered node"
             );
         }
         released

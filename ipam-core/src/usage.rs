@@ -142,7 +142,10 @@ impl Ipam {
     ) -> kv::Result<()> {
         self.each(range, Content::Full, reading, |kv| match D::decode(&kv.key, kv.value.as_bytes()) {
             Ok(document) => see(document),
-            Err(error) => tracing::warn!(%error, "skipping a damaged document"),
+            Err(error) => tracing::warn!(
+                %error,
+                "skipping a stored pool, reservation, node, block or IPAM configuration that cannot be decoded"
+            ),
         })
         .await
     }

@@ -13,7 +13,7 @@ pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecor
     let key = keys::sticky(name);
     let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
     Ok(StickyRecord::decode(&key, value.as_bytes()).unwrap_or_else(|error| {
-        tracing::warn!(%error, "skipping the damaged sticky address record of a workload");
+        tracing::warn!(%error, "cannot decode the sticky address record of a workload; treating the record as empty");
         StickyRecord::default()
     }))
 }

@@ -151,7 +151,7 @@ impl<'t> WriteSet<'t> {
         match self.block(cidr).await {
             Ok(_) => {}
             Err(Error::Malformed(error)) => {
-                tracing::warn!(%cidr, %error, "skipping a damaged block");
+                tracing::warn!(%cidr, %error, "skipping a stored block that cannot be decoded");
                 return Ok(BlockSlot::Damaged);
             }
             Err(error) => return Err(error),
@@ -178,7 +178,7 @@ impl<'t> WriteSet<'t> {
                         self.full.insert(cidr, kv.mod_revision);
                     }
                 }
-                Err(error) => tracing::warn!(%cidr, %error, "skipping a damaged block"),
+                Err(error) => tracing::warn!(%cidr, %error, "skipping a stored block that cannot be decoded"),
             }
         }
         Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())

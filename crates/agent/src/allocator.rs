@@ -83,7 +83,7 @@ impl dyn Allocator + '_ {
     /// CNI error code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
-            tracing::info!("STATUS cannot check the pools: the allowed pools depend on the pod's namespace");
+            tracing::info!("STATUS did not look for a free address: the allowed pools depend on the pod's namespace");
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Allocator for DaemonAllocator {
             DaemonReply::Answer(Answer::Refused(error)) => return Err(error),
             DaemonReply::Answer(answer) if verb.is_answered_by(&answer) => return Ok(answer),
             DaemonReply::Answer(answer) => {
-                tracing::debug!(?answer, "the margay daemon declined the call; opening the store directly");
+                tracing::debug!(?answer, "the margay daemon declined the CNI call; opening the store directly");
                 (verb.as_repeat(), ask_daemon_to_yield(&at.location))
             }
             DaemonReply::Lost | DaemonReply::NotRunning
@@ -158,7 +158,9 @@ impl Allocator for DaemonAllocator {
                     && at.location.path().is_some()
                     && begun.elapsed() >= STATUS_TIMEOUT =>
             {
-                tracing::info!("the daemon holds the store lock, so STATUS reports the store as ready");
+                tracing::info!(
+                    "the margay daemon holds the store lock but did not answer; STATUS reports the store as ready"
+                );
                 return Ok(Answer::Ready);
             }
             DaemonReply::Lost => (verb.as_repeat(), None),
@@ -197,7 +199,10 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
         }
     };
     if !is_meant(location, &connection.hello) {
-        tracing::debug!(hello = ?connection.hello, "not using the margay daemon: it has another store, no store, or another version");
+        tracing::debug!(
+            hello = ?connection.hello,
+            "the margay daemon serves another store or none, or has another version; opening the store directly"
+        );
         return DaemonReply::NotRunning;
     }
     let within: Duration = end.saturating_duration_since(Instant::now());
@@ -205,7 +210,7 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     match connection.ask(FrameKind::Verb, &asked, within) {
         Ok(answer) => DaemonReply::Answer(answer),
         Err(error) => {
-            tracing::warn!(%error, "the margay daemon has not answered; opening the store directly");
+            tracing::warn!(%error, "received no answer from the margay daemon; opening the store directly");
             DaemonReply::Lost
         }
     }
@@ -346,7 +351,10 @@ impl Verb {
                 Err(CniError::from(error).with_code(Code::TryAgain))
             }
             (Self::Status(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
-                tracing::info!(%error, "other processes hold the store lock, so STATUS reports the store as ready");
+                tracing::info!(
+                    %error,
+                    "another process holds the store lock; STATUS reports the store as ready without opening the store"
+                );
                 Ok(Answer::Ready)
             }
             // STATUS succeeds if the store does not exist yet, because the first ADD creates the store.

@@ -229,7 +229,7 @@ pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
         ipam_core::Error::BlockLimit | ipam_core::Error::NoNewBlocks => {
             "see what stands in the way with: margay ipam explain --node NODE".into()
         }
-        ipam_core::Error::Pool(_) => "see which pools there are with: margay pool list".into(),
+        ipam_core::Error::Pool(_) => "list the pools with: margay pool list".into(),
         ipam_core::Error::AlreadyAssigned(ip) => format!("see who has it with: margay ipam show --ip {ip}"),
         ipam_core::Error::Reserved(ip) => format!("see by what with: margay ipam show --ip {ip}"),
         ipam_core::Error::UnknownNode(_) => "nodes are registered in this store, and this one is not among them".into(),

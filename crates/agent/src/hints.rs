@@ -108,7 +108,10 @@ impl FileHints {
         let hint = HintFile { store: self.store.clone(), network, node, blocks };
         let bytes = serde_json::to_vec(&hint).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
-            tracing::debug!(%error, "cannot save the list of used blocks; the next call reads the store instead");
+            tracing::debug!(
+                %error,
+                "cannot cache which blocks this node uses or found full; the next CNI call reads blocks from the store"
+            );
         }
     }
 
@@ -147,7 +150,10 @@ impl Hints for FileHints {
     fn about_to_hold(&self, node: &str, blocks: &[IpNet]) {
         let memory = HeldBlocks::new(Path::new(HELD_BLOCKS_FOLDER), &self.store, node);
         if let Err(error) = blocks.iter().try_for_each(|cidr| memory.note(&cidr.to_string())) {
-            tracing::warn!(%error, "cannot record from which block an address is borrowed; margay gc finds the block within a day");
+            tracing::warn!(
+                %error,
+                "cannot record the block of a borrowed address; margay gc checks the block only in its daily full scan"
+            );
         }
     }
 

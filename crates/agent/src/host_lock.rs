@@ -33,10 +33,17 @@ impl HostLock {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {
-                tracing::warn!(path = %path.display(), "another process holds the host lock; continuing without the lock");
+                tracing::warn!(
+                    path = %path.display(),
+                    "another process holds the IPAM lock file of this host; continuing without the lock"
+                );
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot take the host lock; continuing without the lock");
+                tracing::warn!(
+                    path = %path.display(),
+                    %error,
+                    "cannot lock the IPAM lock file of this host; continuing without the lock"
+                );
             }
         }
         None
@@ -60,7 +67,7 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    tracing::debug!(path = %path.display(), "waiting for the host lock");
+    tracing::debug!(path = %path.display(), "waiting until another process releases the IPAM lock file of this host");
     // The kernel grants the file lock to waiting processes in their order of arrival. If the wait times out, the thread
     // that waits for the file lock may keep waiting until the process ends.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));

@@ -138,7 +138,11 @@ impl PendingCommitFolder {
             _ => address == self.store,
         };
         if !is_here {
-            tracing::warn!(id = id.0, store, "skipping the record of a pending commit to another store");
+            tracing::warn!(
+                id = id.0,
+                store,
+                "skipping the record of an unanswered commit that was sent to another store"
+            );
         }
         Ok(is_here)
     }
@@ -185,7 +189,11 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<us
         // The file is gone because the process that wrote it has just learned the outcome of the commit.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "skipping an unreadable record of a pending commit");
+            tracing::warn!(
+                path = %path.display(),
+                %error,
+                "skipping the record of an unanswered commit: the record cannot be read"
+            );
             None
         }
     }
@@ -203,7 +211,11 @@ impl PendingCommits for PendingCommitFolder {
     fn forget(&self, id: &PendingCommitId) {
         match fs::remove_file(self.folder.join(&id.0)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(%error, id = id.0, "cannot remove the record of a pending commit that is done");
+                tracing::warn!(
+                    %error,
+                    id = id.0,
+                    "cannot delete the record of an unanswered commit whose outcome is known now"
+                );
             }
             _ => {}
         }

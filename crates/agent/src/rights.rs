@@ -82,7 +82,10 @@ impl WriteRights {
         let tried = RightsRecord { whose: self.whose.clone(), at, refusal };
         let bytes = serde_json::to_vec(&tried).map_err(std::io::Error::other);
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, &self.name(), &bytes)) {
-            tracing::debug!(%error, "cannot save the result of this STATUS; the next STATUS asks etcd again");
+            tracing::debug!(
+                %error,
+                "cannot save the result of the permission check; the next STATUS checks the permissions in etcd again"
+            );
         }
     }
 

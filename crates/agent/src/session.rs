@@ -175,7 +175,10 @@ impl LivenessSource for HostLiveness {
         // the store.
         let scanning = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::scan()));
         if let Err(error) = scanning {
-            tracing::warn!(%error, "cannot start a thread to scan network namespaces; addresses left over from earlier boots are not freed");
+            tracing::warn!(
+                %error,
+                "cannot start a thread to scan network namespaces; addresses left over from earlier boots stay assigned"
+            );
             return None;
         }
         match looked.await {
@@ -184,7 +187,10 @@ impl LivenessSource for HostLiveness {
                 Some(Evidence { boot, up, live, namespaces, within })
             }
             Ok(Err(blind)) => {
-                tracing::warn!(%blind, "cannot scan all network namespaces; addresses left over from earlier boots are not freed");
+                tracing::warn!(
+                    %blind,
+                    "cannot scan all network namespaces; addresses left over from earlier boots stay assigned"
+                );
                 None
             }
             Err(_) => None,

@@ -70,10 +70,11 @@ containers and redb all; power cuts lost nothing on either.";
 /// Returns the clap definition of `margay`. The help texts list the URL forms of the store kinds in `drivers`.
 pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let (urls, forms, local) = (drivers.urls(), drivers.url_forms(), drivers.local_names("", ""));
-    let from = format!("The store to copy: {urls}");
-    let judged = format!("The store to judge: memory:, {forms}");
-    let listen = format!("Serve etcd's API for a store on {local}: https://HOST:PORT, http://HOST:PORT or unix:PATH");
-    let restore = format!("Create a store on {local} from a backup of any store");
+    let from = format!("URL of the store to copy: {urls}");
+    let judged = format!("URL of the store to test: memory:, {forms}");
+    let addresses = "https://HOST:PORT, http://HOST:PORT or unix:PATH";
+    let listen = format!("Serve etcd's API ({local} only) at this URL: {addresses}");
+    let restore = format!("Create a store on {local} from a backup");
     let create = format!("Create an empty store on {local}");
     let with_help = |arg: Arg, name: &str, help: &str| {
         if arg.get_id() == name { arg.help(help.to_owned()) } else { arg }
@@ -119,7 +120,7 @@ pub(crate) enum Command {
     /// Manage pools, the ranges to assign addresses from
     #[command(subcommand, visible_alias = "pools", after_help = POOL)]
     Pool(PoolSubcommand),
-    /// Manage addresses that are never assigned
+    /// Manage reserved (never assigned) addresses
     #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
     Reservation(ReservationSubcommand),
     /// Limit addresses per namespace, network or node
@@ -141,7 +142,7 @@ pub(crate) enum Command {
     /// Show assignments and releases of addresses, as they happen
     #[command(after_help = watch::HELP)]
     Watch(Watch),
-    /// Run the daemon that keeps the store open, with a status page
+    /// Run the daemon that keeps the store open and serves a status page
     #[command(after_help = serve::HELP)]
     Serve(Serve),
     /// Show, back up, restore and maintain the store
@@ -150,7 +151,7 @@ pub(crate) enum Command {
     /// Replace Calico's plugins with Margay's, or restore Calico's
     #[command(after_help = install::HELP)]
     Install(Install),
-    /// Test a store against the rules that every store must keep
+    /// Run the conformance tests on a store
     #[command(after_help = judge::HELP)]
     Conformance(Conformance),
     /// Print the completion script for a shell
@@ -163,7 +164,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum IpamSubcommand {
-    /// Show how many addresses are in use, or who has an address
+    /// Show how many addresses are in use, or what uses an address
     #[command(after_help = "\
 Examples:
   margay ipam show
@@ -173,13 +174,13 @@ Examples:
   margay ipam show --show-configuration
   margay ipam show -o json | jq '.pools[] | {name, available}'")]
     Show(Show),
-    /// Draw the blocks: addresses in use, free, reserved, in cooldown, borrowed
+    /// Draw a map of addresses in use, free, reserved, in cooldown and borrowed
     #[command(after_help = map::HELP)]
     Map(Map),
-    /// Check IPAM's data for problems, and repair those that have a safe repair
+    /// Check IPAM's data for problems, and repair what can be repaired safely
     #[command(after_help = check::HELP)]
     Check(Check),
-    /// Release addresses by address, handle, container or report
+    /// Release addresses: one address, or all of a handle, a container or a report
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5
@@ -192,28 +193,28 @@ A released address can be handed out at once. Release nothing that a running con
     /// List or release addresses that a probe found in use by other devices
     #[command(subcommand, after_help = quarantine::HELP)]
     Quarantine(QuarantineSubcommand),
-    /// Change the settings that all nodes share
+    /// Change the IPAM settings of all nodes
     #[command(after_help = settings::CONFIGURE)]
     Configure(Configure),
     /// Divide a pool into pools of equal size
     #[command(after_help = settings::SPLIT)]
     Split(Split),
-    /// Show who had an address, what a container had, or what happened on a node
+    /// Show past assignments of an address, a handle, a container or a node
     #[command(after_help = history::HELP)]
     History(ShowHistory),
-    /// Show which pool and block a container on a node would get an address from, or why none
+    /// Explain which pool and block a new container's address would come from
     #[command(after_help = explain::HELP)]
     Explain(Explain),
-    /// Reserve a prefix of a pool for one node until it is released explicitly
+    /// Reserve a prefix of a pool for one node until you release the prefix
     #[command(after_help = pool::ASSIGN_PREFIX)]
     AssignPrefix(AssignPrefix),
     /// Reserve an address for one workload until margay ipam unpin
     #[command(after_help = sticky::PIN_HELP)]
     Pin(Pin),
-    /// Stop reserving an address for its workload
+    /// Undo margay ipam pin: stop reserving an address for a workload
     #[command(after_help = sticky::UNPIN_HELP)]
     Unpin(Unpin),
-    /// List the sticky addresses of workloads, in use or waiting
+    /// List sticky addresses: in use, or reserved until their workload returns
     #[command(after_help = sticky::LIST_HELP)]
     List(ListStickyAddresses),
 }

@@ -38,7 +38,7 @@ const GLOBAL_HEADING: &str = "Global options";
 /// The options that every command accepts.
 #[derive(Debug, Args)]
 pub(crate) struct GlobalOptions {
-    /// The URL of the store
+    /// URL of the store to work on
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "URL")]
     pub(crate) store: Option<String>,
 
@@ -60,11 +60,11 @@ pub(crate) struct GlobalOptions {
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
-    /// Longest wait for a locked store [default: 30s]
+    /// Maximum wait for a locked store [default: 30s]
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = parse_duration)]
     lock_timeout: Option<Duration>,
 
-    /// Ignored: Margay does not compare versions, but scripts for calicoctl set this option
+    /// Accepted for scripts written for calicoctl, and ignored
     #[arg(long = "allow-version-mismatch", global = true, hide = true)]
     _allow_version_mismatch: bool,
 }

@@ -160,7 +160,7 @@ impl CursorFile {
     /// The cursor file cannot be read, has no valid content, belongs to another store than `store`, or was refused
     /// before.
     pub(crate) fn load(path: &Path, store: &str) -> CommandResult<Self> {
-        let advice = "remove the file to begin with what is in use now, or name another file";
+        let advice = "delete the cursor file to start with the addresses in use now, or name another cursor file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
         let saved = match fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -260,7 +260,8 @@ impl ProgramReceiver {
     fn new(path: &Path, timeout: Duration) -> CommandResult<Self> {
         // A relative path of the receiver program is relative to the current folder; `PATH` is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
-            CommandFailure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
+            CommandFailure::new(format!("cannot run {}: {error}", path.display()))
+                .hint("use --exec with the path of an existing program")
         })?;
         Ok(Self { path, timeout })
     }
@@ -329,7 +330,7 @@ fn end_program(child: &mut Child) {
 /// request body, with the secret as the key.
 const SIGNATURE_HEADER: &str = "Margay-Signature";
 
-const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
+const MAKE_SECRET_HINT: &str = "create a secret with: openssl rand -hex 32";
 
 /// A receiver that gets events as HTTP POST requests to a URL.
 #[derive(Debug)]
@@ -396,7 +397,7 @@ fn read_key(path: &Path) -> CommandResult<Key> {
         Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_SECRET_HINT)),
         Some(fault @ TextFault::ByteOrderMark) if is_text => {
             return Err(failed(format!("would not be the receiver's: {fault}"))
-                .hint("write the secret without the byte order mark"));
+                .hint("save the secret file without the byte order mark"));
         }
         _ => {}
     }
@@ -408,7 +409,7 @@ fn tls_config() -> CommandResult<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         return Err(CommandFailure::new("this system has no trusted certificates for https")
-            .hint("install ca-certificates, or set SSL_CERT_FILE"));
+            .hint("install the package ca-certificates, or set SSL_CERT_FILE to a file with CA certificates"));
     }
     let certs: Vec<_> = found.certs.iter().map(|cert| Certificate::from_der(cert).to_owned()).collect();
     Ok(TlsConfig::builder()

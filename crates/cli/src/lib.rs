@@ -94,7 +94,7 @@ fn play_role(drivers: &Drivers) -> Option<ExitCode> {
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
-        .hint("this is a bug in margay; the store is not left half written, so the command can be run again")
+        .hint("report this bug in margay; no change to the store is left half done, so you can run the command again")
         .print(err);
     1
 }

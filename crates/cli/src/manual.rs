@@ -27,7 +27,7 @@ pub(crate) struct Completions {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManPages {
-    /// The folder to write to
+    /// Folder for the man pages, created if missing
     pub(crate) folder: PathBuf,
 }
 
@@ -59,7 +59,7 @@ impl StandaloneCommand for ManPages {
         command.build();
         fs::create_dir_all(folder).and_then(|()| write_pages(command, folder)).map_err(|error| {
             CommandFailure::new(format!("cannot write man pages into {}: {error}", folder.display()))
-                .hint("name a folder that can be written to")
+                .hint("name a folder that you can write to")
         })?;
         Ok(0)
     }

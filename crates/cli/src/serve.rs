@@ -29,7 +29,7 @@ Examples:
 /// The arguments of `margay serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Serve the store in this folder, not the configured store
+    /// Serve the store in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
 
@@ -37,57 +37,57 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<String>,
 
-    /// Also accept this host name for the status page
+    /// Also accept HTTP requests to this host name
     #[arg(long, value_name = "NAME", requires = "http")]
     pub(crate) host: Vec<String>,
 
-    /// Serve etcd's API for a store: https://HOST:PORT, http://HOST:PORT or unix:PATH
+    /// Serve etcd's API at this URL: https://HOST:PORT, http://HOST:PORT or unix:PATH
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<String>,
 
-    /// The URL at which clients reach etcd's API, if it differs from --listen
+    /// URL to announce to etcd clients that cannot use the --listen URL
     #[arg(long, value_name = "URL", requires = "listen")]
     pub(crate) advertise: Vec<String>,
 
-    /// The TLS certificate of etcd's API, in PEM form
+    /// PEM file with the TLS certificate of etcd's API
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) cert_file: Option<PathBuf>,
 
-    /// The private key of --cert-file, in PEM form
+    /// PEM file with the private key of --cert-file
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) key_file: Option<PathBuf>,
 
-    /// CA certificates of the clients that may use etcd's API over https://
+    /// PEM file with the CA certificates of the clients that may use etcd's API over https://
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) client_ca_file: Option<PathBuf>,
 
-    /// Let every program on this machine use etcd's API at an http:// URL on loopback
+    /// Allow --listen http:// on loopback, where every program on this machine can use etcd's API
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
     // This option is hidden and only shown in an example, since with an option name of this length the help would not
     // fit a screen.
-    /// How often etcd's API reports the progress of a watch that asks for reports [default: 10m; at least 100ms]
+    /// Interval between progress reports of etcd watches that ask for reports [default: 10m; at least 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
 
-    /// Keep at most N revisions [with --listen: 10000]
+    /// Keep at most N revisions of the store's history [default with --listen: 10000]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     pub(crate) history_revisions: Option<u64>,
 
-    /// Maximum age of revisions [with --listen: 7d]
+    /// Delete store history older than AGE [default with --listen: 7d]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_age: Option<Duration>,
 
-    /// Maximum history size in MiB [with --listen: 64]
+    /// History limit in MiB [default with --listen: 64]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Minimum age of revisions [with --listen: 5m]
+    /// Age up to which --history-revisions deletes nothing [default with --listen: 5m]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 
-    /// Print the daemon's name (the instance name in its systemd units) and exit
+    /// Print the daemon's name for systemd, and exit
     #[arg(long)]
     pub(crate) name: bool,
 }

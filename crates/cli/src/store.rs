@@ -195,25 +195,26 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
         // If other processes keep the store lock for too long, a store that was opened through a daemon reports the
         // error `Closed`.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
-            "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
+            "end the program that has the store open, or wait longer for the store with --lock-timeout 5m"
         }
         (ErrorKind::UnknownFormat { .. }, _) => {
-            "nothing was changed; use the margay that made the store, or a later one; to see which one this is: margay --version"
+            "use the version of margay that created the store, or a newer version (show yours with margay --version); \
+             nothing was changed"
         }
-        (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)) => "nothing was changed; try it with sudo",
+        (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)) => "run the command with sudo; nothing was changed",
         (ErrorKind::Io, Some(io::ErrorKind::ReadOnlyFilesystem)) => {
-            "nothing was changed; a copy of the folder on a disk that can be written to can be read with --store"
+            "copy the store's folder to a writable disk, and name the copy with --store; nothing was changed"
         }
-        (ErrorKind::NoSpace, _) if is_here => "free some space, and give the same command again",
+        (ErrorKind::NoSpace, _) if is_here => "free some disk space, and run the same command again",
         (ErrorKind::NotSent | ErrorKind::Disconnected { .. } | ErrorKind::Timeout, _) if !is_here => {
-            "see whether etcd is well, and is reached at this address: etcdctl endpoint health; certificates and login come \
-             from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, ETCD_USERNAME and ETCD_PASSWORD"
+            "check etcd at this address with: etcdctl endpoint health; set certificates with ETCD_CA_CERT_FILE, \
+             ETCD_CERT_FILE and ETCD_KEY_FILE, and the login with ETCD_USERNAME and ETCD_PASSWORD"
         }
         (ErrorKind::Auth(_), _) => {
-            "certificates and login come from ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, ETCD_USERNAME and \
-             ETCD_PASSWORD"
+            "set certificates with ETCD_CA_CERT_FILE, ETCD_CERT_FILE and ETCD_KEY_FILE, and the login with \
+             ETCD_USERNAME and ETCD_PASSWORD"
         }
-        (kind, _) if kind.is_transient() => "give the same command again",
+        (kind, _) if kind.is_transient() => "run the same command again",
         _ => return None,
     })
 }

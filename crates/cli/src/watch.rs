@@ -61,7 +61,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<NonZeroU64>,
 
-    /// Run this program for each event, which it gets as JSON on stdin
+    /// Run this program for each event, with the event as JSON on its stdin
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) exec: Option<PathBuf>,
 
@@ -73,11 +73,11 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Repeat a program run or request that takes longer
+    /// Repeat a program run or request that exceeds this time
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
-    /// Record handled events in this file, and resume after them
+    /// File that records the last handled event; the next run resumes there
     #[arg(long, value_name = "FILE")]
     pub(crate) cursor: Option<PathBuf>,
 
@@ -117,7 +117,7 @@ async fn watch(
         (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
         _ if args.cursor.is_some() => {
             return Err(CommandFailure::new("--cursor needs --exec or --webhook")
-                .hint("the cursor file records which events the program or the webhook has handled"));
+                .hint("add --exec or --webhook: a cursor records which events a program or webhook has handled"));
         }
         _ => None,
     };
@@ -190,7 +190,7 @@ async fn follow(
                 DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
                 DeliveryOutcome::Late => {
                     return Err(CommandFailure::new("the time is over, and not all events were handled")
-                        .hint("with --cursor the next run resumes after the last handled event"));
+                        .hint("add --cursor FILE, so that the next run resumes after the last handled event"));
                 }
             }
             if printer.left == 0 && !printer.finishes_list {

@@ -128,7 +128,10 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
 /// automatic subnet must not overlap with the listed networks.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot read the routes of this machine; a new subnet may overlap with one of the routes");
+        tracing::warn!(
+            %error,
+            "cannot read the routes of this machine; the subnet chosen for a new pool may overlap with a route"
+        );
         Vec::new()
     });
     used.extend(datastore::runtime_subnets(Path::new(DEFAULT_CONF_DIR)).0);

@@ -54,7 +54,7 @@ pub(crate) fn install(conf: &NetConf) {
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
-        tracing::warn!("cannot log to log_file_path: {error}");
+        tracing::warn!("cannot open the log file that log_file_path names; logging to stderr only: {error}");
     }
 }
 

@@ -144,7 +144,10 @@ impl ProbeRun<'_> {
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
             let del = Del { attachment, old_handle, addresses, endpoint: None, namespace, vm: None };
             if let Err(error) = self.by.allocator.del(&self.time_left(), del) {
-                tracing::warn!(%error, "cannot release the addresses after a failed probe; they stay assigned until DEL");
+                tracing::warn!(
+                    %error,
+                    "cannot release the addresses after a failed address probe; the addresses stay assigned until DEL"
+                );
             }
         }
         settled
@@ -175,7 +178,10 @@ impl ProbeRun<'_> {
             Ok(CheckAnswer::Unknown(why)) => why,
             Err(error) => error.to_string(),
         };
-        tracing::warn!(why, "not probing the address, because the container's current addresses are unknown");
+        tracing::warn!(
+            why,
+            "cannot read the container's current addresses from the store; assigning the new addresses without a probe"
+        );
         None
     }
 
@@ -217,11 +223,19 @@ impl ProbeRun<'_> {
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
             match probed {
                 ProbeResult::Silent => {}
-                ProbeResult::Unable(reason) => tracing::warn!(%address, reason, "cannot probe the address"),
+                ProbeResult::Unable(reason) => tracing::warn!(
+                    %address,
+                    reason,
+                    "cannot probe whether another device uses the address; assigning the address without a probe"
+                ),
                 ProbeResult::Answered(mac) => {
                     let device = mac.map_or_else(|| "a device".to_owned(), |mac| mac.to_string());
                     let reason = format!("{device} answered on {}", self.interface);
-                    tracing::warn!(%address, reason, "another device uses this address already");
+                    tracing::warn!(
+                        %address,
+                        reason,
+                        "another device already uses the address; not assigning the address to the container"
+                    );
                     found.push((*address, reason));
                 }
             }

@@ -40,7 +40,10 @@ impl CniContext<'_> {
         };
         match allocator.check(&self.store, check)? {
             CheckAnswer::Unknown(why) => {
-                tracing::warn!(why, "the container's addresses were not compared with the store");
+                tracing::warn!(
+                    why,
+                    "cannot read the store; CHECK did not compare the container's addresses with the store"
+                );
             }
             CheckAnswer::Compared(mut comparison) => {
                 if is_vms {
@@ -63,8 +66,14 @@ impl CniContext<'_> {
         for (ip, standing) in &found.standings {
             match standing {
                 Standing::Own => {}
-                Standing::Unmarked => tracing::info!(%ip, "the address is recorded without its interface"),
-                Standing::Unknown => tracing::info!(%ip, "the address is in no pool; the store has no record of it"),
+                Standing::Unmarked => tracing::info!(
+                    %ip,
+                    "the store records the address without an interface name; CHECK accepts the address"
+                ),
+                Standing::Unknown => tracing::info!(
+                    %ip,
+                    "the address is in no pool, so the store cannot contain the address; CHECK accepts the address"
+                ),
                 Standing::Free => {
                     wrong.push(*ip);
                     why.push(format!("{ip} is free"));
@@ -179,13 +188,13 @@ fn log_collected(collected: &GcSummary, network: &str) {
         changed,
         young,
         unmarked,
-        "released the addresses of attachments that the runtime does not list"
+        "GC released the addresses of attachments that the runtime no longer lists"
     );
     if *undated > 0 {
         tracing::warn!(
             network,
             undated,
-            "kept addresses without a readable time; margay gc --netns frees them once their network namespace is gone"
+            "GC kept addresses with an unreadable assignment time; run margay gc --netns to free unused ones"
         );
     }
 }

@@ -135,7 +135,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
             None
         }
         Err(_) => {
-            tracing::warn!(store = name, "the margay daemon does not answer; opening the store directly");
+            tracing::warn!(store = name, "the margay daemon did not answer in time; opening the store directly");
             None
         }
     }

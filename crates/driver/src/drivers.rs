@@ -325,22 +325,24 @@ impl Drivers {
                                   set \"datastore_type\" to {}",
                 self.local_names("\"", "\"")
             ),
-            ConfigError::EndpointsAndDiscovery => "remove one of the two".into(),
+            ConfigError::EndpointsAndDiscovery => {
+                "remove either the endpoints of etcd or the discovery domain from the configuration".into()
+            }
             ConfigError::KeyWithoutCertificate => "set etcd_cert_file (or ETCD_CERT_FILE) as well".into(),
             ConfigError::CertificateWithoutKey => "set etcd_key_file (or ETCD_KEY_FILE) as well".into(),
             ConfigError::InlineAndFiles => {
-                "give all of them as text (etcdKey, etcdCert, etcdCACert), or all of them as files".into()
+                "set the key and the certificates all as text (etcdKey, etcdCert, etcdCACert), or all as files".into()
             }
             ConfigError::HalfInline => {
-                "set both etcdCert and etcdKey; an authority alone has to be a file (etcdCACertFile)".into()
+                "set both etcdCert and etcdKey, or set only a CA certificate in a file (etcdCACertFile)".into()
             }
             ConfigError::UnreadableConfigFile { .. } => {
-                "name a file that is there with --config, or say --store URL".into()
+                "name an existing file with --config, or name the store with --store URL".into()
             }
             ConfigError::ConfigFileSyntax { .. }
             | ConfigError::ConfigFileVersion(_)
             | ConfigError::ConfigFileKind(_) => {
-                "write it as Calico's calicoctl.cfg, name another file with --config, or say --store URL".into()
+                "write the file like Calico's calicoctl.cfg, name another file with --config, or use --store URL".into()
             }
             ConfigError::Kubernetes => format!(
                 "keep the addresses in etcd (datastore_type etcdv3) or on this host (datastore_type {})",
@@ -352,37 +354,35 @@ impl Drivers {
             ConfigError::PathWithoutEmbedded => {
                 format!("set the datastore type to {}, or remove the path", self.local_names("", ""))
             }
-            ConfigError::RelativePath { .. } => "give a path that begins with /".into(),
+            ConfigError::RelativePath { .. } => "use a path that begins with /".into(),
             ConfigError::SecretInAddress => {
-                "remove user and password from the address; an address shows up in logs and process lists".into()
+                "remove user and password from the address: addresses are printed in logs and process lists".into()
             }
             ConfigError::NotAUrl { path: Some(path) } => {
                 format!("did you mean {}?", self.local_names("", &format!("://{path}")))
             }
             ConfigError::NotAUrl { path: None } | ConfigError::UnknownScheme(_) => {
-                format!("store URLs are {}", self.url_forms())
+                format!("use a store URL of one of these forms: {}", self.url_forms())
             }
             ConfigError::UrlPath(scheme) if scheme.ends_with("+unix") => {
-                format!("write it with three slashes: {scheme}:///run/etcd/etcd.sock")
+                format!("write the URL with three slashes: {scheme}:///run/etcd/etcd.sock")
             }
             ConfigError::UrlPath(scheme) => {
-                format!("write it with three slashes: {scheme}:///var/lib/margay/ipam.{scheme}")
+                format!("write the URL with three slashes: {scheme}:///var/lib/margay/ipam.{scheme}")
             }
-            ConfigError::UrlOptions(_) => "a store URL ends with the path and has no ? or # in it".into(),
-            ConfigError::EtcdUrl => "write it as etcd://host:port[,host:port]".into(),
+            ConfigError::UrlOptions(_) => "remove ? and # from the store URL, which ends with the path".into(),
+            ConfigError::EtcdUrl => "write the URL as etcd://host:port[,host:port]".into(),
             ConfigError::MemoryStore => match self.default_location() {
-                Ok(location) => format!("name a store that stays, such as {location}"),
-                Err(_) => format!("store URLs are {}", self.url_forms()),
+                Ok(location) => format!("name a store that is kept on disk, such as {location}"),
+                Err(_) => format!("use a store URL of one of these forms: {}", self.url_forms()),
             },
             ConfigError::SeveralStores(candidates) => match candidates.first() {
-                Some(first) => format!("say which one is meant, such as --store {}", first.store),
-                None => "say which one is meant with --store URL".into(),
+                Some(first) => format!("name one of these stores, for example with --store {}", first.store),
+                None => "name one of these stores with --store URL".into(),
             },
-            ConfigError::UnreadableConfiguration(_) => {
-                "repair the file, or say which store is meant with --store URL".into()
-            }
+            ConfigError::UnreadableConfiguration(_) => "repair the file, or name the store with --store URL".into(),
             ConfigError::InFile { error, .. } | ConfigError::InEnvironment(error) => {
-                format!("{}; or say which store is meant with --store URL", self.advice(error))
+                format!("{}; or name the store with --store URL", self.advice(error))
             }
         }
     }

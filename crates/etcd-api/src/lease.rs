@@ -369,7 +369,10 @@ impl LeaseClock {
             if *self.loaded.borrow() != Some(place)
                 && let Err(error) = self.load(backing, place).await
             {
-                tracing::warn!(%error, "cannot load the leases yet; keys of expired leases are deleted later");
+                tracing::warn!(
+                    %error,
+                    "cannot read the leases of etcd's API from the store; trying again; expired keys stay until then"
+                );
                 let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;
             }
@@ -396,7 +399,7 @@ impl LeaseClock {
     async fn revoke(&self, backing: &dyn Backing, place: StoreGeneration, id: LeaseId) {
         match backing.revoke(id, place).await {
             Ok(_) => {
-                tracing::debug!(%id, "a lease has expired and was revoked");
+                tracing::debug!(%id, "revoked an expired lease and deleted the keys of the lease");
                 self.forget(id);
             }
             Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),

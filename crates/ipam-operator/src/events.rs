@@ -241,7 +241,12 @@ pub fn is_before_unknown(event: &Event) -> bool {
 
 fn decode<D: Document>(kv: &Kv) -> Option<D> {
     D::decode(&kv.key, kv.value.as_bytes())
-        .inspect_err(|error| tracing::warn!(%error, "cannot decode the damaged document of an event"))
+        .inspect_err(|error| {
+            tracing::warn!(
+                %error,
+                "cannot decode the block or affinity in a change event; reporting only the changed key"
+            );
+        })
         .ok()
 }
 
@@ -377,7 +382,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     match Block::decode(key, value) {
         Ok(block) => Some(of_block(cidr, None, Some(&block))),
         Err(error) => {
-            tracing::warn!(%error, "cannot decode the damaged document of an event");
+            tracing::warn!(%error, "cannot decode a stored block; reporting the block as damaged");
             Some(vec![BlockEvent::of(cidr, BlockEventKind::Damaged)])
         }
     }

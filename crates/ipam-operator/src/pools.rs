@@ -82,7 +82,11 @@ impl Operator {
         if let (Err(_), true) = (&done, was_enabled)
             && let Err(error) = self.edit_pool(name, Pool::enable, deadline).await
         {
-            tracing::warn!(pool = name, %error, "cannot enable the pool again after its deletion failed; the pool stays disabled");
+            tracing::warn!(
+                pool = name,
+                %error,
+                "cannot delete the pool, and cannot enable the pool again; the pool stays disabled"
+            );
         }
         done
     }

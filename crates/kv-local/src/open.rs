@@ -431,7 +431,7 @@ impl Drop for LockedTable {
             tracing::warn!(
                 %error,
                 store = self.label.store,
-                "cannot give files that root created to the store's owner, who may be unable to open the store"
+                "cannot change the owner of files that root created; the store's owner may be unable to open the store"
             );
         }
         // The fingerprint must be recorded after the change of file owners, which changes the times of the files.

@@ -133,7 +133,11 @@ impl SpaceReserve for ReservedSpace {
                 // A store also works without the file `ballast`: an earlier Margay version created the store, or the
                 // disk had no room for the file.
                 if let Err(error) = self.fill() {
-                    tracing::debug!(path = %self.path.display(), %error, "cannot create the reserved space file");
+                    tracing::debug!(
+                        path = %self.path.display(),
+                        %error,
+                        "cannot create the reserved space file; continuing without disk space reserved for releases"
+                    );
                     let _ = fs::remove_file(&self.path);
                 }
                 Ok(())
@@ -158,7 +162,11 @@ impl SpaceReserve for ReservedSpace {
             // length is durable.
             file.sync_all()?;
             self.is_cut.store(true, Ordering::Relaxed);
-            tracing::warn!(path = %self.path.display(), left, "the disk is full: a release uses part of the reserved space file");
+            tracing::warn!(
+                path = %self.path.display(),
+                left,
+                "the disk is full; shrank the reserved space file so that addresses can be released"
+            );
             Ok(length - left)
         };
         given_up().is_ok_and(|bytes| bytes > 0)

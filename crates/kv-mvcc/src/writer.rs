@@ -198,7 +198,10 @@ impl StoreCore {
                 Err(error) => {
                     // The compaction itself succeeded, because the compaction mark is durable. Later commits remove the
                     // rows below the compaction mark.
-                    tracing::warn!(%error, "cannot delete rows below the compaction revision; later commits delete them");
+                    tracing::warn!(
+                        %error,
+                        "cannot delete compacted revisions from the store; trying again at later commits"
+                    );
                     drop(reply.send(Ok(())));
                 }
             },
@@ -363,7 +366,10 @@ impl StoreCore {
         };
         match self.recover(table, purpose) {
             Ok(found) if found == new => {
-                tracing::warn!(%error, "the storage engine reported an error, but the commit is in the store");
+                tracing::warn!(
+                    %error,
+                    "the storage engine reported an error, but the commit was written; reporting success"
+                );
                 Ok(())
             }
             Ok(found) if found == *old => Err(error.with_outcome(Outcome::NotApplied)),
@@ -588,7 +594,7 @@ impl StoreCore {
     /// The error `full` if no disk space can be freed.
     fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
         if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
-            tracing::warn!("the disk is full: deleted history of the store to make room for a release");
+            tracing::warn!("the disk is full; deleted old revisions of the store so that addresses can be released");
             return Ok(());
         }
         if !self.release_reserved_space(&full, Purpose::Release) {

@@ -78,7 +78,7 @@ impl Acceptor {
             match self.accept().await {
                 Ok(client) => return (client, place.or_else(|| Arc::clone(&self.room).try_acquire_owned().ok())),
                 Err(error) => {
-                    tracing::warn!(%error, what = self.what, "cannot accept a client connection");
+                    tracing::warn!(%error, what = self.what, "cannot accept a client connection; trying again");
                     sleep(RETRY_INTERVAL).await;
                 }
             }
@@ -91,7 +91,7 @@ impl Acceptor {
                 let (stream, _) = listener.accept().await?;
                 // Nagle's algorithm would hold each answer back until the client has acknowledged the previous one.
                 if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, what = self.what, "a client has disconnected");
+                    tracing::debug!(%error, what = self.what, "a client disconnected while its connection was set up");
                 }
                 Ok(ClientStream::Tcp(stream))
             }

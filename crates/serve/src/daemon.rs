@@ -80,7 +80,7 @@ impl Daemon {
             tokio::spawn(async move {
                 let _place = place;
                 if let Err(error) = daemon.admit(stream).await {
-                    tracing::debug!(%error, "lost the connection to a client");
+                    tracing::debug!(%error, "lost the connection to a client of the daemon");
                 }
             });
         }
@@ -160,7 +160,10 @@ impl QueueWatcher {
     pub(crate) fn new(folder: &Path) -> Self {
         let reported = watch(folder);
         if let Err(error) = &reported {
-            tracing::debug!(%error, "inotify is unavailable; polling the queue of the store");
+            tracing::debug!(
+                %error,
+                "inotify is unavailable; polling the queue of processes that wait for the store lock"
+            );
         }
         Self { reported: reported.ok() }
     }

@@ -119,7 +119,9 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Sta
     match timeout(SHUTDOWN_TIMEOUT, daemon.shared_store.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the store could not be closed cleanly"),
-        Err(_) => tracing::warn!("the daemon stops while a call is still running; the call's commits are durable"),
+        Err(_) => tracing::warn!(
+            "stopping the daemon while a request still runs; all changes that the request has committed are kept"
+        ),
     }
     Ok(())
 }
@@ -146,7 +148,7 @@ async fn stay_alive(within: Duration) {
 
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "cannot notify systemd");
+        tracing::debug!(%error, "cannot notify systemd of the daemon's state");
     }
 }
 

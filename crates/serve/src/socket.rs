@@ -112,7 +112,7 @@ impl ServeLock {
         if self.listens.swap(false, Ordering::Relaxed)
             && let Err(error) = remove(&self.socket())
         {
-            tracing::warn!(%error, "cannot remove the socket of the stopping daemon");
+            tracing::warn!(%error, "cannot remove the daemon's socket file while the daemon stops");
         }
     }
 }

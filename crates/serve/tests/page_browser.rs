@@ -363,7 +363,7 @@ fn page_shows_problems_with_repair_command(driver: &Driver) {
     let daemon = Daemon::new(three_pools);
     let window = Window::open(driver, WIDE);
     window.go(&format!("{}/#/problems", daemon.url()));
-    window.wait_text("A handle names a block that is not there");
+    window.wait_text("A handle names a block that does not exist");
     window.wait_text("margay ipam check --store redb:///var/lib/margay/ipam.redb --repair HND-04 --apply");
     window.wait("document.querySelector('nav .badge').textContent === '1'");
     window.picture("problems");
@@ -416,6 +416,6 @@ fn page_tells_when_daemon_goes_and_comes_back(driver: &Driver) {
     window.wait_text("margay serve");
     window.picture("gone");
     let _again = Daemon::at(three_pools, ClientLimits::default(), port);
-    window.wait_text("A handle names a block that is not there");
+    window.wait_text("A handle names a block that does not exist");
     window.wait("document.getElementById('gone').hidden && document.getElementById('live').dataset.state === 'live'");
 }

@@ -67,11 +67,15 @@ fn advice_lists_stores() {
     assert_eq!(advice(ConfigError::UnknownType("x".into())), "set datastore_type to sled, redb or etcdv3");
     assert_eq!(
         advice(ConfigError::UnknownScheme("x".into())),
-        "store URLs are sled:///path, redb:///path, etcd://host:port and, with TLS, etcd+https://host:port"
+        "use a store URL of one of these forms: sled:///path, redb:///path, etcd://host:port and, with TLS, \
+         etcd+https://host:port"
     );
     assert_eq!(advice(ConfigError::NotAUrl { path: Some("/a".into()) }), "did you mean sled:///a or redb:///a?");
     assert!(advice(ConfigError::NoEndpoints).ends_with("set \"datastore_type\" to \"sled\" or \"redb\""));
-    assert_eq!(advice(ConfigError::MemoryStore), "name a store that stays, such as sled:///var/lib/margay/ipam.sled");
+    assert_eq!(
+        advice(ConfigError::MemoryStore),
+        "name a store that is kept on disk, such as sled:///var/lib/margay/ipam.sled"
+    );
 }
 
 #[test]

@@ -91,7 +91,11 @@ impl Drop for InterfacePair {
             && let Err(errno) = self.container.one(messages::remove(self.end.index))
             && errno != Errno::NO_DEVICE
         {
-            tracing::warn!(interface = self.end.name, %errno, "cannot remove the interface pair of a failed ADD; it stays until DEL");
+            tracing::warn!(
+                interface = self.end.name,
+                %errno,
+                "cannot remove the container's interface pair after a failed ADD; the interface pair stays until DEL"
+            );
         }
     }
 }
@@ -222,7 +226,11 @@ impl ConnectTask {
         let mut pauses = Backoff::new(Duration::from_millis(1), Duration::from_millis(100), MAC_TIMEOUT, self.deadline);
         while link.mac != HOST_MAC {
             if let Err(errno) = host.one(messages::mac(link.index, &HOST_MAC)) {
-                tracing::warn!(interface = name, %errno, "cannot set the MAC address of the host interface; the address chosen by the kernel stays");
+                tracing::warn!(
+                    interface = name,
+                    %errno,
+                    "cannot set the MAC address of the host interface; keeping the MAC address that the kernel chose"
+                );
                 return Ok(HostEnd { index: link.index, link_local: None });
             }
             link = find()?;

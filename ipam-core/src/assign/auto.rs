@@ -415,7 +415,11 @@ impl FamilyAssigner<'_> {
             match work.obstacle(cidr).await? {
                 None => return Ok(Some(cidr)),
                 Some(obstacle) => {
-                    tracing::warn!(pool = pool.name(), %obstacle, "skipping a block that cannot be created");
+                    tracing::warn!(
+                        pool = pool.name(),
+                        %obstacle,
+                        "cannot create a block here because of stored blocks nearby; trying another part of the pool"
+                    );
                 }
             }
         }

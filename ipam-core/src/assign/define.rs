@@ -348,7 +348,11 @@ async fn delete_unused(
     work.tx.delete(&key)?;
     context.pools.retain(|other| other.name() != pool.name());
     stored.retain(|cidr| !blocks.contains(cidr));
-    tracing::debug!(pool = pool.name(), cidr = %pool.cidr(), "deleting an unused pool that the network no longer uses");
+    tracing::debug!(
+        pool = pool.name(),
+        cidr = %pool.cidr(),
+        "deleting an unused pool that the network configuration no longer defines"
+    );
     Ok(())
 }
 

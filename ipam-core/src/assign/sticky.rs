@@ -278,7 +278,11 @@ impl FamilyAssigner<'_> {
                 self.take_over(work, cidr, None).await?;
             }
             forget(work.tx, &name, ip).await?;
-            tracing::info!(%ip, workload = name, "the waiting time of a sticky address has ended; assigning the address to another container");
+            tracing::info!(
+                %ip,
+                workload = name,
+                "a sticky address no longer waits for its workload; assigning the address to another container"
+            );
             work.change(cidr, |block| block.keep(ip, self.holder)).await?;
             work.touch_handle(self.handle, cidr);
             taken.push((ip, cidr));

@@ -223,7 +223,7 @@ impl Ipam {
         let blocks = Range::Prefix(keys::blocks_prefix(None));
         self.each(blocks, Content::Full, &mut reading, |kv| match Block::decode(&kv.key, kv.value.as_bytes()) {
             Ok(block) => found.add_block(&block, kv.value.len(), wanted),
-            Err(error) => tracing::warn!(%error, "skipping a damaged block"),
+            Err(error) => tracing::warn!(%error, "skipping a stored block that cannot be decoded"),
         })
         .await?;
         Ok(found)

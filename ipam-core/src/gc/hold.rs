@@ -228,7 +228,7 @@ fn tell(batch: &[Hold], freed: &FreeResult) {
         tracing::info!(%address, handle, interface, node, "freed an unused address");
     }
     for EndpointToDelete { namespace, name, .. } in &freed.endpoints {
-        tracing::info!(namespace, name, "deleted the workload endpoint");
+        tracing::info!(namespace, name, "deleted the workload endpoint of a container that is gone");
     }
 }
 
@@ -521,7 +521,10 @@ async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Resu
     let blocks: Vec<IpNet> = match Handle::decode(&key, stored.as_bytes()) {
         Ok(handle) => handle.blocks().map(|(cidr, _)| cidr).collect(),
         Err(error) => {
-            tracing::warn!(%error, "skipping a damaged handle");
+            tracing::warn!(
+                %error,
+                "skipping a stored handle that cannot be decoded; the addresses of the handle stay assigned"
+            );
             return Ok(Vec::new());
         }
     };

@@ -354,7 +354,7 @@ fn decode(kv: &Kv) -> Option<Block> {
     match Block::decode(&kv.key, kv.value.as_bytes()) {
         Ok(block) => Some(block),
         Err(error) => {
-            tracing::warn!(%error, "skipping a damaged block");
+            tracing::warn!(%error, "skipping a stored block that cannot be decoded");
             None
         }
     }

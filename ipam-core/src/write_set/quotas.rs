@@ -142,7 +142,7 @@ impl WriteSet<'_> {
         let stored = self.tx.snapshot_get(&keys::quotas()).await?;
         let limits = QuotaLimits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()));
         self.limits = limits.unwrap_or_else(|error| {
-            tracing::warn!(%error, "skipping a damaged quota document");
+            tracing::warn!(%error, "cannot decode the stored quotas; continuing as if no quota were set");
             QuotaLimits::None
         });
         Ok(())
@@ -282,7 +282,10 @@ async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Quota
                         *used += 1;
                     }
                 }),
-                Err(error) => tracing::warn!(%error, "skipping a damaged block"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "skipping a stored block that cannot be decoded; the addresses of the block do not count in quotas"
+                ),
             }
         }
     }

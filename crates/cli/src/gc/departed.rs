@@ -64,7 +64,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     invocation.print(DepartedReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
     match failed {
         true => Err(CommandFailure::new("not everything could be freed; see above")
-            .hint("run the command again: it resumes where it stopped")),
+            .hint("run the command again to free the remaining addresses")),
         false => Ok(0),
     }
 }
@@ -86,7 +86,10 @@ fn read_named_node(
             "node {} is registered in the store; nothing was freed",
             printable(node)
         ))
-        .hint(format!("if it is gone for good, delete it first: margay delete node {}", printable(node))));
+        .hint(format!(
+            "if node {0} is gone for good, delete the node first: margay delete node {0}",
+            printable(node)
+        )));
     }
     if own.contains(node) || found.known.pinned.as_deref() == Some(node) {
         return Err(this_machine_failure(node, "it is the name of this machine"));
@@ -138,7 +141,7 @@ fn check_list(
 ) -> CommandResult<()> {
     let refused = |what: String| {
         CommandFailure::new(format!("{what}; nothing was freed"))
-            .hint("check that the list is of the store's cluster, and that node names are written as in the store")
+            .hint("check that the list names the nodes of this store's cluster, spelled as in the store")
     };
     let member = ours.iter().find(|name| nodes.contains(**name));
     if let Some(name) = member.filter(|_| !ours.iter().any(|name| list.contains(*name))) {
@@ -165,8 +168,8 @@ fn why_this_machine(departed: &DepartedNode, evidence: &Evidence) -> Option<Stri
 fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
     let node = printable(node);
     CommandFailure::new(format!("node {node} is this very machine: {why}; nothing was freed")).hint(format!(
-        "margay gc --boot and --netns free what it does not use; to make all that it has another node's: margay gc --node \
-         {node} --move-to NAME"
+        "free the unused addresses of this machine with margay gc --boot or --netns, or move all of its addresses to \
+         another node with: margay gc --node {node} --move-to NAME"
     ))
 }
 

@@ -62,7 +62,7 @@ impl ListInput {
     /// The list of attachments or nodes is empty, although the user does not expect an empty list.
     fn require_not_empty(&self, is_empty: bool, is_meant: bool) -> CommandResult<()> {
         match is_empty && !is_meant {
-            true => Err(self.wrong("it is empty", "if there really is nothing, say so with --empty")),
+            true => Err(self.wrong("it is empty", "add --empty if the list is meant to be empty")),
             false => Ok(()),
         }
     }
@@ -117,8 +117,8 @@ const CNI_MEMBER: &str = "cni.dev/valid-attachments";
 const CNI_FORMER_MEMBER: &str = "cni.dev/attachments";
 /// The value of the field `kind` in the files in which libcni records attachments.
 const CNI_CACHE_KIND: &str = "cniCacheV1";
-const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
-                        prints, a container's id in each line, or the folder /var/lib/cni/results";
+const EXPECTED_ATTACHMENTS: &str = "pass the output of crictl pods -o json or podman ps -a --format json, the array \
+                        of cni.dev/valid-attachments, one container ID per line, or the folder /var/lib/cni/results";
 
 /// A parsed list of attachments, and the network of these attachments if all of them are in one network.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -159,7 +159,7 @@ fn read_cache(path: &Path, may_be_empty: bool) -> CommandResult<RuntimeList> {
         let value = serde_json::from_str(&file.text).map_err(|error| format!("it is no JSON: {error}"));
         let listed = value.and_then(|value| parse_cached(&value));
         listed.map_err(|what| {
-            file.wrong(&what, "every file in the folder has to be one that libcni keeps of an attachment")
+            file.wrong(&what, "name a folder in which libcni wrote every file, such as /var/lib/cni/results")
         })
     };
     let listed: Vec<ListedAttachment> = files.iter().map(attachment).collect::<CommandResult<_>>()?;
@@ -251,7 +251,7 @@ fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
     text.ok_or_else(|| format!("it has no text {name}"))
 }
 
-const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json prints, or a node's name in each line";
+const EXPECTED_NODES: &str = "pass the output of kubectl get nodes -o name or -o json, or one node name per line";
 
 /// Reads a list of node names. Refuses an empty list of node names unless `may_be_empty` is true.
 ///

@@ -52,15 +52,15 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
 pub(crate) struct Gc {
-    /// Free this node's addresses from an earlier boot
+    /// Free this node's addresses from before its last boot
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free addresses found unused by two scans 60 s apart
+    /// Free addresses that two scans of network namespaces, 60 s apart, found unused
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free addresses of containers that are in none of these lists from runtimes (-: stdin)
+    /// Free addresses of containers that none of these runtime lists names (- reads stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
@@ -68,23 +68,23 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// List of nodes that --gone keeps (-: stdin)
+    /// File of existing nodes for --gone (- reads stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
-    /// Free all addresses of node NAME, which is gone
+    /// Free all addresses of the node named by --node
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
-    /// Give all addresses of node NAME to node NEW
+    /// Move addresses of the node named by --node to NEW
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
-    /// Free or move the addresses, not only show them
+    /// Free or move the addresses, instead of showing them
     #[arg(long)]
     pub(crate) apply: bool,
 
-    /// Accept an empty list, which is otherwise refused
+    /// Accept an empty --attachments or --nodes list
     #[arg(long)]
     pub(crate) empty: bool,
 
@@ -92,7 +92,7 @@ pub(crate) struct Gc {
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// The node for --free and --move-to; otherwise another name of this machine
+    /// Node for --free or --move-to; otherwise this machine's node name in the store
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
@@ -108,7 +108,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     all_blocks: bool,
 
-    /// Folder that keeps scan results until the next boot
+    /// Folder for the results of network namespace scans, kept until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }
@@ -336,8 +336,8 @@ fn take_unlisted(
             "nothing was freed: of what is in use on this machine ({count}) nothing is in the list"
         ))
         .hint(
-            "it is of another machine or runtime, or has other ids: networks belong to pods, so it is crictl pods, not \
-             crictl ps; several runtimes need an --attachments each",
+            "check that the list is from this machine's container runtime and lists pods, not containers (crictl \
+             pods, not crictl ps); with several runtimes, pass one --attachments for each",
         ));
     }
     let unused = [&mut judged.earlier, &mut judged.gone, &mut judged.idle].into_iter().flat_map(std::mem::take);
@@ -364,7 +364,7 @@ fn take_unused_twice(
     let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
-            .hint("name a folder in memory that root can write to, such as /run/margay")
+            .hint("use --looks to name a tmpfs folder that root can write to, such as /run/margay")
     })?;
     for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);
@@ -477,8 +477,8 @@ impl Machine {
     fn evidence(&self) -> CommandResult<Evidence> {
         let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
-                "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
-                 that is in use cannot be told from one that is not",
+                "run margay gc as root on the machine of the container runtime: margay must scan every network \
+                 namespace to find out which addresses are in use",
             )
         })?;
         let known = host::short_boot(&self.boot_id).zip(host::uptime());

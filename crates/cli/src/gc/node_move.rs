@@ -143,7 +143,10 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
             "node {} is registered in the store; nothing was moved",
             printable(from)
         ))
-        .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
+        .hint(format!(
+            "if node {0} no longer exists, delete the node first: margay delete node {0}",
+            printable(from)
+        )));
     }
     // While no node is registered, an embedded store assigns addresses to any node. Once a node is registered, an
     // embedded store assigns addresses only to registered nodes. A cluster never assigns addresses to unregistered
@@ -154,7 +157,7 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
             "node {} is not registered in the store; nothing was moved",
             printable(to)
         ))
-        .hint("list the registered nodes with: margay get nodes; a Calico node registers itself when it starts"));
+        .hint("list the registered nodes with: margay get nodes; start calico-node on a node to register the node"));
     }
     Ok(())
 }

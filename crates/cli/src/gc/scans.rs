@@ -159,7 +159,10 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
         || about.mode() & 0o077 != 0
         || about.len() > MAX_SCAN_FILE_BYTES
     {
-        tracing::warn!(path = %path.display(), "ignoring the earlier scans in this file: the file is not private to this user");
+        tracing::warn!(
+            path = %path.display(),
+            "ignoring the saved scan results: other users can access the file, or the file is too large"
+        );
         return None;
     }
     let mut bytes = Vec::new();
@@ -258,7 +261,10 @@ impl ScanPlan {
             due: self.due,
         };
         if let Err(error) = self.memory.held.save(&self.memory.boot_id, &held, &self.memory.notes) {
-            tracing::warn!(%error, "cannot cache the list of blocks in which this node has addresses");
+            tracing::warn!(
+                %error,
+                "cannot cache the list of blocks in which this node has addresses; the next margay gc reads more blocks"
+            );
         }
     }
 }

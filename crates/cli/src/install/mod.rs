@@ -38,11 +38,11 @@ Exit code 0: a CNI call runs Margay's plugin now (--undo: the other); else 1.";
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("task").required(true))]
 pub(crate) struct Install {
-    /// Install Margay's plugin where this node looks for calico-ipam
+    /// Install Margay's plugin in place of calico-ipam on this node
     #[arg(long, group = "task")]
     beside_calico: bool,
 
-    /// Restore the plugin that was there before the installation
+    /// Restore the plugin that margay install replaced
     #[arg(long, group = "task")]
     pub(crate) undo: bool,
 
@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Second step: replace the main plugin calico [with --undo: restore it]
+    /// Second step: replace the main plugin calico; --undo restores calico
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 
@@ -58,11 +58,11 @@ pub(crate) struct Install {
     #[arg(long, conflicts_with = "status")]
     pub(crate) dry_run: bool,
 
-    /// Folder where the runtime looks for plugins; repeat in search order
+    /// Plugin folder of the runtime; repeat the option in search order
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
-    /// Keep Calico's file; install into DIR, where the runtime looks first
+    /// Install into DIR, which the runtime searches first; keep Calico's file
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     own_folder: Option<PathBuf>,
 
@@ -74,7 +74,7 @@ pub(crate) struct Install {
     #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml")]
     pub(crate) containerd_config: PathBuf,
 
-    /// CRI-O configuration file, with FILE.d
+    /// CRI-O configuration file; the folder FILE.d is read as well
     #[arg(long, value_name = "FILE", default_value = "/etc/crio/crio.conf")]
     pub(crate) crio_config: PathBuf,
 }
@@ -128,8 +128,10 @@ fn install(
         program => {
             let failure = CommandFailure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
             return Err(failure.hint(match role {
-                Role::Ipam => "name Margay's plugin, built for this machine, with --plugin FILE".to_owned(),
-                Role::Main => format!("an older version has no main plugin: first {}", Role::Ipam.install()),
+                Role::Ipam => "name the file of a Margay plugin built for this machine with --plugin FILE".to_owned(),
+                Role::Main => {
+                    format!("install a version that has a main plugin first: {}", Role::Ipam.install())
+                }
             }));
         }
     };
@@ -256,8 +258,8 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
     }
     if networks.is_empty() {
         return Err(CommandFailure::new(format!("no network in {} has {wanted}", folder.display())).hint(
-            "this is for nodes on which Calico runs: name the folder with its networks with --cni-conf-dir; without \
-                 Calico see docs/network-configuration.md",
+            "use --cni-conf-dir to name the folder of Calico's network configuration; for a node without Calico, see \
+             docs/network-configuration.md",
         ));
     }
     for network in &networks {
@@ -266,7 +268,7 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
                 "{} keeps addresses in the Kubernetes API (datastore_type kubernetes), which Margay does not support",
                 network.file.display()
             ))
-            .hint("keep Calico's plugin on this node; Margay can only work beside a Calico on etcd (datastore_type etcdv3)"));
+            .hint("keep Calico's plugin on this node: Margay supports only Calico on etcd (datastore_type etcdv3)"));
         }
     }
     Ok(networks)
@@ -279,7 +281,7 @@ fn installed_ipam(path: &PluginPath) -> CommandResult<PathBuf> {
     match PluginProgram::ask(&file, Role::Ipam) {
         PluginProgram::Margay(_) => Ok(file),
         program => Err(CommandFailure::new(format!("a CNI call for addresses runs {} ({program})", file.display()))
-            .hint(format!("the main plugin is the second step: first {}", Role::Ipam.install()))),
+            .hint(format!("install Margay's IPAM plugin first: {}", Role::Ipam.install()))),
     }
 }
 
@@ -288,7 +290,7 @@ fn find_plugin(args: &Install, path: &PluginPath) -> CommandResult<PathBuf> {
         return match plugin.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(plugin.clone()),
             Ok(_) => Err(CommandFailure::new(format!("{} is no file", plugin.display()))
-                .hint("name the file of Margay's plugin")),
+                .hint("name the file of Margay's plugin with --plugin FILE")),
             Err(error) => Err(CommandFailure::new(format!("{}: {error}", plugin.display()))
                 .hint("install the plugin with make install, or name another file with --plugin FILE")),
         };
@@ -297,13 +299,13 @@ fn find_plugin(args: &Install, path: &PluginPath) -> CommandResult<PathBuf> {
     let mut folders = path.folders.iter().cloned().chain(usual);
     folders.find_map(|folder| Some(folder.join(PLUGIN_FILE)).filter(|file| file.is_file())).ok_or_else(|| {
         CommandFailure::new(format!("{PLUGIN_FILE} is not in {}, nor in {}", path.listed(), PLUGIN_FOLDERS.join(", ")))
-            .hint("install the plugin with make install, or name its file with --plugin FILE")
+            .hint("install the plugin with make install, or name the file of the plugin with --plugin FILE")
     })
 }
 
 fn nothing_to_run(role: Role, path: &PluginPath) -> CommandFailure {
     CommandFailure::new(format!("there is no {} in {path}", role.program())).hint(
-        "calico-node installs that program when it starts; if the runtime uses other folders, name them with --cni-bin-dir",
+        "start calico-node, which installs Calico's plugins, or name the runtime's folders with --cni-bin-dir DIR",
     )
 }
 
@@ -412,12 +414,13 @@ impl RoleStatus {
         if self.folders.iter().any(|seen| self.is_overwritten(seen)) {
             let failure = CommandFailure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
-                "run {again} again; calico-node does this when it starts, unless it is configured not to: {KEEP_PLUGIN_COMMAND}"
+                "run {again} again; keep calico-node from overwriting the plugin with: {KEEP_PLUGIN_COMMAND}"
             )));
         }
         if let Some(seen) = self.folders.iter().find(|seen| seen.unfinished) {
             let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
-            return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
+            let advice = format!("finish the installation with {again}, or undo the installation with {undo}");
+            return Some(failure.hint(advice));
         }
         // Margay's plugin is installed, but the container runtime finds another plugin file first.
         let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
@@ -427,7 +430,7 @@ impl RoleStatus {
                     .hint(path.how_to_prefer(folder))
             }
             None => CommandFailure::new(format!("a CNI call runs {file}, which is not Margay's"))
-                .hint(format!("to change that: {again}")),
+                .hint(format!("install Margay's plugin with: {again}")),
         })
     }
 
@@ -598,7 +601,10 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
                 "a CNI call still runs Margay's {}, which margay install has not put there",
                 role.program()
             ))
-            .hint("when calico-node has installed its plugin in another folder of CNI_PATH, remove Margay's plugin at the path that --status shows"),
+            .hint(
+                "let calico-node install Calico's plugin in another folder of CNI_PATH, then remove Margay's plugin at \
+                 the path that margay install --status shows",
+            ),
         ),
         None => answer,
     })

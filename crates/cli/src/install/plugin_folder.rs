@@ -126,7 +126,7 @@ impl PluginFolder {
         state.filter(|state| state.format == STATE_FORMAT).map(Some).ok_or_else(|| {
             CommandFailure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(
                 format!(
-                    "a newer margay has installed here: use that one; what was there before is {}",
+                    "use the newer version of margay that made this installation; the replaced plugin is kept as {}",
                     self.previous().display()
                 ),
             )
@@ -186,7 +186,7 @@ impl PluginFolder {
         let program = PluginProgram::ask(&staged, self.role);
         let PluginProgram::Margay(version) = program else {
             return Ok(Err(CommandFailure::new(format!("{}: {program}", staged.display()))
-                .hint("nothing was changed; check that the folder is on a file system that allows running programs")));
+                .hint("check that the folder is on a file system that allows running programs; nothing was changed")));
         };
         let state = InstallState { format: STATE_FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
         self.write_state(&state)?;
@@ -251,7 +251,7 @@ impl PluginFolder {
                     self.role.program()
                 ))
                 .hint(
-                    "nothing was changed; calico-node restores its own plugin when it starts without UPDATE_CNI_BINARIES=false",
+                    "start calico-node without UPDATE_CNI_BINARIES=false to restore its plugin; nothing was changed",
                 ));
             }
             Some(_) => {
@@ -299,9 +299,12 @@ impl PluginFolder {
         match error.kind() {
             ErrorKind::PermissionDenied => failure.hint("run margay install as root, on the node itself"),
             ErrorKind::ReadOnlyFilesystem => {
-                failure.hint("the folder is read-only: name a writable folder with --own-folder")
+                failure.hint("name a writable folder with --own-folder DIR: the folder is read-only")
             }
-            _ => failure.hint(format!("repeat the command when this is mended; {} goes back", self.role.undo())),
+            _ => failure.hint(format!(
+                "correct the error and run the command again, or undo the installation with: {}",
+                self.role.undo()
+            )),
         }
     }
 }

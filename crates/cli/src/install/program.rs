@@ -180,8 +180,8 @@ pub(crate) fn check_store(
     }
     let would = role.would();
     Err(CommandFailure::new(format!("Margay's plugin could {would} with {}: {why}", network.file.display())).hint(
-        "nothing was changed; see docs/errors.md for the text, and set ETCD_USERNAME and ETCD_PASSWORD here if the runtime \
-         has them",
+        "look up the error in docs/errors.md; if the container runtime has ETCD_USERNAME and ETCD_PASSWORD, set both \
+         for this command, too; nothing was changed",
     ))
 }
 

@@ -78,7 +78,7 @@ impl PluginPath {
             (Some(one), Some(other)) if one.folders != other.folders => Err(CommandFailure::new(format!(
                 "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
             ))
-            .hint("name the folders of the runtime that runs pods, in their order: --cni-bin-dir DIR")),
+            .hint("name the plugin folders of the runtime that runs pods, in search order: --cni-bin-dir DIR")),
             (Some(path), _) | (None, Some(path)) => Ok(path),
             (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: PathSource::Default }),
         }
@@ -112,7 +112,7 @@ impl PluginPath {
                     self.listed()
                 ))
                 .hint(format!(
-                    "install without --own-folder; containerd 2.1 and newer has a list, bin_dirs in {}",
+                    "install without --own-folder, or update to containerd 2.1 and list both folders as bin_dirs in {}",
                     config.display()
                 )))
             }
@@ -133,8 +133,8 @@ impl PluginPath {
                 config.display()
             ),
             PathSource::Containerd { .. } => {
-                "containerd before 2.1 looks in one folder only: undo this with margay install \
-                                          --undo --own-folder DIR, and install without --own-folder"
+                "undo the installation with margay install --undo --own-folder DIR, and install without \
+                                          --own-folder: containerd before 2.1 looks in one folder only"
                     .to_owned()
             }
             PathSource::Crio(config) => format!(
@@ -143,7 +143,7 @@ impl PluginPath {
                 config.display()
             ),
             PathSource::Given | PathSource::Default => {
-                format!("make the runtime look in {list}, in this order, and name them with --cni-bin-dir")
+                format!("make the runtime look in {list}, in this order, and name these folders with --cni-bin-dir")
             }
         }
     }
@@ -242,5 +242,5 @@ fn parse(file: &Path, text: &str) -> CommandResult<Table> {
 
 fn unreadable(file: &Path, error: impl fmt::Display) -> CommandFailure {
     CommandFailure::new(format!("cannot tell from {} where plugins are: {error}", file.display()))
-        .hint("name the folders in which the runtime looks for plugins, in their order: --cni-bin-dir DIR")
+        .hint("name the plugin folders of the container runtime, in search order: --cni-bin-dir DIR")
 }

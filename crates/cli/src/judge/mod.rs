@@ -40,11 +40,11 @@ and 130 if the run was interrupted. What was written is removed in any case.";
 /// The arguments of `conformance`.
 #[derive(Debug, Args)]
 pub(crate) struct Conformance {
-    /// The store to judge
+    /// URL of the store to test
     #[arg(value_name = "URL")]
     pub(crate) url: String,
 
-    /// Run only cases with this text in their name, such as W, H07 or compaction
+    /// Run only test cases whose name contains this text, such as W, H07 or compaction
     #[arg(long, value_name = "FILTER")]
     pub(crate) case: Option<String>,
 
@@ -52,8 +52,7 @@ pub(crate) struct Conformance {
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store, so that all cases can run; HOST repeats the hosts and ports, or the path, of
-    /// URL
+    /// Delete every key in the store, so that all cases can run; HOST repeats the host and port, or the path, of URL
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }
@@ -82,7 +81,7 @@ impl StandaloneCommand for Conformance {
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("the store to judge is named without --store")
-                .hint("write it as: margay conformance sled:///path"));
+                .hint("name the store as an argument: margay conformance sled:///path"));
         }
         let location = locate(self, invocation)?;
         check_filter(self)?;
@@ -127,7 +126,7 @@ fn check_filter(args: &Conformance) -> CommandResult<()> {
         return Ok(());
     }
     Err(CommandFailure::new(format!("no case has {filter:?} in its name"))
-        .hint("a name looks like B01_get_missing_key; W selects all watch cases; without --case all cases run"))
+        .hint("use part of a case name, such as B01_get_missing_key or W (all watch cases), or leave out --case"))
 }
 
 /// Runs the conformance cases, reports their results, and returns the exit code of the process.
@@ -271,7 +270,7 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
         Ok(Ok(contents)) => Ok(contents),
         Err(_) => {
             Err(CommandFailure::new(format!("{} did not answer within {} s", site.0, FIRST_READ_TIMEOUT.as_secs()))
-                .hint("check that the store is running, and that its address and port are right"))
+                .hint("check that the store is running, and that the address and port of the store are right"))
         }
     }
 }
@@ -280,11 +279,11 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
 fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
-        ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
+        ErrorKind::Locked => "end the program that has the store open, or try again later",
         // If a store error has a detail, the error itself contains advice for the user.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
-            "check that the store is running, and that its address and port are right"
+            "check that the store is running, and that the address and port of the store are right"
         }
         _ => return Err(error.into()),
     };
@@ -329,7 +328,7 @@ fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandRe
         Some(host) => Err(CommandFailure::new(format!(
             "--erase-everything names {typed:?}, which is not where the store at {location} is; nothing was deleted"
         ))
-        .hint(format!("to delete every key in that store, type: --erase-everything {host}"))),
+        .hint(format!("delete every key in the store with: --erase-everything {host}"))),
         None => Err(CommandFailure::new(format!("{location} has nothing to erase"))
             .hint("run the command without --erase-everything")),
     }

@@ -185,7 +185,7 @@ pub(crate) fn write_whole_file(path: &Path, text: &str) -> CommandResult<()> {
     written.map_err(|error| {
         _ = fs::remove_file(&aside);
         CommandFailure::new(format!("cannot write {}: {error}", path.display()))
-            .hint("give a file in a folder that you may write to")
+            .hint("name a file in a folder that you can write to")
     })
 }
 

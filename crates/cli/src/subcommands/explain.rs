@@ -38,23 +38,23 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "NAME")]
     pub(crate) node: String,
 
-    /// A pool that the network configuration names: name or range; can be given several times
+    /// Name or range of a pool that the network configuration names; repeatable
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
-    /// Explain an IPv4 address; the default, unless the pools are IPv6 pools
+    /// Explain the assignment of an IPv4 address; the default, unless the pools are IPv6 pools
     #[arg(short = '4', group = "family")]
     pub(crate) v4: bool,
 
-    /// Explain an IPv6 address
+    /// Explain the assignment of an IPv6 address
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// The namespace of the pod; the two labels with the namespace's name are added
+    /// Namespace of the pod; the labels kubernetes.io/metadata.name and projectcalico.org/name are implied
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// Another label of the namespace; can be given several times
+    /// Another label of the namespace, as NAME=VALUE; repeatable
     #[arg(long = "namespace-label", value_name = "NAME=VALUE", requires = "namespace")]
     pub(crate) namespace_labels: Vec<String>,
 }
@@ -404,36 +404,36 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
         .collect();
     Some(match error {
         Error::UnknownNode(node) => format!(
-            "node {node} is not registered, and others are, or the store is a cluster's; register it with: margay create -f \
-             FILE, or see how it is called: the name is that of the file /var/lib/calico/nodename or of the host, in lower case"
+            "register node {node} with: margay create -f FILE; or use the registered name of the node, which is in \
+             the file /var/lib/calico/nodename or is the host name in lower case"
         ),
-        Error::NamespaceWanted => "say which one it is with: --namespace NAME".to_owned(),
-        Error::Quota(_) => "see how far all quotas are used with: margay quota list".to_owned(),
+        Error::NamespaceWanted => "name the namespace of the pod with: --namespace NAME".to_owned(),
+        Error::Quota(_) => "list the quotas and the addresses in use with: margay quota list".to_owned(),
         Error::BlockLimit => format!(
-            "the node has {own} blocks in these pools and may have {}; to let it have more: margay ipam configure \
-             --max-blocks-per-host=N; what happened on it: margay ipam history {}",
+            "raise the limit of blocks per node with: margay ipam configure --max-blocks-per-host=N (the node has \
+             {own} blocks in these pools; the limit is {}); show the node's history with: margay ipam history {}",
             explained.block_limit.unwrap_or(own),
             explained.node
         ),
         Error::NoNewBlocks => {
-            "the settings let no node claim blocks (auto_allocate_blocks is false), and its own are full".to_owned()
+            "allow the node to claim new blocks (auto_allocate_blocks is false): all its blocks are full".to_owned()
         }
         Error::Exhausted { .. } if explained.strict_affinity && !free.is_empty() => format!(
-            "strict affinity is on, so nothing is taken from other nodes' blocks, in which addresses are free: pools {}; to \
-             turn it off: margay ipam configure --strictaffinity=false",
+            "turn off strict affinity to use free addresses in other nodes' blocks (pools {}): margay ipam configure \
+             --strictaffinity=false",
             free.join(", ")
         ),
         Error::Exhausted { .. } => {
-            "the pools are full; make another one with: margay pool create NAME CIDR, or see who has the addresses with: \
-             margay ipam show --show-blocks, and which are unused with: margay gc --boot"
+            "create another pool with: margay pool create NAME CIDR; show the addresses in use with: margay ipam \
+             show --show-blocks; show unused addresses with: margay gc --boot"
                 .to_owned()
         }
         Error::Pool(error) => match error {
             PoolError::UnknownName(_) | PoolError::NotGiven(_) | PoolError::WrongFamily(..) => {
-                "see which pools there are with: margay pool list".to_owned()
+                "list the pools with: margay pool list".to_owned()
             }
             PoolError::NoneQualified if explained.pools.is_empty() => {
-                "there is no pool of this family; make one with: margay pool create NAME CIDR".to_owned()
+                "create a pool of this address family with: margay pool create NAME CIDR".to_owned()
             }
             _ => return None,
         },

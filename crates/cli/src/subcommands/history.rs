@@ -34,7 +34,7 @@ Examples:
 /// The arguments of `ipam history`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowHistory {
-    /// An address, a handle, a container ID, or a node
+    /// Address, handle, container ID or node whose history is shown
     #[arg(value_name = "ADDRESS|HANDLE|NODE")]
     pub(crate) subject: String,
 

@@ -31,7 +31,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("detail"))]
 pub(crate) struct Map {
-    /// Draw only this pool, by name or range; can be given several times
+    /// Draw only the pool with this name or range; repeatable
     #[arg(long, value_name = "POOL")]
     pub(crate) pool: Vec<String>,
 

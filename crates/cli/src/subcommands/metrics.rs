@@ -28,11 +28,11 @@ Examples:
 /// The arguments of `margay metrics`.
 #[derive(Debug, Args)]
 pub(crate) struct Metrics {
-    /// Replace this file with the metrics instead of printing them
+    /// Write the metrics to this file, replacing an existing file, not to stdout
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Another node name that the store has for this machine
+    /// Node name of this machine in the store
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
@@ -40,7 +40,7 @@ pub(crate) struct Metrics {
     #[arg(long)]
     pub(crate) cluster: bool,
 
-    /// Folder with the list of blocks in which this node has addresses
+    /// Folder that caches the list of blocks in which this node has addresses
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }

@@ -23,7 +23,7 @@ use crate::store::{StoreAccess, StoreUse};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolSubcommand {
-    /// Create a pool, and the store if there is none yet
+    /// Create a pool, and the store if the store does not exist
     #[command(after_help = "\
 Examples:
   margay pool create main 10.65.0.0/16
@@ -53,7 +53,7 @@ pub(crate) struct PoolDelete {
     /// The pool's name
     pub(crate) name: String,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
@@ -70,8 +70,7 @@ pub(crate) struct PoolCreate {
     #[arg(value_parser = cidr, required_unless_present = "auto")]
     pub(crate) cidr: Option<IpNet>,
 
-    /// Choose a private range of this prefix length (IPv4 16 to 30, IPv6 48 to 126) that no pool, route or network here
-    /// has
+    /// Choose an unused private range of this prefix length: IPv4 16 to 30, IPv6 48 to 126
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
@@ -96,11 +95,11 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "SELECTOR")]
     pub(crate) namespace_selector: Option<String>,
 
-    /// Use the pool only where a network asks for it by name
+    /// Assign from the pool only for networks that name the pool
     #[arg(long)]
     pub(crate) manual: bool,
 
-    /// Check everything and create nothing
+    /// Dry run: do all checks, but create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -149,7 +148,7 @@ pub(crate) struct AssignPrefix {
     #[arg(value_name = "POOL")]
     pub(crate) pool: String,
 
-    /// The node that gets the prefix
+    /// Node for which the prefix is reserved
     #[arg(long, value_name = "NODE")]
     pub(crate) node: String,
 
@@ -295,7 +294,7 @@ impl AutoRangePool<'_> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
             CommandFailure::new(format!("there is no free private range of /{bits}"))
-                .hint("give a CIDR instead of --auto")
+                .hint("name a CIDR instead of --auto")
         })?;
         Ok((cidr, PoolCreate { cidr: Some(cidr), auto: None, ..self.request.clone() }))
     }
@@ -413,9 +412,10 @@ pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
 
 /// Returns the advice for a pool that cannot be deleted because addresses of the pool are in use.
 pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
-    let advice = "end what uses them, or take them back with: margay ipam release; who has one: margay ipam show --ip";
+    let advice = "stop the containers that use the addresses, or release the addresses with: margay ipam release; show \
+                  which container has an address with: margay ipam show --ip";
     if is_bridged {
-        format!("{advice}; to delete it although its containers run on: --yes-delete-bridged-pool {name}")
+        format!("{advice}; to delete the pool although its containers keep running: --yes-delete-bridged-pool {name}")
     } else {
         advice.to_owned()
     }
@@ -493,7 +493,7 @@ fn block_size(cidr: IpNet, wanted: Option<u8>) -> CommandResult<BlockSize> {
         }
         Some(bits) if bits < pool => {
             Err(CommandFailure::new(format!("a block of /{bits} does not fit into pool {cidr}"))
-                .hint(format!("leave --block-size away, or give one between {pool} and {smallest}")))
+                .hint(format!("leave out --block-size, or set --block-size to a value from {pool} to {smallest}")))
         }
         Some(bits) => Ok(BlockSize { bits, note: None }),
         None if pool > usual => {

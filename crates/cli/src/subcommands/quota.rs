@@ -20,7 +20,7 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuotaSubcommand {
-    /// Set how many addresses a namespace, a network or a node may have
+    /// Set the maximum number of addresses of a namespace, a network or a node
     #[command(after_help = "\
 The name * stands for each one without a limit of its own. Addresses in use
 stay in use; only further ones are refused. Each family counts: a container with
@@ -32,7 +32,7 @@ Examples:
   margay quota set --network storage 1000
   margay quota set --node node1 110 --dry-run")]
     Set(QuotaSet),
-    /// Show the quotas, and how far they are used
+    /// List the quotas with the number of addresses in use
     #[command(visible_alias = "ls", after_help = "Examples:\n  margay quota list\n  margay quota list -o json")]
     List,
     /// Delete a quota
@@ -51,11 +51,11 @@ pub(crate) struct QuotaSet {
     #[command(flatten)]
     pub(crate) of: QuotaSubjectArgs,
 
-    /// Maximum number of addresses
+    /// Maximum number of addresses that the quota allows
     #[arg(value_name = "N")]
     pub(crate) limit: u64,
 
-    /// Check everything and set nothing
+    /// Dry run: do all checks, but set no quota
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) struct QuotaDelete {
     #[command(flatten)]
     pub(crate) of: QuotaSubjectArgs,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -74,13 +74,13 @@ pub(crate) struct QuotaDelete {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct QuotaSubjectArgs {
-    /// The quota for the pods of a namespace
+    /// Namespace whose pods the quota limits
     #[arg(long, value_name = "NAME", value_parser = name)]
     namespace: Option<String>,
-    /// The quota for a network, with the name in its configuration
+    /// Network that the quota limits, by the name in its CNI configuration
     #[arg(long, value_name = "NAME", value_parser = name)]
     network: Option<String>,
-    /// The quota for a node
+    /// Node that the quota limits
     #[arg(long, value_name = "NAME", value_parser = name)]
     node: Option<String>,
 }

@@ -32,7 +32,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ADDRESS", group = "what")]
     pub(crate) ip: Option<IpAddr>,
 
-    /// Release all addresses of this handle, which `ipam show --ip` prints
+    /// Release all addresses of this handle (printed by margay ipam show --ip)
     #[arg(long, value_name = "HANDLE", group = "what")]
     pub(crate) handle: Option<String>,
 
@@ -40,7 +40,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ID", group = "what")]
     pub(crate) container: Option<String>,
 
-    /// Release addresses that are unused in all these reports of `ipam check`
+    /// Release the addresses that all these reports of margay ipam check list as unused
     #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
     pub(crate) from_report: Vec<PathBuf>,
 
@@ -82,7 +82,7 @@ impl OpenStoreCommand for Release {
         let container = self.container.as_deref().unwrap_or_default();
         let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
             unknown_holder_failure(error, "container", container).hint(
-                "Calico does not record addresses by container; release its addresses with --handle NETWORK.CONTAINER",
+                "use --handle NETWORK.CONTAINER for addresses that Calico assigned: Calico records no container ID",
             )
         });
         released_answer(&released?, &format!("container {container}"))
@@ -177,7 +177,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
                 printable(&report.cluster_guid),
                 printable(wanted)
             ))
-            .hint("give reports that were made of this store"));
+            .hint("use only reports that margay ipam check has written about this store"));
         }
     }
     Ok(())
@@ -190,8 +190,8 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Comman
         return Ok(());
     }
     Err(CommandFailure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
-        "make another report with: margay ipam check --report FILE; or release anyway with --force: what has \
-         changed since is left alone in any case",
+        "write a new report with: margay ipam check --report FILE; or use the old reports with --force, which keeps \
+         addresses that have changed since",
     ))
 }
 

@@ -32,7 +32,7 @@ An address that is in use stays in use; it is only not handed out again.")]
         after_help = "Examples:\n  margay reservation list\n  margay reservation list -o json"
     )]
     List,
-    /// Delete a reservation: its addresses can be assigned again
+    /// Delete a reservation, so that its addresses can be assigned again
     #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
     Delete(ReservationDelete),
 }
@@ -46,7 +46,7 @@ pub(crate) struct ReservationCreate {
     #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
     pub(crate) cidrs: Vec<IpNet>,
 
-    /// Check everything and create nothing
+    /// Dry run: do all checks, but create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -56,7 +56,7 @@ pub(crate) struct ReservationDelete {
     /// The reservation's name
     pub(crate) name: String,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -95,7 +95,7 @@ impl OpenStoreCommand for ReservationCreate {
         let Self { name, cidrs, .. } = self;
         operator.ipam().create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
             Error::Exists { .. } => CommandFailure::from(error)
-                .hint(format!("to change what it reserves, delete it first: margay reservation delete {name}")),
+                .hint(format!("delete the existing reservation first: margay reservation delete {name}")),
             _ => error.into(),
         })?;
         let row = ReservationRow { name: name.clone(), cidrs: cidrs.iter().map(ToString::to_string).collect() };

@@ -53,7 +53,7 @@ pub(crate) struct Configure {
     #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=5_000))]
     pub(crate) ip_cooldown_seconds: Option<u32>,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -70,7 +70,7 @@ pub(crate) enum Persistence {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("pool").required(true))]
 pub(crate) struct Split {
-    /// Into how many parts: a power of two
+    /// Number of parts, a power of two
     pub(crate) number: u32,
 
     /// The range of the pool to split
@@ -81,7 +81,7 @@ pub(crate) struct Split {
     #[arg(long, group = "pool")]
     pub(crate) name: Option<String>,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -178,7 +178,7 @@ fn persistence_text(persistence: AddressPersistence) -> &'static str {
 
 fn contradiction_failure(error: ipam_core::model::ContradictorySettings) -> CommandFailure {
     CommandFailure::new(error)
-        .hint("nothing was changed; show the settings with: margay ipam show --show-configuration")
+        .hint("show the settings with: margay ipam show --show-configuration; nothing was changed")
 }
 
 #[async_trait(?Send)]

@@ -34,7 +34,7 @@ pub(crate) struct Show {
     #[arg(long, conflicts_with = "ip")]
     show_blocks: bool,
 
-    /// Show who has this address
+    /// Show what uses this address
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) ip: Option<IpAddr>,
 

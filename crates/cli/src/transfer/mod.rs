@@ -299,7 +299,7 @@ impl<'l> Snapshot<'l> {
         let found = read_identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {
             return Err(CommandFailure::new(format!("{store} was replaced by another store meanwhile"))
-                .hint("run the command again")
+                .hint("run the command again to read the new store")
                 .into());
         }
         let (began, mut bytes, mut kvs) = (Instant::now(), 0, Vec::new());

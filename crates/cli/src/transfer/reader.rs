@@ -40,7 +40,7 @@ impl BackupReader {
         let file = File::open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
-                .hint("store the backup in a regular file: margay reads it twice"));
+                .hint("save the backup in a regular file, because margay reads the backup twice"));
         }
         let mut input = BufReader::with_capacity(1 << 16, file);
         let mut line = Vec::new();
@@ -49,7 +49,7 @@ impl BackupReader {
             let fault = text_fault(&line).map(|fault| format!(": {fault}")).unwrap_or_default();
             return Err(CommandFailure::new(format!("{} is no backup that margay has made{fault}", path.display()))
                 .hint(
-                    "give a file that `margay store backup` has written; its first line begins with {\"margay_backup\"",
+                    "name a file that `margay store backup` has written; its first line begins with {\"margay_backup\"",
                 ));
         };
         if margay_backup > VERSION_WITH_LEASES {
@@ -214,8 +214,8 @@ fn damaged(path: &Path, what: &str) -> CommandFailure {
 fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
     let failure = CommandFailure::new(format!("cannot read {}: {error}", path.display()));
     match error.kind() {
-        io::ErrorKind::NotFound => failure.hint("give the name of a file that `margay store backup` has written"),
-        _ => failure.hint("give a file that you may read; nothing was changed"),
+        io::ErrorKind::NotFound => failure.hint("name a file that `margay store backup` has written"),
+        _ => failure.hint("name a file that you can read; nothing was changed"),
     }
 }
 
@@ -295,12 +295,12 @@ impl ImportPlan {
             (Some(from), _) if nodes.contains(&from) => from,
             (Some(from), _) => {
                 return Err(CommandFailure::new(format!("there is no node {from} in the file"))
-                    .hint(format!("its nodes are: {}", list())));
+                    .hint(format!("use --from-node with a node of the file: {}", list())));
             }
             (None, 0 | 1) => nodes.first().cloned().unwrap_or_else(|| to.clone()),
             (None, _) => {
                 return Err(CommandFailure::new("there are several nodes in the file")
-                    .hint(format!("say with --from-node which one becomes {to}: {}", list())));
+                    .hint(format!("use --from-node to choose the node that is renamed to {to}: {}", list())));
             }
         };
         if from == to {
@@ -308,7 +308,7 @@ impl ImportPlan {
         }
         if nodes.contains(&to) {
             return Err(CommandFailure::new(format!("there is a node {to} in the file already"))
-                .hint("two nodes cannot become one; give another name"));
+                .hint("use another name for --as-node: two nodes cannot become one"));
         }
         let renaming = Renaming::new(from, to);
         let mut reader = BackupReader::open(&self.file.path)?;
@@ -352,8 +352,7 @@ impl IpamFilter {
 
 fn rename_value(renaming: &Renaming, key: &Key, value: Value) -> CommandResult<Value> {
     renaming.value(key, value).map_err(|error| {
-        CommandFailure::new(error)
-            .hint("the node of this key is unknown, so the node cannot be renamed; import without --as-node")
+        CommandFailure::new(error).hint("import without --as-node: margay cannot rename the node in this key")
     })
 }
 

@@ -108,7 +108,7 @@ impl<'l> Target<'l> {
             let found = open.store().range(request).await.map_err(|error| self.failed(error))?;
             if let Some(kv) = found.kvs.first() {
                 return Err(CommandFailure::new(format!("{} is not empty: it has {}", self.at, kv.key))
-                    .hint("give a store that has no pools and no addresses; nothing was changed"));
+                    .hint("name a store that has no pools and no addresses; nothing was changed"));
             }
             if !at.is_set() {
                 at = found.revision;
@@ -282,7 +282,7 @@ impl<'l> Target<'l> {
         let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
         if !answer.succeeded {
             return Err(CommandFailure::new(format!("{} was changed by somebody else meanwhile", self.at))
-                .hint("run the same command again: it resumes where it stopped"));
+                .hint("run the same command again to copy the rest"));
         }
         Ok(answer)
     }
@@ -530,7 +530,7 @@ fn foreign_keys_failure(found: &Differences) -> CommandFailure {
     CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
-    .hint("another process has written to the store; delete the imported data with --abort, and start again")
+    .hint("delete the imported data with --abort, and start again: another process has written to the store")
 }
 
 /// A SHA-256 over keys and values, each preceded by its length in bytes.

@@ -100,7 +100,7 @@ impl BackupWriter {
         let mut line = json(header)?;
         if line.len() >= MAX_LINE_BYTES {
             return Err(CommandFailure::new("the store has more leases than a backup can hold")
-                .hint("revoke unused leases with: etcdctl lease list, etcdctl lease revoke"));
+                .hint("find unused leases with etcdctl lease list, and revoke them with etcdctl lease revoke"));
         }
         line.push(b'\n');
         self.put(&line)
@@ -182,7 +182,7 @@ impl WrittenBackup {
                 TransferStop::Overtaken => history_lost(
                     at,
                     "once",
-                    "try again when fewer containers are started and stopped; to a file it is read faster than to a pipe",
+                    "try again when fewer containers are started and stopped, or write to a file: a pipe is slower",
                 ),
                 TransferStop::Failed(failure) => failure,
             })?,
@@ -228,7 +228,7 @@ impl NewFile {
         match fs::symlink_metadata(path) {
             Ok(found) if !found.is_file() => {
                 return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
-                    .hint("give the name of a file that does not exist yet"));
+                    .hint("name a file that does not exist yet"));
             }
             Ok(_) if overwrite == Overwrite::Never => return Err(exists_already_failure(path)),
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(path, &error)),
@@ -236,7 +236,7 @@ impl NewFile {
         }
         let Some(name) = path.file_name() else {
             return Err(CommandFailure::new(format!("{} is no name for a file", path.display()))
-                .hint("give a path that ends with a file name"));
+                .hint("use a path that ends with a file name"));
         };
         let mut name = name.to_owned();
         name.push(".partial");
@@ -327,16 +327,16 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 fn exists_already_failure(path: &Path) -> CommandFailure {
     CommandFailure::new(format!("{} exists already", path.display()))
-        .hint("give another name, or --force to replace the file once the backup is complete")
+        .hint("use another file name, or use --force to replace the existing file once the backup is complete")
 }
 
 fn failed(path: &Path, error: &io::Error) -> CommandFailure {
     let hint = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-            "free some space, or write to another disk; nothing is left of this backup"
+            "free some disk space, or write to another disk; the unfinished backup was deleted"
         }
-        io::ErrorKind::NotFound => "make the folder first",
-        _ => "give a file in a folder that you may write to",
+        io::ErrorKind::NotFound => "create the folder first",
+        _ => "name a file in a folder that you can write to",
     };
     CommandFailure::new(format!("cannot write {}: {error}", path.display())).hint(hint)
 }

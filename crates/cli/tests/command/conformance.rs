@@ -138,7 +138,7 @@ fn conformance_erases_only_when_place_was_typed_out() {
         for wrong in ["yes", "localhost", &path[1..], &lab.location.to_string()] {
             let said = judge(&lab.location, &format!("--case H0 --erase-everything {wrong}")).failure();
             assert!(said.contains("nothing was deleted\nhint: "), "{said}");
-            assert!(said.ends_with(&format!("type: --erase-everything {path}\n")), "{said}");
+            assert!(said.ends_with(&format!("with: --erase-everything {path}\n")), "{said}");
             assert_eq!(keys(&lab.location), before);
         }
         let run = judge(&lab.location, &format!("--case H0 --erase-everything {path}"));
@@ -166,14 +166,18 @@ fn refused(location: &str, args: &[&str]) -> String {
 #[test]
 fn conformance_refuses_bad_urls_and_filters() {
     let cases: [(&str, &[&str], &str); 9] = [
-        ("postgres://x/y", &[], "postgres:// is not a kind of store\nhint: store URLs are"),
+        ("postgres://x/y", &[], "postgres:// is not a kind of store\nhint: use a store URL of one of these forms: "),
         ("/var/lib/x", &[], "did you mean sled:///var/lib/x or redb:///var/lib/x?"),
-        ("sled://relative/path", &[], "write it with three slashes"),
+        ("sled://relative/path", &[], "write the URL with three slashes"),
         ("etcd://root:hunter2@a:2379", &[], "has a user or a password in it\nhint: remove user and password"),
         ("sled://root:hunter2@a/b", &[], "has a user or a password in it"),
         ("etcd://", &[], "no etcd endpoints"),
-        ("memory:", &["--case", "Q99"], "no case has \"Q99\" in its name\nhint: a name looks like"),
-        ("memory:", &["--store", "sled:///x"], "without --store\nhint: write it as: margay conformance sled:///path"),
+        ("memory:", &["--case", "Q99"], "no case has \"Q99\" in its name\nhint: use part of a case name, such as"),
+        (
+            "memory:",
+            &["--store", "sled:///x"],
+            "without --store\nhint: name the store as an argument: margay conformance sled:///path",
+        ),
         ("sled:///no/such/folder/store", &[], "create the parent folder first"),
     ];
     for (url, args, expected) in cases {
@@ -234,7 +238,7 @@ fn conformance_waits_then_refuses_when_store_is_in_use() {
             std::thread::scope(|scope| scope.spawn(|| refused(&url, &[])).join().unwrap())
         });
         assert!(said.contains("the store is in use by another process"), "{said}");
-        assert!(said.contains("\nhint: some other command or program has the store open"), "{said}");
+        assert!(said.contains("\nhint: end the program that has the store open"), "{said}");
     }
 }
 

@@ -190,7 +190,10 @@ fn cursor_is_refused_when_of_another_store() {
     let args = hook.args();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let failure = at(&stores[2], &args).failure();
-    assert!(failure.contains("is about another store") && failure.contains("hint: remove the file"), "{failure}");
+    assert!(
+        failure.contains("is about another store") && failure.contains("hint: delete the cursor file"),
+        "{failure}"
+    );
     for location in &stores {
         let newest = with_store(location, Create::Never, async |open| open.store().put("/other", "x").await.unwrap());
         let lost = newest.get() + 2;

@@ -76,7 +76,7 @@ fn etcd_configuration_file_names_place_and_login() {
     assert!(code == Some(1) && err.contains("check user and password"), "{err}");
     write("[hidden");
     let (code, _, err) = margay(&["pool", "list", "--config", path], &env);
-    assert!(code == Some(1) && err.contains("syntax error in") && err.contains("hint: write it as"), "{err}");
+    assert!(code == Some(1) && err.contains("syntax error in") && err.contains("hint: write the file like"), "{err}");
     let (code, _, err) = margay(&["pool", "list", "--config", path, "--store", "etcd://a:1"], &[]);
     assert!(code == Some(1) && err.contains("cannot be used with"), "{err}");
 }
@@ -87,12 +87,12 @@ fn etcd_bad_input_is_told_in_one_line_with_remedy() {
     let key = [("ETCD_KEY_FILE", "/nowhere/key.pem")];
     let authority = [("ETCD_CA_CERT_FILE", "/nowhere/ca.pem")];
     let cases = [
-        (dead.as_str(), &[][..], "check the address, and that etcd runs", "certificates and login come from"),
+        (dead.as_str(), &[][..], "check the address, and that etcd runs", "set certificates with ETCD_CA_CERT_FILE"),
         ("etcd+https://127.0.0.1:1", &authority, "cannot read /nowhere/ca.pem", "No such file"),
         ("etcd+https://127.0.0.1:1", &key, "a key for etcd is configured without its certificate", "ETCD_CERT_FILE"),
-        ("postgres://a:1", &[], "postgres:// is not a kind of store", "hint: store URLs are"),
+        ("postgres://a:1", &[], "postgres:// is not a kind of store", "hint: use a store URL of one of these forms: "),
         ("etcd://root:hidden@a:1", &[], "has a user or a password in it", "hint: remove user and password"),
-        ("etcd://a:1/calico", &[], "more in it than hosts and ports", "hint: write it as etcd://host:port"),
+        ("etcd://a:1/calico", &[], "more in it than hosts and ports", "hint: write the URL as etcd://host:port"),
     ];
     for (url, env, wrong, advice) in cases {
         let (code, out, err) = margay(&["pool", "list", "--store", url], env);

@@ -51,9 +51,9 @@ fn explain_says_what_would_help() {
         let web = lab.margay("ipam explain --node node1 --namespace shop --namespace-label tier=web").answer();
         assert!(web.contains("it would get 10.88.0."), "{web}");
         let none = lab.margay("ipam explain --node node1 -6").answer();
-        assert!(none.contains("there is no pool of this family; make one with: margay pool create"), "{none}");
+        assert!(none.contains("create a pool of this address family with: margay pool create"), "{none}");
         let missing = lab.margay("ipam explain --node node1 --pool none").answer();
-        assert!(missing.contains("see which pools there are with: margay pool list"), "{missing}");
+        assert!(missing.contains("list the pools with: margay pool list"), "{missing}");
         let wrong = lab.margay("ipam explain --node n --namespace a --namespace-label b").failure();
         assert!(wrong.contains("hint: write the label as NAME=VALUE"), "{wrong}");
     }

@@ -147,5 +147,5 @@ fn explain_on_etcd_knows_registered_nodes() {
     assert_eq!(report["outcome"]["source"], "new", "{report}");
     let (code, text, err) = margay(&url, &["ipam", "explain", "--node", "other"]);
     assert_eq!(code, Some(0), "{err}");
-    assert!(text.contains("resource does not exist: Node(other)") && text.contains("is not registered"), "{text}");
+    assert!(text.contains("resource does not exist: Node(other)") && text.contains("register node other "), "{text}");
 }

@@ -85,7 +85,7 @@ fn stores_are_listed_and_untouched_when_several() {
     let run = margay(["pool", "create", "a", "10.0.0.0/24", "--cni-conf-dir", dir.path().to_str().unwrap()]);
     assert_eq!((run.code, run.out.as_str()), (1, ""));
     assert!(run.err.contains("names several stores:\n  redb:///"), "{}", run.err);
-    assert!(run.err.contains("hint: say which one is meant, such as --store redb:///"), "{}", run.err);
+    assert!(run.err.contains("hint: name one of these stores, for example with --store redb:///"), "{}", run.err);
     assert!(!dir.path().join("sled").exists() && !dir.path().join("redb").exists());
 }
 

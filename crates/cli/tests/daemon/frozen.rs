@@ -53,7 +53,7 @@ fn hung_sync_ends_and_costs_no_call() {
         let calls = calls_that_leave(&lab);
         disk.go_on();
         for call in calls {
-            let ended = call.end().ok().alone("has not answered");
+            let ended = call.end().ok().alone("received no answer");
             assert!(ended.took >= FROZEN_TIMEOUT, "{ended:?}");
         }
         let mut held: Vec<_> = lab.held().into_values().collect();

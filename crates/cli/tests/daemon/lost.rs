@@ -94,7 +94,7 @@ fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
 fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
     for last in ALL {
         let (fake, answers) = dying(lab, last);
-        let add = Call::new("ADD", "c1", conf).args(args).ok().alone("has not answered");
+        let add = Call::new("ADD", "c1", conf).args(args).ok().alone("received no answer");
         if last != Last::Takes {
             assert_eq!(add.address(), assigned(&answers), "{last:?}");
         }
@@ -102,7 +102,7 @@ fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
             assert!(args.contains(&add.address().to_string()), "{last:?}: {add:?}");
         }
         assert_eq!(lab.held().into_iter().collect::<Vec<_>>(), [(add.address(), "net1.c1".to_owned())], "{last:?}");
-        Call::new("DEL", "c1", conf).args(args).ok().alone("has not answered");
+        Call::new("DEL", "c1", conf).args(args).ok().alone("received no answer");
         if last != Last::Takes {
             assert_eq!(
                 answers.recv_timeout(patient(PATIENCE)).unwrap(),

@@ -106,7 +106,7 @@ fn keep(stream: UnixStream) {
 
 #[test]
 fn fallback_when_daemon_has_other_version() {
-    with_listener(all_is_well, "or another version", |folder, mut stream| {
+    with_listener(all_is_well, "or has another version", |folder, mut stream| {
         let hello = Hello { program: "9.9.9".to_owned(), ..hello(folder) };
         greet(&mut stream, &hello);
         keep(stream);
@@ -125,11 +125,11 @@ fn fallback_when_daemon_has_other_protocol() {
 
 #[test]
 fn fallback_when_daemon_has_other_store() {
-    with_listener(all_is_well, "has another store", |_, mut stream| {
+    with_listener(all_is_well, "serves another store", |_, mut stream| {
         greet(&mut stream, &Hello::new(StoreIdentity::Nothing));
         keep(stream);
     });
-    with_listener(all_is_well, "has another store", |folder, mut stream| {
+    with_listener(all_is_well, "serves another store", |folder, mut stream| {
         let file = folder.join("store.id");
         let queue = FileId::at(&file).unwrap();
         greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));

@@ -141,7 +141,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         if let Err(error) =
             wiring::disconnect(&netns, interface, Instant::now() + WIRING_TIMEOUT, invocation::start_remover)
         {
-            tracing::warn!(%error, interface, "cannot remove the interface of a failed ADD; it stays until DEL");
+            tracing::warn!(
+                %error,
+                interface,
+                "cannot remove the container's interface after a failed ADD; the interface stays until DEL"
+            );
         }
     }
 
@@ -214,7 +218,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
-            tracing::warn!(%error, "cannot release the addresses of a failed ADD; they stay assigned until DEL");
+            tracing::warn!(
+                %error,
+                "cannot release the container's addresses after a failed ADD; the addresses stay assigned until DEL"
+            );
         }
     }
 
@@ -308,7 +315,10 @@ pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
                 program.del(&setup.call.interface, &netns.to_string_lossy(), deadline.remaining()).await
             });
             if let Err(error) = removed {
-                tracing::warn!(%error, "cannot remove the interface of a failed ADD; it stays until DEL");
+                tracing::warn!(
+                    %error,
+                    "cannot remove the container's interface after a failed ADD; the interface stays until DEL"
+                );
             }
         }
         _ => add.disconnect(),

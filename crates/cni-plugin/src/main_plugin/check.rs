@@ -168,7 +168,7 @@ fn ready(setup: &MainContext<'_>) -> Result<String> {
     let plugin = setup.ipam_plugin()?;
     match plugin.call(&setup.ipam_call(CniVerb::Status), &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
-            tracing::debug!(%error, "the IPAM plugin does not support STATUS");
+            tracing::debug!(%error, "the IPAM plugin does not support STATUS; treating the IPAM plugin as ready");
             Ok(String::new())
         }
         done => done.map(|_| String::new()),

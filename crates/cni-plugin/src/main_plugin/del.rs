@@ -92,7 +92,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
 /// Removes the interface during a DEL that cannot use the store, and returns the error of the store.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
-        tracing::warn!(%error, "the container's interface could not be removed either");
+        tracing::warn!(%error, "cannot remove the container's interface, and cannot reach the store");
     }
     error
 }
@@ -226,7 +226,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
             endpoint = endpoint.name(),
             interface = name,
             ?deleted,
-            "cleaning up after a container that the runtime does not list"
+            "deleting the workload endpoint and the interface of a container that the runtime no longer lists"
         );
         first_error = first_error.and(deleted.map(drop)).and(removed);
     }

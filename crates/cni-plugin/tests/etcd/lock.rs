@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::lab::Lab;
 use crate::process::{Call, Outcome};
 
-const GOES_ON: &str = "another process holds the host lock; continuing without the lock";
+const GOES_ON: &str = "another process holds the IPAM lock file of this host; continuing without the lock";
 
 #[test]
 fn host_lock_is_waited_for() {
@@ -50,7 +50,8 @@ fn host_lock_is_skipped_when_host_cannot_lock() {
     let mut conf = lab.conf();
     conf["ipam_lock_file"] = "/proc/no-such-folder/lock".into();
     let outcome = Call::new("ADD", "c1", &conf).ok();
-    assert!(outcome.stderr.contains("cannot take the host lock; continuing without the lock"), "{outcome:?}");
+    let goes_on = "cannot lock the IPAM lock file of this host; continuing without the lock";
+    assert!(outcome.stderr.contains(goes_on), "{outcome:?}");
     lab.del("c1").ok();
     lab.nothing_is_left();
 }

@@ -227,7 +227,7 @@ fn process_log_goes_to_standard_error_and_file() {
     // If the log file cannot be created, the plugin only reports so on standard error.
     let outcome = call_binary(&environment("ADD"), conf("info", "/proc/no/such/folder/log").as_bytes());
     assert_eq!(error_of(&outcome).1, "unknown datastore type: foo");
-    assert!(outcome.stderr.contains("cannot log to log_file_path"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("cannot open the log file that log_file_path names"), "{}", outcome.stderr);
 }
 
 #[test]

@@ -172,7 +172,10 @@ impl SharedStore {
                 Err(error) if *error.kind() == ErrorKind::Missing => {
                     tracing::debug!(%error, "the store that this daemon serves does not exist yet");
                 }
-                Err(error) => tracing::warn!(%error, "cannot open the store; the next call tries again"),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "cannot open the store; trying again at the next request to the daemon"
+                ),
             }
         }
         let CurrentStore { identity, generation, .. } = self.seen();
@@ -270,7 +273,10 @@ impl SharedStore {
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {
             if seen.identity != StoreIdentity::Nothing {
-                tracing::warn!(store = self.shared.name, "another store has replaced the store at this location");
+                tracing::warn!(
+                    store = self.shared.name,
+                    "another store has replaced the store at this path; serving the new store"
+                );
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
             *seen = CurrentStore { identity, halves, generation: seen.generation + 1, queued: None };
@@ -351,7 +357,7 @@ impl SharedStore {
 
     async fn reopen_after_hand_over(&self, turn: &mut HandOverTurn) {
         if let Err(error) = self.reopen(turn, self.shared.holding.options.wait).await {
-            tracing::warn!(%error, "cannot open the store; the next call tries again");
+            tracing::warn!(%error, "cannot open the store; trying again at the next request to the daemon");
         }
     }
 

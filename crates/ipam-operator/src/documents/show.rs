@@ -58,7 +58,7 @@ impl Operator {
                 let Some(name) = super::named_by(kind, &key) else { continue };
                 match shown(kind, &key, &name, &value, tx.written_at(&key)) {
                     Ok(shown) => items.push(shown),
-                    Err(error) => tracing::warn!(%error, "skipping a damaged document"),
+                    Err(error) => tracing::warn!(%error, "skipping a stored resource that cannot be decoded"),
                 }
             }
             Ok(Documents { items, revision: tx.revision() })

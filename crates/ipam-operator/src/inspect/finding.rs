@@ -276,116 +276,153 @@ macro_rules! codes {
 }
 
 codes! {
-    AffinityWithoutBlock = "AFF-01", Problem, "An affinity is to a block that is not there.", "", "deletes the affinity";
-    AffinityPending = "AFF-02", Problem, "The claim of a block was begun and not finished.", "",
-        "finishes the claim, or deletes the affinity if the block is not the owner's";
-    AffinityPendingDeletion = "AFF-03", Problem, "The release of a block was begun and not finished.", "",
-        "finishes it, or confirms the affinity if the block is in use";
-    AffinityUnknown = "AFF-04", Problem, "An affinity has a state that this version does not know.", "",
-        "confirms the affinity, or deletes it if the block is not the owner's";
-    UnreadableAffinity = "AFF-05", Problem, "What is stored as an affinity cannot be read.", "",
-        "writes the affinity anew, or deletes it if the block is not the owner's";
-    AffinityOfOther = "AFF-06", Problem, "An affinity is to a block that has another owner, or none.", "",
+    AffinityWithoutBlock = "AFF-01", Problem, "An affinity names a block that does not exist.", "",
         "deletes the affinity";
-    AffinityOfOtherSize = "AFF-07", Problem, "An affinity is to a block that is not there, of another size than its pool's blocks: Calico could make it over other blocks.",
+    AffinityPending = "AFF-02", Problem, "A node began to claim a block and did not finish.", "",
+        "finishes the claim, or deletes the affinity if the block has another owner or none";
+    AffinityPendingDeletion = "AFF-03", Problem, "A node began to release a block and did not finish.", "",
+        "finishes the release, or confirms the affinity if the block is in use";
+    AffinityUnknown = "AFF-04", Problem, "An affinity has a state that this version of Margay does not know.", "",
+        "confirms the affinity, or deletes the affinity if the block has another owner or none";
+    UnreadableAffinity = "AFF-05", Problem, "A stored affinity cannot be decoded.", "",
+        "rewrites the affinity, or deletes the affinity if the block has another owner or none";
+    AffinityOfOther = "AFF-06", Problem, "An affinity names a block that has another owner or no owner.", "",
+        "deletes the affinity";
+    AffinityOfOtherSize = "AFF-07", Problem,
+        "An affinity names a block that does not exist and differs in size from its pool's blocks: Calico could create this block over other blocks.",
         "", "deletes the affinity";
-    DanglingAllocation = "ALC-01", Problem, "An allocation points at an entry that is not there; nothing can be assigned from its block.",
+    DanglingAllocation = "ALC-01", Problem,
+        "An allocation in a block points at a missing attribute entry, so that no address of the block can be assigned.",
         "restore the block from a backup: the store does not say which container has the address", "";
-    UnusedAttribute = "ALC-02", Problem, "A block has entries that no allocation points at.", "", "drops the entries";
+    UnusedAttribute = "ALC-02", Problem, "A block has attribute entries that no allocation uses.", "",
+        "deletes the unused entries";
     AddressTwice = "ALC-03", Problem, "An address is assigned in two blocks that overlap.",
-        "find out who uses it, then end the other container", "";
-    NoHandle = "ALC-04", Information, "Addresses are held without a handle, so that no DEL finds them.",
-        "release each that no container uses: margay ipam release --ip", "";
-    HolderGone = "ALC-05", Problem, "Addresses are held for a node that is not registered any more.",
-        "if the node is gone for good: check with --report, then margay ipam release --from-report", "";
-    CalicosNames = "ALC-06", Problem, "Addresses of networks that are not Calico's carry Calico's names of node and pod, so that Calico's kube-controllers releases them.",
-        "", "gives them Margay's names";
-    NoEndpoint = "ALC-07", Problem, "An address of a Calico network is held for a container that has no endpoint.",
-        "if the container is gone: margay gc on its node, or margay ipam release --ip", "";
-    UnreadableBlock = "BLK-01", Problem, "What is stored as a block cannot be read; nothing is assigned from it or released.",
-        "restore it from a backup", "";
-    MisplacedBlock = "BLK-02", Problem, "The network inside a block is not the one in its key.",
-        "restore it from a backup", "";
+        "find out which container uses the address, then stop the other container", "";
+    NoHandle = "ALC-04", Information, "Addresses are assigned without a handle, so that no DEL releases the addresses.",
+        "release each address that no container uses: margay ipam release --ip ADDRESS", "";
+    HolderGone = "ALC-05", Problem, "Addresses are assigned to a node that is no longer registered.",
+        "if the node is gone for good: margay ipam check --report FILE, then margay ipam release --from-report FILE",
+        "";
+    CalicosNames = "ALC-06", Problem,
+        "Addresses of secondary networks (not Calico's) carry Calico's attributes for node and pod, so that Calico's kube-controllers releases the addresses.",
+        "", "renames the attributes to Margay's names";
+    NoEndpoint = "ALC-07", Problem,
+        "An address of a Calico network is assigned to a container that has no workload endpoint.",
+        "if the container is gone: margay gc on its node, or margay ipam release --ip ADDRESS", "";
+    UnreadableBlock = "BLK-01", Problem,
+        "A stored block cannot be decoded, so that its addresses are neither assigned nor released.",
+        "restore the block from a backup", "";
+    MisplacedBlock = "BLK-02", Problem, "The network in the content of a block differs from the network in its key.",
+        "restore the block from a backup", "";
     BlockOutsidePools = "BLK-03", Problem, "A block is in no pool.",
-        "make a pool for it again, or release its addresses", "deletes the empty block";
-    BlockOfOtherSize = "BLK-04", Problem, "A block does not have the size of its pool's blocks, so that lookups do not find it.",
-        "release its addresses when no container uses them", "deletes the empty block";
-    OverlappingBlocks = "BLK-05", Problem, "Two blocks have addresses in common, which could be assigned twice.",
-        "end the containers in one of them, then check again", "";
-    OwnerWithoutAffinity = "BLK-06", Problem, "A block names an owner that has no affinity to it.", "", "writes the affinity";
-    OwnerGone = "BLK-07", Problem, "A block's owner is a node that is not registered any more.",
-        "if the node is gone for good, release its addresses", "releases the empty block";
+        "create a pool for the block again, or release the addresses of the block", "deletes the empty block";
+    BlockOfOtherSize = "BLK-04", Problem,
+        "A block differs in size from its pool's blocks, so that lookups do not find the block.",
+        "release the addresses of the block when no container uses them", "deletes the empty block";
+    OverlappingBlocks = "BLK-05", Problem,
+        "Two blocks have addresses in common, so that an address could be assigned twice.",
+        "stop the containers that have addresses in one of the blocks, then check again", "";
+    OwnerWithoutAffinity = "BLK-06", Problem, "A block has an owner that has no affinity to the block.", "",
+        "writes the missing affinity";
+    OwnerGone = "BLK-07", Problem, "The owner of a block is a node that is no longer registered.",
+        "if the node is gone for good, release the addresses of the block", "releases the empty block";
     EmptyBlock = "BLK-08", Problem, "A block is empty and has no owner.", "", "deletes the block";
-    OddOwner = "BLK-09", Problem, "A block's owner is neither a node nor a virtual one, so that no node has the block as its own.", "",
-        "removes the owner from the block";
-    SecondaryOfNode = "BLK-10", Problem, "A block of networks that are not Calico's is a node's own, so that Calico's routing drops what is sent there.",
-        "start a container on each of its networks on that node, then check again", "makes it the block of the node's secondary networks";
-    MixedBlock = "BLK-11", Problem, "A node's own block has addresses of Calico's networks and of others, to which Calico's routing drops what is sent.",
-        "start the containers of one kind anew, then check again", "";
-    UnreadableConfig = "CFG-01", Problem, "The IPAM configuration cannot be read: no ADD and no DEL succeeds.",
-        "restore it from a backup, or delete the key to have the defaults", "";
+    OddOwner = "BLK-09", Problem,
+        "The owner of a block is neither a node nor a virtual owner, so that no node uses the block as its own.",
+        "", "removes the owner from the block";
+    SecondaryOfNode = "BLK-10", Problem,
+        "A block of secondary networks (not Calico's) is affine to a node, so that Calico's routing drops packets to the block.",
+        "start a container on each network of the block on that node, then check again",
+        "changes the owner of the block to the secondary networks of the node";
+    MixedBlock = "BLK-11", Problem,
+        "A node's own block has addresses of Calico's networks and of secondary networks; Calico's routing drops packets to the secondary networks.",
+        "restart the block's containers on Calico's networks, or those on secondary networks, then check again", "";
+    UnreadableConfig = "CFG-01", Problem,
+        "The stored IPAM configuration cannot be decoded, so that every ADD and every DEL fails.",
+        "restore the configuration from a backup, or delete its key to use the defaults", "";
     ContradictoryConfig = "CFG-02", Problem, "Settings of the IPAM configuration contradict each other.",
-        "set them anew", "";
-    ReleasedInFuture = "COO-01", Problem, "Addresses are in cooldown since a time that has not come yet.", "",
-        "begins their cooldown anew";
-    HandleMissing = "HND-01", Problem, "Addresses are held under a handle that is not there, so that no DEL finds them.", "",
-        "writes the handle";
-    HandleCountsMore = "HND-02", Problem, "A handle counts more addresses than a block holds for it.", "",
-        "sets the count to what the block holds";
-    HandleCountsLess = "HND-03", Problem, "A handle counts fewer addresses than a block holds for it.", "",
-        "sets the count to what the block holds";
-    HandleNamesNoBlock = "HND-04", Problem, "A handle names a block that is not there.", "", "drops it from the handle";
-    UnreadableHandle = "HND-05", Problem, "What is stored as a handle cannot be read.", "",
-        "writes it anew from what the blocks hold";
-    EmptyHandle = "HND-06", Problem, "A handle counts no address at all.", "", "deletes the handle";
-    UnknownKey = "KEY-01", Problem, "A key below /calico/ipam/v2/ is none that IPAM knows.",
-        "delete it if no other program needs it", "";
+        "correct the settings with: margay ipam configure", "";
+    ReleasedInFuture = "COO-01", Problem, "Addresses are in cooldown since a time in the future.", "",
+        "restarts the cooldown of the addresses";
+    HandleMissing = "HND-01", Problem,
+        "Addresses are assigned under a handle that does not exist, so that no DEL releases the addresses.",
+        "", "writes the missing handle";
+    HandleCountsMore = "HND-02", Problem,
+        "A handle counts more addresses in a block than the block has under the handle.",
+        "", "sets the count to the number of addresses in the block";
+    HandleCountsLess = "HND-03", Problem,
+        "A handle counts fewer addresses in a block than the block has under the handle.",
+        "", "sets the count to the number of addresses in the block";
+    HandleNamesNoBlock = "HND-04", Problem, "A handle names a block that does not exist.", "",
+        "removes the block from the handle";
+    UnreadableHandle = "HND-05", Problem, "A stored handle cannot be decoded.", "",
+        "rewrites the handle from the content of the blocks";
+    EmptyHandle = "HND-06", Problem, "A handle counts no addresses.", "", "deletes the handle";
+    UnknownKey = "KEY-01", Problem, "A key below /calico/ipam/v2/ is of no kind that IPAM knows.",
+        "delete the key if no other program needs it", "";
     NetworksOverlap = "NET-01", Problem, "Two networks of this machine assign the same addresses from two stores.",
-        "give one of them another subnet, or both the same store", "";
-    RouteOverlaps = "NET-02", Information, "A route of this machine that is not the pool's own leads addresses of the pool elsewhere.",
-        "give the pool another range, or see with `ip route` whether the route is meant", "";
-    UnreadableNode = "NOD-01", Problem, "What is stored as a node cannot be read: no ADD succeeds there.",
+        "configure another subnet for one network, or the same store for both networks", "";
+    RouteOverlaps = "NET-02", Information,
+        "A route of this machine, other than the pool's own route, covers addresses of a pool.",
+        "change the range of the pool, or check with `ip route` whether the route is intended", "";
+    UnreadableNode = "NOD-01", Problem, "A stored node cannot be decoded, so that every ADD on the node fails.",
         "register the node again", "";
-    UnreadablePool = "POL-01", Problem, "What is stored as a pool cannot be read; it counts as absent.",
-        "delete it and make it again", "";
-    BrokenPool = "POL-02", Problem, "A pool has blocks of a size that cannot be.", "delete it and make it again", "";
-    PoolsOverlap = "POL-03", Problem, "Two pools have addresses in common, which could be assigned twice.",
-        "delete one of them", "";
-    BrokenSelector = "POL-04", Problem, "A selector of a pool cannot be read, so that no request gets addresses from the pool.",
-        "write the selector anew", "";
-    UnmanageablePool = "POL-05", Problem, "Settings of a pool do not go together, so that Calico's tools and margay apply refuse each change of it.",
-        "change them with: margay get ippool NAME -o yaml >FILE, an editor, and margay apply -f FILE",
-        "takes the use Tunnel from a pool with a namespace selector";
-    QueuedTwice = "QUE-01", Problem, "A block's queue has free addresses more than once.", "", "writes the queue anew";
-    NotQueued = "QUE-02", Problem, "A block's queue lacks free addresses: Calico never assigns them.", "",
-        "writes the queue anew";
-    QueuedButHeld = "QUE-03", Problem, "A block's queue has addresses that are held: Calico assigns them again.", "",
-        "writes the queue anew";
-    QueuedOutside = "QUE-04", Problem, "A block's queue has numbers that are no addresses of it.", "",
-        "writes the queue anew";
-    UnreadableReservation = "RES-01", Problem, "What is stored as a reservation cannot be read; it reserves nothing.",
-        "delete it and make it again", "";
-    OddReservation = "RES-02", Problem, "An entry of a reservation is neither a network nor an address; it reserves nothing.",
-        "write the entry anew", "";
-    ReservedInUse = "RES-03", Information, "Addresses are held that are reserved: they were before, or were asked for by name.",
-        "nothing has to be done", "";
-    BridgeUnreserved = "RES-04", Problem, "A bridged network's pool has no reservation of its network and gateway addresses.",
-        "start a container on the network, or reserve them: margay reservation create", "";
-    BridgeHalfReserved = "RES-05", Problem, "The reservation of a bridged network lacks its network or gateway addresses.",
-        "", "adds them";
-    StraySequenceNumber = "SEQ-01", Problem, "A block has sequence numbers of addresses that are not assigned.", "",
-        "drops the numbers";
-    KeptUnrecorded = "STK-01", Problem, "A workload keeps an address that its record lacks, so that it gets another one.", "",
-        "writes the record anew from what the blocks keep";
-    RecordedNotKept = "STK-02", Problem, "The record of a workload has an address that the workload does not keep.", "",
-        "drops it from the record";
-    UnreadableRecord = "STK-03", Problem, "What is stored as the record of a workload cannot be read, so that the workload gets other addresses.",
-        "", "writes the record anew from what the blocks keep";
-    UnreadableEndpoint = "WEP-01", Problem, "What is stored as a workload endpoint cannot be read; it counts as absent.",
-        "delete it, and start its container anew", "";
-    EndpointAddress = "WEP-02", Problem, "A workload endpoint has an address that is free, or that another container holds.",
-        "if its container is gone: margay delete wep; if it runs, start it anew", "";
-    EndpointOfGoneNode = "WEP-03", Problem, "A workload endpoint is of a node that is not registered any more.", "",
+    UnreadablePool = "POL-01", Problem, "A stored pool cannot be decoded and is ignored.",
+        "delete the pool, and create the pool again", "";
+    BrokenPool = "POL-02", Problem, "The block size of a pool is impossible.",
+        "delete the pool, and create the pool again", "";
+    PoolsOverlap = "POL-03", Problem, "Two pools have addresses in common, so that an address could be assigned twice.",
+        "delete one of the pools", "";
+    BrokenSelector = "POL-04", Problem,
+        "A selector of a pool cannot be parsed, so that no address is assigned from the pool.",
+        "correct the selector of the pool", "";
+    UnmanageablePool = "POL-05", Problem,
+        "Settings of a pool contradict each other, so that Calico's tools and margay apply refuse every change of the pool.",
+        "change the settings with: margay get ippool NAME -o yaml >FILE, an editor, and margay apply -f FILE",
+        "removes the use Tunnel from a pool with a namespace selector";
+    QueuedTwice = "QUE-01", Problem, "A block's queue of free addresses contains addresses more than once.", "",
+        "rewrites the queue of free addresses";
+    NotQueued = "QUE-02", Problem,
+        "A block's queue of free addresses lacks free addresses, which Calico therefore never assigns.",
+        "", "rewrites the queue of free addresses";
+    QueuedButHeld = "QUE-03", Problem,
+        "A block's queue of free addresses contains assigned addresses, which Calico could assign again.",
+        "", "rewrites the queue of free addresses";
+    QueuedOutside = "QUE-04", Problem,
+        "A block's queue of free addresses contains numbers that are not addresses of the block.",
+        "", "rewrites the queue of free addresses";
+    UnreadableReservation = "RES-01", Problem,
+        "A stored reservation cannot be decoded, so that the reservation reserves no address.",
+        "delete the reservation, and create the reservation again", "";
+    OddReservation = "RES-02", Problem,
+        "An entry of a reservation is neither a network nor an address, so that the entry reserves no address.",
+        "correct the entry of the reservation", "";
+    ReservedInUse = "RES-03", Information,
+        "Assigned addresses are reserved: they were assigned before the reservation, or requested explicitly.",
+        "do nothing: this is no problem", "";
+    BridgeUnreserved = "RES-04", Problem,
+        "The network and gateway addresses of a bridged network's pool are not reserved.",
+        "start a container on the network, or reserve the addresses with: margay reservation create", "";
+    BridgeHalfReserved = "RES-05", Problem,
+        "The reservation of a bridged network lacks its network or gateway addresses.",
+        "", "adds the missing addresses to the reservation";
+    StraySequenceNumber = "SEQ-01", Problem, "A block has sequence numbers for addresses that are not assigned.", "",
+        "deletes these sequence numbers";
+    KeptUnrecorded = "STK-01", Problem,
+        "The sticky address record of a workload lacks an address that a block keeps for the workload, so that the workload gets another address.",
+        "", "rewrites the record from the content of the blocks";
+    RecordedNotKept = "STK-02", Problem,
+        "The sticky address record of a workload has an address that no block keeps for the workload.",
+        "", "removes the address from the record";
+    UnreadableRecord = "STK-03", Problem,
+        "The stored sticky address record of a workload cannot be decoded, so that the workload gets other addresses.",
+        "", "rewrites the record from the content of the blocks";
+    UnreadableEndpoint = "WEP-01", Problem, "A stored workload endpoint cannot be decoded and is ignored.",
+        "delete the workload endpoint, and restart its container", "";
+    EndpointAddress = "WEP-02", Problem,
+        "A workload endpoint has an address that is free or assigned to another container.",
+        "if the container of the endpoint is gone: margay delete wep; if the container runs: restart the container", "";
+    EndpointOfGoneNode = "WEP-03", Problem, "A workload endpoint belongs to a node that is no longer registered.", "",
         "deletes the endpoint";
 }
 

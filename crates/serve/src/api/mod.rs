@@ -86,7 +86,7 @@ pub(crate) async fn offer(
     tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {
         if let Err(error) = api.server().serve_with_incoming(connections).await {
-            tracing::error!(%error, "etcd's API has stopped");
+            tracing::error!(%error, "the server of etcd's API has stopped");
         }
     });
     Ok(said)

@@ -117,7 +117,7 @@ async fn serve_requests(
         }
     };
     if let Err(error) = outcome {
-        tracing::debug!(%error, "an HTTP connection failed");
+        tracing::debug!(%error, "a connection to the HTTP server of the status page failed");
     }
 }
 

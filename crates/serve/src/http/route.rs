@@ -115,7 +115,7 @@ async fn metrics_answer(page: &Arc<PageContext>) -> HttpResponse {
     let samples = match timeout(page.limits.answer, samples(page)).await {
         Ok(Ok(samples)) => Some(samples.text()),
         Ok(Err(failure)) => {
-            tracing::warn!(error = failure.text, "cannot read the store for the metrics");
+            tracing::warn!(error = failure.text, "cannot read the store; answering without the metrics of the store");
             None
         }
         Err(_) => None,
@@ -151,9 +151,12 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
             match timeout(page.limits.answer / 2, forecast).await {
                 Ok(Ok(Ok(forecast))) => forecast.pools.iter().for_each(|pool| pool.sample(&mut samples)),
                 Ok(Ok(Err(failure))) => {
-                    tracing::warn!(error = failure.text, "cannot read the history for a forecast");
+                    tracing::warn!(
+                        error = failure.text,
+                        "cannot read the history of the store; leaving the pool forecast out of the metrics"
+                    );
                 }
-                _ => tracing::warn!("the forecast is not ready in time; these metrics leave it out"),
+                _ => tracing::warn!("the pool forecast was not ready in time; leaving the forecast out of the metrics"),
             }
             census.revision
         }

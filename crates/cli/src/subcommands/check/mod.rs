@@ -85,7 +85,7 @@ pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<Stri
     };
     let is_form = text(ContextKind::InvalidArg).is_some_and(|arg| arg.starts_with("--output"));
     let value = text(ContextKind::InvalidValue).filter(|_| is_form && is_check(args))?;
-    Some(format!("hint: to write a report into a file: margay ipam check --report {value}"))
+    Some(format!("hint: write a report to a file with: margay ipam check --report {value}"))
 }
 
 /// The arguments of `ipam check`.
@@ -99,7 +99,7 @@ pub(crate) struct Check {
     #[arg(long)]
     show_problem_ips: bool,
 
-    /// Write a report for `margay ipam release --from-report`, as calicoctl does
+    /// Write a report to this file, for margay ipam release --from-report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
@@ -107,7 +107,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "CODE", num_args = 0..)]
     repair: Option<Vec<Code>>,
 
-    /// Carry out the repairs
+    /// Carry out the repairs that --repair shows
     #[arg(long, requires = "repair")]
     pub(crate) apply: bool,
 }
@@ -164,14 +164,14 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     let mendable = inspection.findings.iter().filter(|finding| finding.is_problem() && finding.mendable).count();
     match (mendable, args.repair.is_some(), args.apply) {
         (0, ..) => {
-            failure.hint("none of these problems can be repaired automatically; the column MEND says what to do")
+            failure.hint("follow the advice in the column MEND: none of these problems can be repaired automatically")
         }
         (_, false, _) => {
-            failure.hint(format!("what can be mended ({mendable}) is shown by: margay ipam check --repair"))
+            failure.hint(format!("show the automatic repairs ({mendable}) with: margay ipam check --repair"))
         }
         (_, true, false) => failure.hint("carry out the possible repairs with: margay ipam check --repair --apply"),
         (_, true, true) => {
-            failure.hint("other processes have changed the store, or a repair failed; run the check again")
+            failure.hint("run the check again: other processes have changed the store, or a repair failed")
         }
     }
 }

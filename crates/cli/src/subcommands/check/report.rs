@@ -100,7 +100,7 @@ impl CheckReport {
 
     /// Reads a check report from a file.
     pub(crate) fn read(path: &Path) -> CommandResult<Self> {
-        let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
+        let hint = "name a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)
             .map_err(|error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint))?;
         serde_json::from_slice(&text).map_err(|error| {

@@ -148,17 +148,20 @@ fn has_pool(manifests: &[Manifest]) -> bool {
 /// Returns advice for the user about a document that the store refused.
 fn advice(error: &Error) -> Option<String> {
     match error {
-        Error::Document(DocumentError::Exists(..)) => Some("to change what is there: margay apply -f FILE".to_owned()),
+        Error::Document(DocumentError::Exists(..)) => {
+            Some("change the existing resource with: margay apply -f FILE".to_owned())
+        }
         Error::Document(DocumentError::NotFound(kind, _)) => {
-            Some(format!("list the existing documents with: margay get {}", super::get::short(*kind)))
+            Some(format!("list the existing resources with: margay get {}", super::get::short(*kind)))
         }
         Error::Document(DocumentError::Conflict(..)) => Some(
-            "it was changed after it was read: read it again with margay get, or leave \
-             metadata.resourceVersion away"
+            "read the resource again with margay get, or leave out metadata.resourceVersion: the resource has \
+             changed"
                 .to_owned(),
         ),
         Error::Document(DocumentError::NotSupported(..)) => Some(
-            "endpoints and profiles come with the containers of Calico's networks: margay get shows them".to_owned(),
+            "use only margay get on endpoints and profiles: they are created and deleted with their containers"
+                .to_owned(),
         ),
         Error::PoolInUse { pool, gateway, .. } => Some(pool::advice_in_use(pool, gateway.is_some())),
         _ => None,
@@ -174,7 +177,7 @@ pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandRe
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
         return Err(CommandFailure::new("No resources specified")
-            .hint("name a file that contains a document, for example of kind IPPool"));
+            .hint("name a file that contains a resource, for example of kind IPPool"));
     }
     Ok(manifests)
 }
@@ -259,10 +262,11 @@ pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> CommandResult
 
 fn parse_documents(name: &str, text: &[u8]) -> CommandResult<Vec<Manifest>> {
     let mut manifests = Vec::new();
-    for value in parse_values(name, text, "a document is YAML or JSON, as `margay get ippool -o yaml` prints it")? {
+    let hint = "write the resources as YAML or JSON, in the form that `margay get ippool -o yaml` prints";
+    for value in parse_values(name, text, hint)? {
         let read = Manifest::read(value).map_err(|error| {
             CommandFailure::new(format!("{name}: {}", printable(&error.to_string())))
-                .hint("a document has the form that `margay get ippool -o yaml` prints")
+                .hint("write the resource in the form that `margay get ippool -o yaml` prints")
         })?;
         manifests.extend(read);
     }
@@ -271,7 +275,7 @@ fn parse_documents(name: &str, text: &[u8]) -> CommandResult<Vec<Manifest>> {
 
 fn cannot_read(name: &str, error: &io::Error) -> CommandFailure {
     CommandFailure::new(format!("cannot read {name}: {error}"))
-        .hint("give a file of documents, a folder of such files, or -")
+        .hint("name a file of resources, a folder of such files, or - for stdin")
 }
 
 /// The forms of a subcommand's verb that messages contain.

@@ -74,7 +74,7 @@ pub(super) async fn get_named(
     let value = if values.len() == 1 { values.remove(0) } else { Value::Array(values) };
     let failure = (!missing.is_empty()).then(|| {
         let kind = names.first().map_or("ippool", |(kind, _)| short(*kind));
-        CommandFailure::new(missing.join("\n")).hint(format!("list the existing documents with: margay get {kind}"))
+        CommandFailure::new(missing.join("\n")).hint(format!("list the existing resources with: margay get {kind}"))
     });
     match failure {
         Some(failure) if tables.is_empty() => Err(failure),

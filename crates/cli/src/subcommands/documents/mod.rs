@@ -75,13 +75,13 @@ pub(crate) enum DocumentsSubcommand {
     /// Show pools, reservations, nodes, endpoints and more
     #[command(after_help = GET)]
     Get(Get),
-    /// Create the documents that a file describes
+    /// Create resources, such as pools and nodes, from a file
     #[command(after_help = CREATE)]
     Create(Create),
-    /// Create or change documents so that they match a file
+    /// Create or change resources so that they match a file
     #[command(after_help = APPLY)]
     Apply(Apply),
-    /// Change existing documents so that they match a file
+    /// Change existing resources so that they match a file
     #[command(after_help = REPLACE)]
     Replace(Replace),
     /// Delete pools, reservations, nodes, endpoints and more
@@ -95,20 +95,20 @@ pub(crate) struct Get {
     #[command(flatten)]
     which: DocumentSelection,
 
-    /// Leave out the UID, version and creation time of documents that are named
+    /// Leave out the UID, version and creation time of resources requested by name
     #[arg(long)]
     export: bool,
 
-    /// Accept files that contain no document
+    /// Succeed even if the files contain no resource
     #[arg(long, requires = "filename")]
     skip_empty: bool,
 
     // Not limited to endpoints: scripts for calicoctl pass these two options for all kinds.
-    /// The namespace of the endpoints [default: default]
+    /// Namespace of the workload endpoints [default: default]
     #[arg(short, long)]
     namespace: Option<String>,
 
-    /// List the endpoints of all namespaces
+    /// List the workload endpoints of all namespaces
     #[arg(short = 'A', long, short_alias = 'a')]
     all_namespaces: bool,
 }
@@ -119,7 +119,7 @@ pub(crate) struct Create {
     #[command(flatten)]
     change: WriteArgs,
 
-    /// Skip documents that exist already, and count them as created
+    /// Skip resources that exist already, and count these resources as created
     #[arg(long)]
     skip_exists: bool,
 }
@@ -142,7 +142,7 @@ pub(crate) struct WriteArgs {
     #[command(flatten)]
     pub(crate) source: DocumentFiles,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -153,15 +153,15 @@ pub(crate) struct Delete {
     #[command(flatten)]
     pub(crate) which: DocumentSelection,
 
-    /// The namespace of the endpoints [default: default]
+    /// Namespace of the workload endpoints [default: default]
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
 
-    /// Skip documents that do not exist, and count them as deleted
+    /// Skip resources that do not exist, and count these resources as deleted
     #[arg(short, long)]
     pub(crate) skip_not_exists: bool,
 
-    /// Check everything and delete nothing
+    /// Dry run: do all checks, but delete nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
@@ -172,11 +172,11 @@ pub(crate) struct Delete {
 /// The files that a command reads.
 #[derive(Debug, Args)]
 pub(crate) struct DocumentFiles {
-    /// A file of documents in YAML or JSON, - for standard input, or a folder of .yaml, .yml and .json files
+    /// File of resources in YAML or JSON, - for stdin, or a folder of .yaml, .yml and .json files
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
 
-    /// Also read folders inside a folder
+    /// Also read the subfolders of a folder
     #[arg(short = 'R', long)]
     recursive: bool,
 }
@@ -184,18 +184,18 @@ pub(crate) struct DocumentFiles {
 /// A kind and names, or a file that has them.
 #[derive(Debug, Args)]
 pub(crate) struct DocumentSelection {
-    /// The kind of document, such as ippool or workloadendpoint
+    /// Kind of resource, such as ippool or workloadendpoint
     #[arg(value_parser = kind, required_unless_present = "filename")]
     kind: Option<DocumentKind>,
 
     /// The names
     name: Vec<String>,
 
-    /// A file that names the documents, - for standard input, or a folder of .yaml, .yml and .json files
+    /// File that names the resources, - for stdin, or a folder of .yaml, .yml and .json files
     #[arg(short, long, value_name = "FILE", conflicts_with = "kind")]
     filename: Vec<PathBuf>,
 
-    /// Also read folders inside a folder
+    /// Also read the subfolders of a folder
     #[arg(short = 'R', long, requires = "filename")]
     recursive: bool,
 }
@@ -300,7 +300,7 @@ impl StoreCommand for Delete {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         if self.which.kind.is_some() && self.which.name.is_empty() {
             return Err(CommandFailure::new("resource name must be specified")
-                .hint("name the document to delete, such as: margay delete ippool main"));
+                .hint("name the resource to delete, such as: margay delete ippool main"));
         }
         let manifests = read_selected(&self.which, &NamespaceScope::by_delete(self))?;
         at.carry_out(&DeleteDocuments { args: self, manifests }).await
@@ -343,7 +343,7 @@ impl<'a> NamespaceScope<'a> {
         match &get.namespace {
             Some(_) if get.all_namespaces && is_namespaced => {
                 Err(CommandFailure::new("cannot use both --namespace and --all-namespaces flags at the same time")
-                    .hint("give either --namespace or --all-namespaces"))
+                    .hint("use either --namespace or --all-namespaces"))
             }
             _ if get.all_namespaces => Ok(Self::All),
             namespace => Ok(Self::by(namespace.as_deref())),
@@ -395,7 +395,7 @@ impl<'a> NamespaceScope<'a> {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {
                 CommandFailure::new(printable(&error.to_string()))
-                    .hint("leave out --namespace: the document names its namespace")
+                    .hint("leave out --namespace: the resource in the file has another namespace")
             }),
             Self::All | Self::Default => Ok(manifest),
         }
@@ -404,5 +404,5 @@ impl<'a> NamespaceScope<'a> {
 
 fn single_resource_failure() -> CommandFailure {
     CommandFailure::new("cannot use --all-namespace flag for getting a single resource")
-        .hint("name the namespace of the document: -n NAMESPACE")
+        .hint("name the namespace of the resource: -n NAMESPACE")
 }

@@ -30,19 +30,19 @@ be used yet. The login and the certificates are the same for both.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
-    /// The store to copy
+    /// URL of the store to copy
     #[arg(value_name = "FROM")]
     pub(crate) from: String,
 
-    /// The store to fill
+    /// URL of the store to copy to
     #[arg(value_name = "TO")]
     pub(crate) to: String,
 
-    /// Open TO for use if both stores are equal
+    /// Finish the migration: open TO for use if both stores are equal
     #[arg(long, conflicts_with = "abort")]
     pub(crate) finish: bool,
 
-    /// Delete the copied data from TO, and open TO for use
+    /// Cancel the migration: delete the copied data from TO, and open TO for use
     #[arg(long)]
     pub(crate) abort: bool,
 
@@ -84,7 +84,7 @@ impl StandaloneCommand for Migrate {
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("migrate takes both stores as arguments")
-                .hint("leave out --store: margay migrate FROM TO"));
+                .hint("leave out --store, and name both stores as arguments: margay migrate FROM TO"));
         }
         let (from, to) = (invocation.locate(Some(&self.from))?.location, invocation.locate(Some(&self.to))?.location);
         let answer = runtime()?.block_on(migrate(invocation.store_at(&from), invocation.store_at(&to), self))?;
@@ -176,7 +176,7 @@ impl MigrationStores<'_> {
         self.require_same(mark)?;
         if mark.state != ImportState::Copied {
             return Err(CommandFailure::new(format!("not all of {from} is in {to} yet"))
-                .hint(format!("go on with: {}", mark.command())));
+                .hint(format!("continue the migration with: {}", mark.command())));
         }
         let copied = mark.revision;
         let (revision, walked) = self.compare_newest(target).await?;
@@ -187,7 +187,9 @@ impl MigrationStores<'_> {
                 "{from} and {to} are not equal: {differ} since revision {copied} was copied:{}",
                 walked.list_keys()
             ))
-            .hint(format!("stop the runtime and bring it up to date with: margay migrate {from} {to}")));
+            .hint(format!(
+                "stop the container runtime, and copy the latest changes with: margay migrate {from} {to}"
+            )));
         }
         let json = self.json(revision, &walked, dry_run, !dry_run);
         if dry_run {
@@ -216,7 +218,7 @@ impl MigrationStores<'_> {
         let (revision, walked) = self.compare_newest(target).await?;
         if walked.total() > 0 || walked.tally.keys == 0 {
             return Err(CommandFailure::new(format!("{to} is not the target of a migration"))
-                .hint(format!("begin one with: margay migrate {from} {to}")));
+                .hint(format!("start a migration with: margay migrate {from} {to}")));
         }
         let text = format!("{to} is open for use already: it is equal to {from}, {}", walked.tally);
         CommandAnswer::new(text, &self.json(revision, &walked, dry_run, true))
@@ -234,14 +236,14 @@ impl MigrationStores<'_> {
         }
         open.close().await.map_err(|error| self.from.explain(error))?;
         Err(CommandFailure::new(format!("{} was changed meanwhile; {} is not open for use yet", self.from, self.to))
-            .hint(format!("stop the runtime, and then: margay migrate {} {}", self.from, self.to)))
+            .hint(format!("stop the container runtime, and then run: margay migrate {} {}", self.from, self.to)))
     }
 
     /// Fails if the target store must not be filled from this source store.
     async fn require_fillable(&self, target: &Target<'_>) -> CommandResult<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
             return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
-                .hint("give two different stores"));
+                .hint("name two different stores"));
         }
         target.mark().map_or(Ok(()), |mark| self.require_same(mark))
     }
@@ -254,7 +256,7 @@ impl MigrationStores<'_> {
             return Ok(());
         }
         Err(CommandFailure::new(format!("{} is being filled from {} already", self.to, mark.from))
-            .hint(format!("go on with: {}", mark.command())))
+            .hint(format!("continue the unfinished migration or import with: {}", mark.command())))
     }
 
     async fn compare_newest(&self, target: &mut Target<'_>) -> CommandResult<(Revision, Differences)> {
@@ -322,7 +324,8 @@ async fn remove_from(
 ) -> CommandResult<CommandAnswer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
         let what = if way == MoveKind::Import { "an import" } else { "a migration" };
-        return Err(CommandFailure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));
+        return Err(CommandFailure::new(format!("{at} is not the target of {what}"))
+            .hint("name the target of an unfinished import or migration; nothing was changed"));
     };
     let store = at.to_string();
     if dry_run {

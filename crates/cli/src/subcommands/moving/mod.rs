@@ -27,7 +27,7 @@ use crate::transfer::{
 /// Commands that move the contents of a store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MovingSubcommand {
-    /// Write all IPAM data, as of one revision, to a file
+    /// Write all IPAM data of one moment to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
     /// Fill an empty store from a file or another plugin's records
@@ -50,7 +50,7 @@ that is Calico's. It is of the same form: `margay store restore` takes it, too."
 
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// The file to write, or - for stdout
+    /// Export file to write, or - for stdout
     file: PathBuf,
 
     /// Overwrite an existing file
@@ -102,11 +102,11 @@ pub(crate) struct Import {
     #[command(subcommand)]
     pub(crate) of: Option<TakeOverSubcommand>,
 
-    /// The exported file
+    /// File that margay export or margay store backup has written
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// Give node NAME the blocks and addresses of the file's only node or of --from-node
+    /// Rename the file's only node, or --from-node, to NAME in all blocks and addresses
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 
@@ -236,7 +236,7 @@ fn require_same(at: StoreAccess<'_>, mark: &ImportLock, plan: &ImportPlan) -> Co
         return Ok(());
     }
     Err(CommandFailure::new(format!("{at} is being filled from {} already", mark.from))
-        .hint(format!("go on with: {}", mark.command())))
+        .hint(format!("continue the unfinished migration or import with: {}", mark.command())))
 }
 
 fn import_json(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences, dry_run: bool) -> ImportJson {

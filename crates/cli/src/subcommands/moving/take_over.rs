@@ -35,7 +35,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// The network and node for which addresses are recorded.
 #[derive(Debug, Args)]
 pub(crate) struct TakeOverArgs {
-    /// The network's name, as in its CNI configuration
+    /// Name of the network in its CNI configuration
     #[arg(long, value_name = "NAME", value_parser = network_name)]
     pub(crate) network: String,
 
@@ -301,7 +301,7 @@ exit code is then 1.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromHostLocal {
-    /// The folder with a file for each address
+    /// Folder with one file per address, such as /var/lib/cni/networks/NAME
     pub(crate) folder: PathBuf,
 
     #[command(flatten)]
@@ -325,7 +325,7 @@ impl StandaloneCommand for FromHostLocal {
 fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
         CommandFailure::new(format!("cannot read {}: {error}", path.display()))
-            .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
+            .hint("name the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
     };
     let mut containers: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
     let mut left_out = Vec::new();
@@ -394,7 +394,7 @@ With CNI podman uses host-local: margay import host-local.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromPodman {
-    /// The output of `podman inspect`; - for stdin
+    /// File with the output of `podman inspect`, or - for stdin
     pub(crate) file: PathBuf,
 
     #[command(flatten)]
@@ -406,7 +406,7 @@ const PODMAN_INTERFACE: &str = "eth0";
 /// Maximum size in bytes of the input file. Even the output of `podman inspect` about all containers of a machine is
 /// smaller than this limit.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
-const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
+const PODMAN_HINT: &str = "pass the output of `podman inspect` for the containers";
 /// The offset and the value of the magic number by which bbolt files are recognised. podman's own database `ipam.db` is
 /// a bbolt file.
 const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
@@ -450,7 +450,7 @@ fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
             file.display()
         ))
         .hint(format!(
-            "give what podman says: podman inspect $(podman ps -q) | margay import podman - --network {network}"
+            "use podman inspect instead: podman inspect $(podman ps -q) | margay import podman - --network {network}"
         )));
     }
     let containers: Vec<PodmanContainer> = serde_json::from_slice(&bytes).map_err(|error| {

@@ -32,10 +32,10 @@ The pools must be there: margay pool create NAME CIDR --manual.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromWhereabouts {
-    /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
+    /// File with the whereabouts IPPools and the pods, in kubectl's YAML or JSON, or - for stdin
     pub(crate) file: PathBuf,
 
-    /// Take over only the addresses of this range of a network: CIDR or FIRST-LAST/BITS; can be given several times
+    /// Take over only the addresses of this range: CIDR or FIRST-LAST/BITS; repeatable
     #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
     pub(crate) ranges: Vec<AddressRange>,
 
@@ -80,8 +80,9 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
     Ok(AddressRange { net, bounds })
 }
 
-const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
-const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
+const WHEREABOUTS_HINT: &str = "pass the output of: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
+const ONE_POOL: &str = "pass the pods and only one of these IPPools at a time: kubectl get \
+                        ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
 /// The interface that is assumed for an address record without an interface. Old versions of whereabouts did not record
 /// the interface. `net1` is the name that Multus gives to the first interface that it adds.
 const DEFAULT_INTERFACE: &str = "net1";

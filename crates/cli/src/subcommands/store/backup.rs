@@ -25,7 +25,7 @@ use crate::transfer::{
 
 #[derive(Debug, Args)]
 pub(crate) struct Backup {
-    /// The file to write
+    /// Backup file to write
     pub(crate) file: PathBuf,
 
     /// Overwrite an existing file
@@ -66,7 +66,7 @@ pub(crate) struct Restore {
     #[arg(long)]
     pub(crate) replace: bool,
 
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -86,7 +86,7 @@ struct RestoredJson {
 impl StoreCommand for Restore {
     fn only_embedded(&self, drivers: &Drivers) -> Option<(&'static str, String)> {
         let instead = format!(
-            "to bring a whole etcd back: etcdctl snapshot restore (etcdutl since 3.6); a backup can be restored to {}",
+            "restore an etcd cluster with: etcdctl snapshot restore (etcdutl since 3.6); restore Margay's backup to {}",
             drivers.local_names("", "")
         );
         Some(("restore", instead))
@@ -175,7 +175,7 @@ async fn newest_of_empty(at: StoreAccess<'_>) -> CommandResult<u64> {
 
 fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
     CommandFailure::new(format!("there is a store at {at} already: {why}"))
-        .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
+        .hint("use --replace to move the existing store aside and restore the backup in its place; nothing was changed")
 }
 
 /// Creates a store from a backup file, and returns the id of the new store.

@@ -34,7 +34,7 @@ Examples:
 If the store stays in use for more than 2 seconds, or cannot be opened, only the
 facts that are visible from outside are shown; the exit code is then 1.")]
     Status,
-    /// Read every row of the store and check that it is whole
+    /// Read every row of the store, and check that nothing is damaged or missing
     #[command(after_help = "\
 Examples:
   margay store verify
@@ -42,7 +42,7 @@ Examples:
 
 Other processes wait until it is done. Damage is reported with what to do; the exit code is then 1.")]
     Verify,
-    /// Write a backup of the store, as of one revision, to a file
+    /// Write a backup of the store at one moment to a file
     #[command(after_help = "\
 Examples:
   margay store backup /var/backups/margay-$(date +%F).jsonl
@@ -52,7 +52,7 @@ Containers can be started and stopped meanwhile: the store is released while ano
 The file is JSON lines with a checksum, and only its owner can read it.
 Of an etcd the keys below /calico/ and /margay/ are written.")]
     Backup(Backup),
-    /// Create a store from a backup of any store
+    /// Create a store from a backup
     #[command(after_help = "\
 Examples:
   margay store restore /var/backups/margay.jsonl
@@ -62,7 +62,7 @@ Examples:
 The backup is checked first. The store is there in full or not at all. Addresses that were assigned
 after the backup was made are not in it: restart the containers that are younger.")]
     Restore(Restore),
-    /// Delete history, and free unused space if the engine can
+    /// Delete old revisions, and free unused disk space if the engine can
     #[command(after_help = "\
 Examples:
   margay store compact
@@ -91,7 +91,7 @@ The first pool makes the store, too, in format 1. Format 2 keeps the leases of e
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateStore {
-    /// The store format; every version of margay reads format 1
+    /// Format of the store: 1, which every version of margay reads, or 2
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     format: u32,
 }
@@ -105,7 +105,7 @@ struct CreatedJson {
 #[async_trait(?Send)]
 impl StoreCommand for CreateStore {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
-        Some(("create", "an etcd is there once it is started".to_owned()))
+        Some(("create", "start etcd: etcd creates its files at the first start".to_owned()))
     }
 
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
@@ -123,7 +123,7 @@ impl StoreCommand for CreateStore {
 
 #[derive(Debug, Args)]
 pub(crate) struct Upgrade {
-    /// Check everything and write nothing
+    /// Dry run: do all checks, but write nothing to the store
     #[arg(long)]
     dry_run: bool,
 }
@@ -137,7 +137,7 @@ struct UpgradedJson {
 #[async_trait(?Send)]
 impl StoreCommand for Upgrade {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
-        Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
+        Some(("upgrade", "start a newer etcd on the same files: etcd upgrades its files itself".to_owned()))
     }
 
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
@@ -167,7 +167,7 @@ fn refuse_older_plugins() -> CommandResult<()> {
                     "{} is of a version that cannot read the newest format",
                     file.display()
                 ))
-                .hint("nothing was changed; install this version's plugin first: make install, or the package"));
+                .hint("install this version's plugin first, with make install or the package; nothing was changed"));
             }
         }
     }
@@ -189,7 +189,7 @@ pub(crate) struct Verify;
 impl StoreCommand for Verify {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         let instead =
-            "etcd checks its files itself; to compare the members of a cluster: etcdctl endpoint hashkv --cluster";
+            "compare the members of the cluster with: etcdctl endpoint hashkv --cluster; etcd checks its files itself";
         Some(("verify", instead.to_owned()))
     }
 
@@ -250,8 +250,8 @@ struct HistoryExtent {
 #[async_trait(?Send)]
 impl StoreCommand for Compact {
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
-        let instead = "an etcd's history is that of all who use it; see etcd's --auto-compaction-retention, etcdctl compact \
-                       and etcdctl defrag";
+        let instead = "use etcd's --auto-compaction-retention, etcdctl compact and etcdctl defrag: all clients of \
+                       etcd share its history";
         Some(("compact", instead.to_owned()))
     }
 

@@ -78,7 +78,7 @@ fn report_is_refused_when_old_or_of_another_cluster() {
     abandoned(&other);
     let (path, _) = report(&lab, "report.json");
     let refused = release(&other, &path).failure();
-    assert!(refused.contains(" is about cluster ") && refused.contains("hint: give reports"), "{refused}");
+    assert!(refused.contains(" is about cluster ") && refused.contains("hint: use only reports"), "{refused}");
     let cluster =
         |ready: bool| json!({"spec": {"clusterGUID": "c0ffee", "clusterType": "k8s", "datastoreReady": ready}});
     put(&lab, &[(CLUSTER, &cluster(true).to_string())]);
@@ -99,7 +99,7 @@ fn report_is_refused_when_old_or_of_another_cluster() {
     for (text, words) in [("{", "is no report: "), ("[7]", "is no report: ")] {
         std::fs::write(&path, text).unwrap();
         let refused = release(&lab, &path).failure();
-        assert!(refused.contains(words) && refused.contains("hint: give a file"), "{refused}");
+        assert!(refused.contains(words) && refused.contains("hint: name a file"), "{refused}");
     }
     assert!(release(&lab, "/nowhere/at/all").failure().contains("cannot read /nowhere/at/all"));
 }

@@ -85,7 +85,7 @@ fn store_cluster_is_unreachable() {
         let done = run(&ground.args(command, &store, at));
         if !is_refused(&done) {
             tells(command, &done, "127.0.0.1:1", "no connection");
-            assert!(done.err.contains("hint: see whether etcd is well"), "{}", done.err);
+            assert!(done.err.contains("hint: check etcd at this address with"), "{}", done.err);
         }
     });
 }

@@ -93,7 +93,7 @@ fn list_spares_young_live_and_other_networks() {
     // The list of attachments contains ids of another kind, such as the ids of the containers in a pod.
     let said = gc(&lab, &write(&lab, &format!("{TWO}\n")), "--apply").failure();
     assert!(said.contains("of what is in use on this machine (2) nothing is in the list"), "{said}");
-    assert!(said.contains("so it is crictl pods, not crictl ps; several"), "{said}");
+    assert!(said.contains("(crictl pods, not crictl ps); with several"), "{said}");
     assert_eq!(list(&gc(&lab, &write(&lab, "known\n"), "--apply -o json").json(), "freed"), [old].into());
 }
 
@@ -121,7 +121,7 @@ fn list_is_refused_when_empty_or_wrong_unless_meant() {
         (r#"[{"Id":"a"},{}]"#, "element 2"),
     ] {
         let said = gc(&lab, &write(&lab, text), "--apply").failure();
-        assert!(said.contains(words) && said.contains("hint: give the array"), "{said}");
+        assert!(said.contains(words) && said.contains("hint: pass the output of crictl pods"), "{said}");
     }
     fs::write(empty_folder.join("net-a-eth0"), r#"{"cniVersion":"1.0.0"}"#).unwrap();
     let said = gc(&lab, &empty_folder, "--apply").failure();

@@ -7,7 +7,8 @@ use serde_json::json;
 use crate::common::{Lab, PATIENCE};
 use crate::habits::files::{put, stored};
 
-const ADVICE: &str = "hint: end what uses them, or take them back with: margay ipam release";
+const ADVICE: &str =
+    "hint: stop the containers that use the addresses, or release the addresses with: margay ipam release";
 
 #[test]
 fn pool_deletion_says_where_addresses_are_in_use() {

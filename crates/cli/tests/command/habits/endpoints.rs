@@ -109,7 +109,7 @@ fn endpoint_is_shown_whole() {
         assert_eq!(
             elsewhere,
             "error: resource does not exist: WorkloadEndpoint(default/node1-k8s-pod1-eth0) with error: <nil>\n\
-             hint: list the existing documents with: margay get workloadendpoint -A\n"
+             hint: list the existing resources with: margay get workloadendpoint -A\n"
         );
         let all = lab.margay("get wep node1-cni-c1-eth0 -A").failure();
         assert!(all.contains("cannot use --all-namespace flag for getting a single resource"), "{all}");

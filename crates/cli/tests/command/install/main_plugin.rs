@@ -44,7 +44,7 @@ fn second_step_is_refused_before_first() {
     tree.install(&STEP).fails(&[
         "a CNI call for addresses runs ",
         "(not Margay: v3.28.0)",
-        "the main plugin is the second step: first margay install --beside-calico",
+        "install Margay's IPAM plugin first: margay install --beside-calico",
     ]);
     assert_eq!(files(&tree.bin()), before);
 }

@@ -36,7 +36,11 @@ fn install_is_refused_without_calico() {
 fn install_is_refused_when_calico_plugin_is_not_yet_there() {
     let tree = Tree::without_store();
     fs::remove_file(tree.target()).unwrap();
-    refused(&tree, &[], &["there is no calico-ipam in", "calico-node installs that program", "--cni-bin-dir"]);
+    refused(
+        &tree,
+        &[],
+        &["there is no calico-ipam in", "start calico-node, which installs Calico's plugins", "--cni-bin-dir"],
+    );
 }
 
 #[test]
@@ -125,7 +129,7 @@ fn install_is_refused_when_state_is_of_newer_version() {
     let state = tree.bin().join(".margay/state.json");
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
-    refused(&tree, &[], &["is not what this margay writes", "a newer margay"]);
+    refused(&tree, &[], &["is not what this margay writes", "use the newer version of margay"]);
     // An installation whose state file has a newer format can still be undone.
     tree.install(&["--undo"]).ok();
     assert_eq!(tree.version(), "v3.28.0");

@@ -240,7 +240,7 @@ fn take_over_from_whereabouts_without_pods_is_for_one_node() {
         refused.contains("IPPools blue-10.99.0.0-24 and green-10.99.0.0-24 have the same range 10.99.0.0/24"),
         "{refused}"
     );
-    assert!(refused.contains("hint: give the pods and one of these IPPools at a time"), "{refused}");
+    assert!(refused.contains("hint: pass the pods and only one of these IPPools at a time"), "{refused}");
     for (text, expected) in [
         ("kind: List\nitems: []\n", "it has no IPPool of whereabouts"),
         ("kind: IPPool\nmetadata: {name: a}\nspec: {range: x}\n", "the range x of IPPool a is not a CIDR"),
@@ -250,6 +250,9 @@ fn take_over_from_whereabouts_without_pods_is_for_one_node() {
     ] {
         fs::write(&file, text).unwrap();
         let failure = at(&location, &args).failure();
-        assert!(failure.contains(expected) && failure.contains("hint: give what kubectl prints"), "{text}: {failure}");
+        assert!(
+            failure.contains(expected) && failure.contains("hint: pass the output of: kubectl get"),
+            "{text}: {failure}"
+        );
     }
 }

@@ -51,7 +51,7 @@ fn backup_overwrites_file_only_by_force() {
         assert!(refused.contains("is no regular file\nhint: "), "{refused}");
     }
     let nowhere = lab.margay(&format!("store backup {}/no/folder", lab.folder().display())).failure();
-    assert!(nowhere.contains("cannot write") && nowhere.contains("make the folder first"), "{nowhere}");
+    assert!(nowhere.contains("cannot write") && nowhere.contains("create the folder first"), "{nowhere}");
 }
 
 /// The test changes one bit of each byte of a backup, and cuts the backup at every length.

@@ -40,7 +40,7 @@ fn backup_leaves_nothing_new_when_disk_is_full() {
         fs::write(&file, "an older one").unwrap();
         for (name, force) in [("backup", " --force"), ("other", "")] {
             let error = lab.margay(&format!("store backup {}{force}", disk.join(name).display())).failure();
-            assert!(error.contains("No space left") && error.contains("hint: free some space"), "{error}");
+            assert!(error.contains("No space left") && error.contains("hint: free some disk space"), "{error}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "an older one");
         assert_eq!(fs::read_dir(&disk).unwrap().count(), 1, "nothing is left of them");

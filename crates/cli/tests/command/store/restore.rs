@@ -53,7 +53,7 @@ fn restore_replaces_store_with_keys_only_when_told() {
         write(&lab.location, [("later".to_owned(), b"1".to_vec())]);
         let (old, old_id) = (content(&lab.location), id(&lab.location));
         let refused = restore(&lab.location, &file, &[]).failure();
-        assert!(refused.contains("it has 6 keys\nhint: --replace"), "{refused}");
+        assert!(refused.contains("it has 6 keys\nhint: use --replace"), "{refused}");
         assert_eq!((content(&lab.location), id(&lab.location)), (old.clone(), old_id.clone()));
         assert!(beside(&lab.location).is_empty());
 
