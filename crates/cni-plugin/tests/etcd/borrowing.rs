@@ -1,5 +1,5 @@
-//! Tests that a node remembers each other node's block from which it has borrowed an address. Later scans must include
-//! that block.
+//! Tests that a node remembers each other node's block from which it has borrowed an address, so that later scans
+//! include that block.
 
 use std::path::Path;
 

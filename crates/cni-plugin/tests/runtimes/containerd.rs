@@ -148,7 +148,8 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     // After the reboot containerd still lists the containers, but cannot restart them with a network. Remove the
     // containers that containerd still lists, and run them again.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
-    // Start the containers in another order: their addresses would then be exchanged if Margay did not keep them.
+    // Start the containers in another order, so that they would exchange their addresses if Margay did not keep the
+    // addresses.
     let idle = after.ctr_run("idle", &IDLE);
     assert_eq!(after.ctr_addresses(&idle), of_idle);
     for address in &of_web {

@@ -28,7 +28,8 @@ const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
 /// Strings of which the error about a damaged store must contain one. Each error string names the remedy for the
-/// damage. If the damage happens to produce another valid store, the string names what that store needs.
+/// damage. If the damage produces a valid store of a newer version or of another engine, the error string says what the
+/// store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
 /// An undamaged store, and the address that each of its containers holds.
