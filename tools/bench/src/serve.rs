@@ -49,7 +49,7 @@ impl Daemon {
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // The systemd unit of the daemon also sets these variables.
+        // Configure the C library's memory allocator as the daemon's systemd unit does.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -160,8 +160,8 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
 }
 
 /// Measures many concurrent callers of each contender. The reported ratio of the slowest calls is the median over all
-/// rounds. If the 99th percentile of all calls were reported, pauses of the machine would decide it. A pause takes tens
-/// of milliseconds and hits one or two rounds of every contender, even of empty processes.
+/// rounds. If the 99th percentile of all calls were reported, pauses of the machine would decide it. A pause of the
+/// machine takes tens of milliseconds and hits one or two rounds of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];

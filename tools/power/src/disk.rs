@@ -245,7 +245,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or a folder that is in no folder yet, and returns its node number.
+    /// Adds a file or a folder that is in no folder yet, and returns its inode number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -268,14 +268,14 @@ impl State {
     }
 }
 
-/// The node number of the disk's root folder.
+/// The inode number of the test disk's root folder.
 const ROOT: u64 = 1;
 
-/// The content of a disk whose power is cut. All folders and files in an image are durable.
+/// The content of a test disk whose power is cut. All folders and files in an image are durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
-    /// The next node number that is not used yet.
+    /// The next inode number that is not used yet.
     pub(crate) next: u64,
 }
 

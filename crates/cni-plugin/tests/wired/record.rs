@@ -14,8 +14,7 @@ pub(crate) type Documents = BTreeMap<String, Value>;
 pub(crate) struct Record {
     /// The store's documents at the start of each case.
     pub(crate) start: Documents,
-    /// The IPAM plugins besides Calico's that `CNI_PATH` contained during the recording: the name and the script of
-    /// each plugin.
+    /// The IPAM plugins in the recording's `CNI_PATH` that are scripts: the name and the script of each plugin.
     pub(crate) ipam_plugins: BTreeMap<String, String>,
     pub(crate) cases: Vec<Case>,
 }

@@ -21,7 +21,7 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The duration of one measurement of the other client.
+/// How long one measurement of the other etcd client's puts takes.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
 /// The value that the other client of etcd puts.

@@ -22,8 +22,8 @@ use crate::{Outcome, Programs};
 /// The numbers of concurrent hosts, each with the number of rounds that are measured. Few hosts are measured in more
 /// rounds, because a round of few hosts is short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
-/// The number of addresses that each host assigns in a round. The addresses assigned in a round, together with those
-/// that a host has before, fill a block of 64.
+/// The number of addresses that each host assigns in a round. Together with the `RESIDENTS` addresses that each host
+/// has from the start, the addresses assigned in a round fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 

@@ -92,7 +92,7 @@ impl Shape {
         self.puts.iter().map(|put| put.bytes).sum()
     }
 
-    /// Returns a description of the commit for the printed report.
+    /// Returns the numbers of the transaction's puts, guards and value bytes as text for the printed report.
     pub(super) fn reported(&self) -> String {
         let guards = self.puts.len() + self.keys + self.ranges;
         format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())
