@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::programs::plugin;
 
 /// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally needs only a
-/// small part of this time.
+/// small part of the maximum duration.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.
@@ -107,7 +107,8 @@ impl Call {
         }
     }
 
-    /// Starts a command of this call, and writes the network configuration to the command's standard input.
+    /// Starts a command that runs the plugin call, and writes the network configuration to the command's standard
+    /// input.
     pub fn start(&self, mut command: Command) -> Child {
         start(&mut command, self.conf.as_bytes())
     }
@@ -117,12 +118,12 @@ impl Call {
         self.run_as(self.command())
     }
 
-    /// Runs a command of this call until it ends.
+    /// Runs the plugin call by the given command, until the command ends.
     pub fn run_as(&self, command: Command) -> Outcome {
         self.wait(self.start(command))
     }
 
-    /// Waits until a process of this call has ended.
+    /// Waits until a process that runs the plugin call has ended.
     pub fn wait(&self, child: Child) -> Outcome {
         let limit = patient(PATIENCE);
         let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));

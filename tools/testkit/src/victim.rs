@@ -123,7 +123,7 @@ impl Victim {
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills the process. The result is the call's outcome if the plugin process had ended before.
+    /// Kills the plugin process. Returns the call's outcome if the process had already ended before the kill.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();

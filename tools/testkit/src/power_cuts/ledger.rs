@@ -17,8 +17,8 @@ const EACH: usize = 2;
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers whose last call was not answered. The value is the container's addresses before the call if that
-    /// was a DEL, and `None` if it was an ADD.
+    /// The containers whose last call was not answered. The value is the container's addresses before an unanswered
+    /// DEL, or `None` for an unanswered ADD.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,

@@ -1,4 +1,5 @@
-//! Checks every revision by the rules for the side that wrote it, and decodes the documents without Margay's model.
+//! Checks every revision by the rules for its author (Calico's client or Margay), and decodes the documents without
+//! Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -92,7 +93,7 @@ impl Stored {
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) now: Stored,
-    /// The number of revisions that each side has written.
+    /// The number of revisions that each side (Calico or Margay) has written.
     pub(crate) seen: BTreeMap<Side, usize>,
 }
 
