@@ -91,8 +91,8 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Assigns and releases addresses until the store's history has reached its maximum size. From then on, each commit
-/// removes as many rows of the history as it adds.
+/// Assigns and releases addresses until the store's history has reached its maximum size. A commit on a history of the
+/// maximum size removes as many rows of the history as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);

@@ -22,7 +22,7 @@ use crate::{Outcome, Programs};
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// The number of rounds with many concurrent callers.
+/// The number of measured rounds with many concurrent callers.
 const CROWDS: usize = 10;
 /// The number of blocks in the store of the daemon whose memory is measured.
 const BLOCKS: u32 = 10_000;
@@ -172,7 +172,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
-            // The addresses of the round are released without measuring.
+            // Release the addresses that the measured ADDs have assigned, without measuring the DELs.
             at_once(contender, Verb::Del, round)?;
         }
     }

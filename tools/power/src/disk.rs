@@ -116,8 +116,8 @@ impl Disk {
     }
 
     /// Restores the power, with the disk's content as if the power had not been cut. No data is lost, and the
-    /// operations that failed during the power cut had no effect. With this function, tests can kill a program after an
-    /// exact number of operations.
+    /// operations that failed during the power cut had no effect. By cutting and restoring the power, tests can kill a
+    /// program after an exact number of disk operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }

@@ -3,8 +3,8 @@
 //! Each round of the test kills one or several plugin calls. One kind of round kills an ADD or a DEL on a store whose
 //! history has its maximum length, so that each commit also removes old revisions. Other rounds kill the ADD that
 //! creates the store, or callers that wait in the queue behind a stopped lock holder. After each round it must be
-//! possible to open the store. The store must then contain every address that an ADD has returned, and no address
-//! twice. Each killed plugin call must have happened completely or not at all. The store's blocks, handles and
+//! possible to open the store. After each round, the store must contain every address that an ADD has returned, and no
+//! address twice. Each killed plugin call must have happened completely or not at all. The store's blocks, handles and
 //! affinities must agree. After the checks, a DEL or a repeated ADD finishes each killed call, as a container runtime
 //! would do.
 //!
@@ -91,8 +91,8 @@ impl World {
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a `World` whose store has a history of the maximum length. The durations of ADDs and DELs on this store
-    /// are returned as well.
+    /// Creates a `World` whose store has a history of the maximum length. Also returns the durations of ADDs and DELs
+    /// on the created store.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();

@@ -65,13 +65,13 @@ impl Call {
         self.with("CNI_IFNAME", interface)
     }
 
-    /// Sets the program that is run for this call, for example another plugin.
+    /// Sets the program that is run for the plugin call, for example another plugin.
     pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// Runs the call's program as the user `uid`, in the group with the same number.
+    /// Makes the plugin call run as the user `uid`, in the group with the same number.
     pub fn as_user(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
         self
@@ -82,15 +82,15 @@ impl Call {
         &self.conf
     }
 
-    /// Returns the command that runs this call.
+    /// Returns the command that runs the plugin call.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         self.prepare(&mut command);
         command
     }
 
-    /// Returns a command that runs `wrapper` with this call's command as its last arguments. For example, the wrapper
-    /// is a shell that first changes its limits.
+    /// Returns a command that runs `wrapper` with the plugin call's command as its last arguments. For example, the
+    /// wrapper is a shell that first changes its limits.
     pub fn command_through(&self, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());

@@ -14,7 +14,7 @@ pub struct Programs {
     pub drivers: fn() -> Drivers,
 }
 
-/// Margay's own programs. Cargo builds these programs into the parent of the folder that contains the test programs.
+/// Margay's own programs. Cargo builds Margay's programs into the parent of the folder that contains the test programs.
 const OWN: Programs = Programs {
     folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     drivers: stores::drivers,

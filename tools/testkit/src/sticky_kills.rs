@@ -17,7 +17,7 @@ const SPAN: Duration = Duration::from_secs(3);
 /// it runs alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
 /// The minimum number of successful ADDs for each workload. On a slow machine, the test continues until each workload
-/// has this number of successful ADDs.
+/// has the minimum number of successful ADDs.
 const FEWEST: u32 = 5;
 
 /// Returns a plugin call for a container that belongs to a workload.

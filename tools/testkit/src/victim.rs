@@ -93,8 +93,8 @@ impl Victim {
         }
     }
 
-    /// Returns the phase in which the plugin process is. If the process is running, it may have left this phase when
-    /// the function returns.
+    /// Returns the phase in which the plugin process is. If the process is running, it may have left the returned phase
+    /// when the function returns.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();

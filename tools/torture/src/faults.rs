@@ -175,7 +175,7 @@ pub enum Sabotage {
 impl Sabotage {
     /// Returns how rare delayed commits are: on average, one commit in the returned number is delayed. A missing record
     /// of a pending commit does harm only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`],
-    /// delayed commits are therefore frequent, so that the torture detects the harm within seconds.
+    /// delayed commits are frequent, so that the torture detects missing records of pending commits within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }

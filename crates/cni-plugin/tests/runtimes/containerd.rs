@@ -14,7 +14,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 /// Returns a test machine with only one network configuration, since ctr uses the first network that it finds.
 /// Masquerading is off, because ctr does not pass the network namespace of an ended container to the bridge plugin.
-/// Without this namespace, the bridge plugin does not remove its masquerading rules.
+/// Without the network namespace, the bridge plugin does not remove its masquerading rules on DEL.
 fn machine(engine: Engine, network: &str) -> Machine {
     let all = ["10-lab.conflist", "20-dual.conflist", "30-routed.conflist"];
     let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);

@@ -130,8 +130,8 @@ fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
 
 /// Runs the plugin calls of one test round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // If the network configuration defines the pool, the plugin may create a missing store. The plugin must therefore
-    // reliably distinguish a store whose files were lost from a store that never existed.
+    // If the network configuration defines the pool, the plugin may create a missing store. The plugin must reliably
+    // distinguish a store whose files were lost from a store that never existed.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
@@ -174,7 +174,8 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Repeats the same damage on a new copy of the store, and keeps that copy for finding the cause of the failure.
+/// Repeats the damage of a failed round on a new copy of the store, and keeps the copy for finding the cause of the
+/// failure.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();

@@ -31,7 +31,7 @@ pub(crate) enum Forwarding {
 }
 
 impl Forwarding {
-    /// Returns whether the host forwarded IPv4 packets when this case was recorded.
+    /// Returns whether the host forwarded IPv4 packets when the given case was recorded.
     pub(crate) fn of(case: &str) -> Self {
         let place = |name: &str| record().cases.iter().position(|case| case.name == name);
         if place(case) > place("netns-of-the-host") { Self::Off } else { Self::On }

@@ -35,7 +35,7 @@ pub(crate) struct Setup {
     pub(crate) nodename_file: Option<String>,
     #[serde(default)]
     pub(crate) store: Documents,
-    /// The keys of `start` that the store lacks in this case.
+    /// The keys of the `start` documents that the store lacks in the recorded case.
     #[serde(default)]
     pub(crate) without: Vec<String>,
     /// More files of the recorded case: the path and the content of each file.
@@ -52,7 +52,7 @@ fn one_namespace() -> Vec<String> {
 }
 
 impl Case {
-    /// Returns the store's documents at the start of this case.
+    /// Returns the store's documents at the start of the recorded case.
     pub(crate) fn documents(&self) -> Documents {
         let mut documents = record().start.clone();
         documents.retain(|key, _| !self.setup.without.contains(key));

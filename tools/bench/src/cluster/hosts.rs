@@ -135,7 +135,7 @@ pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // The ids of these containers belong to a host number that no other host uses, so each handle is new.
+        // The container ids belong to a host number that no simulated host has, so each container's handle is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();

@@ -58,7 +58,7 @@ impl Store for Recorder {
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,
-    /// True if the commit creates the key; then the commit has a guard that the key does not exist.
+    /// True if the commit creates the key, with a guard that the key does not exist.
     is_new: bool,
 }
 

@@ -1,5 +1,5 @@
 //! Cuts the power of a simulated disk while the plugin runs, in rounds: [`callers`] run ADD and DEL on the disk until
-//! its power is cut. [`world`] then compares the remaining disk image with the [`ledger`].
+//! its power is cut. After the power cut, [`world`] compares the remaining disk image with the [`ledger`].
 
 pub mod callers;
 pub mod ledger;

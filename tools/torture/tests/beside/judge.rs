@@ -166,8 +166,8 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// Checks that owners in blocks and affinity documents agree, if they agreed before or if this revision changed one
-    /// of them.
+    /// Checks that owners in blocks and affinity documents agree, if they agreed before the judged revision or if the
+    /// judged revision changed one of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();

@@ -160,7 +160,7 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
 /// What an actor does with its store. The output of the future is a description of the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
-/// An actor of a run: its side, and what it does.
+/// An actor of a run: its side (Calico or Margay), and its work on the store.
 pub(crate) struct Actor {
     pub(crate) side: Side,
     pub(crate) work: Work,
@@ -247,8 +247,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // Other runs have tried the choices before `chosen`. The actors of those choices sleep until a store call runs
-        // that does not commute with the sleeping actor's next call.
+        // Each actor whose choice another run has already tried sleeps until a store call runs that does not commute
+        // with the sleeping actor's next call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),

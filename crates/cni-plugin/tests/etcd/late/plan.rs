@@ -2,7 +2,7 @@
 
 use crate::random::Random;
 
-/// Every `CLUSTER`th round runs on the cluster of three etcd members.
+/// Every `CLUSTER`th test round runs on the cluster of three etcd members.
 const CLUSTER: u64 = 4;
 
 /// Which etcd servers a test round uses.

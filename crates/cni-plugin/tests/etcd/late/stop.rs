@@ -23,8 +23,8 @@ pub(super) struct Timing {
     /// The duration of an ADD, with a margin.
     pub(super) life: Duration,
     /// Approximate processor time that an ADD has used when it has the answer to its last read, but has not recorded
-    /// its pending commit. The estimated time is decreased after a round in which etcd was stopped too late, and
-    /// increased after a round in which no pending commit was recorded.
+    /// its pending commit. The estimated time is decreased after a test round that stopped etcd too late, and increased
+    /// after a test round in which no pending commit was recorded.
     until_answered: Cell<Duration>,
 }
 
