@@ -38,7 +38,7 @@ pub(crate) struct State {
     syncs: Syncs,
     power: Power,
     operations: u64,
-    /// True while syncs are not answered.
+    /// True while the test disk does not answer syncs.
     hangs: bool,
 }
 
@@ -122,13 +122,13 @@ impl Disk {
         self.state().power = Power::On;
     }
 
-    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. Requests other than syncs are
-    /// answered.
+    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. The disk still answers requests
+    /// other than syncs.
     pub fn hang(&self) {
         self.state().hangs = true;
     }
 
-    /// Ends the effect of [`hang`](Self::hang) on syncs. The syncs that are waiting are carried out.
+    /// Ends the effect of [`hang`](Self::hang) on syncs. The disk carries out the syncs that are waiting.
     pub fn go_on(&self) {
         self.state().hangs = false;
     }
@@ -343,7 +343,8 @@ impl Image {
         Ok(())
     }
 
-    /// Writes the files and folders of this image to a new folder on the host. The new folder must not exist before.
+    /// Writes the files and folders of this image to a new folder on the host. The folder on the host must not exist
+    /// yet.
     ///
     /// # Errors
     /// An I/O error if writing a file or folder fails.

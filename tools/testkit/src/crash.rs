@@ -242,8 +242,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All the other ADDs
-    /// run until they end.
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All ADDs except the
+    /// returned one run until they end.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();

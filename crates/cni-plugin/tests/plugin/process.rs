@@ -47,7 +47,7 @@ fn process_options_are_answered_without_reading() {
         "margay-ipam {}\nCNI versions: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\nFormats of stores: 1, 2\n",
         env!("CARGO_PKG_VERSION")
     );
-    // The options work with and without CNI environment variables.
+    // The plugin's command-line options work with and without CNI environment variables.
     for env in [Default::default(), environment("ADD")] {
         for option in ["--version", "-V", "-v"] {
             assert_eq!(said_without_input(Command::new(&link).env_clear().envs(&env).arg(option)), version);

@@ -78,7 +78,7 @@ pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// Finds a recorded step of a case by its number. Steps are numbered from 1.
+/// Finds a recorded step of a case by its number. The steps of a case are numbered from 1.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }

@@ -202,7 +202,7 @@ const PIECE: usize = 64;
 
 /// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
 /// content, its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX`
-/// ends a file. Lengths and numbers have 4 bytes, in little-endian order.
+/// ends a file. The lengths and the piece numbers have 4 bytes, in little-endian order.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();

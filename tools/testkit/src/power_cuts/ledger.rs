@@ -46,8 +46,8 @@ impl Ledger {
         container
     }
 
-    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, `reported` is
-    /// empty.
+    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, the address
+    /// list `reported` is empty.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
