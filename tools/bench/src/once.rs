@@ -8,8 +8,8 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// The number of containers that are added to and deleted from an embedded store. The number is large enough that one
-/// of the commits moves redb's journal into redb's file, which happens after twenty to thirty commits.
+/// The number of containers that are added to and deleted from an embedded store. Twenty containers need enough commits
+/// that redb's journal is moved into redb's file once, which happens after twenty to thirty commits.
 const CONTAINERS: u32 = 20;
 
 /// Runs ADD and DEL on a store of the given kind with the given plugin.

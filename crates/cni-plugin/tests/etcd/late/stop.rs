@@ -37,8 +37,8 @@ impl Timing {
         self.life / 64
     }
 
-    /// Starts the ADDs of a round, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how many
-    /// ADDs had already succeeded.
+    /// Starts the ADDs of a test round, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how
+    /// many ADDs had already succeeded.
     pub(super) fn stop(&self, host: &Host<'_>, plan: &Plan, random: &mut Random) -> (Vec<Victim>, usize) {
         let mut victims: Vec<Victim> = plan.containers.iter().map(|container| host.start(container)).collect();
         let chosen = usize::try_from(random.below(victims.len() as u64)).unwrap();
