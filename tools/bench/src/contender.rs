@@ -118,8 +118,8 @@ pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Ti
     let mut dels = adds.clone();
     for round in 0..rounds as usize {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order, so that no contender always follows the same
-            // other contender and pays for that one's syncs.
+            // Every second round runs the contenders in reverse order. Otherwise, each contender would always follow
+            // the same other contender, and would pay for that contender's syncs.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let id = format!("c{round}");

@@ -19,7 +19,7 @@ const COMMITS: usize = 25;
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 
-/// Measures the commits per second of one thread. The measurements of the contenders alternate.
+/// Measures the commits per second of one thread. The plain file and the stores are measured alternately.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("durable");
     std::fs::create_dir(&folder)?;

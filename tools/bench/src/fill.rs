@@ -1,4 +1,4 @@
-//! Fills stores with addresses in use and with a log that has reached its maximum size.
+//! Fills stores with addresses in use and with a history that has reached its maximum size.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -91,13 +91,13 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Assigns and releases addresses until the store's log is full. Once the log is full, each commit removes as many log
-/// rows as it adds.
+/// Assigns and releases addresses until the store's history has reached its maximum size. A commit on a history of the
+/// maximum size removes as many rows of the history as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // The loop continues after the first revision is removed, until the log has shrunk to its maximum size. While the
-    // log is filled for the first time, it exceeds its maximum size.
+    // The loop continues after the first revision is removed, until the history has shrunk to its maximum size. While
+    // the history is filled for the first time, it exceeds its maximum size.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }

@@ -1,5 +1,5 @@
-//! Measures how much a full store slows an ADD. Whole cold processes run on a store with a full log and many addresses,
-//! and on an empty store.
+//! Measures how much a full store slows an ADD. Whole cold processes run on a store with a full history and many
+//! addresses, and on an empty store.
 
 use std::path::Path;
 

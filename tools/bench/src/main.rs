@@ -140,7 +140,7 @@ impl Wish {
     }
 }
 
-/// Parts whose measurements are only printed: processes on stores of this machine, and calls to etcd.
+/// The parts of the benchmark that only print their measurements and return no findings.
 const PRINTED: [(&str, Part); 7] = [
     ("single", single::run),
     ("crowd", crowd::run),
@@ -151,14 +151,14 @@ const PRINTED: [(&str, Part); 7] = [
     ("etcd", |_, _| etcd::run()),
 ];
 
-/// Returns the parts whose measurements are printed and also returned as findings.
+/// Returns the parts of the benchmark that print their measurements and also return them as findings.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
     [("operator", operator::run as cluster::Part), ("serve", serve::run), ("api", api::run)]
         .into_iter()
         .chain(cluster::PARTS)
 }
 
-/// Returns the names of all parts of the measurements.
+/// Returns the names of all parts of the benchmark.
 fn names() -> impl Iterator<Item = &'static str> {
     PRINTED.iter().map(|(name, _)| *name).chain(found().map(|(name, _)| name))
 }

@@ -8,8 +8,8 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// The number of containers that are added to and deleted from an embedded store. After twenty to thirty commits,
-/// redb's journal is moved into redb's file; these calls include such a commit.
+/// The number of containers that are added to and deleted from an embedded store. Twenty containers need enough commits
+/// that redb's journal is moved into redb's file once, which happens after twenty to thirty commits.
 const CONTAINERS: u32 = 20;
 
 /// Runs ADD and DEL on a store of the given kind with the given plugin.

@@ -72,7 +72,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // One more block than needed is claimed, because the plugin already owns one of these blocks.
+    // The loop tries one block more than the nodes need, because the plugin's own node already has one of the tried
+    // blocks.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;

@@ -1,8 +1,8 @@
 //! Updates pages of the book with the findings of a benchmark run.
 //!
-//! In a page, the position of a table is marked with `<!-- measured: NAME -->` and `<!-- end -->`. A new finding
-//! replaces the text between these two marks. Plots are files. Marked sections for which there is no finding stay
-//! unchanged.
+//! In a page, two HTML comments mark the position of a table: the first contains `measured:` and the table's name, and
+//! the second contains `end`. A new finding replaces the text between the two HTML comments of its table. Plots are
+//! files. Tables for which there is no finding stay unchanged.
 
 use std::fs;
 use std::path::Path;

@@ -22,7 +22,7 @@ use crate::{Outcome, Programs};
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// The number of rounds with many concurrent callers.
+/// The number of measured rounds with many concurrent callers.
 const CROWDS: usize = 10;
 /// The number of blocks in the store of the daemon whose memory is measured.
 const BLOCKS: u32 = 10_000;
@@ -49,7 +49,7 @@ impl Daemon {
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // The systemd unit of the daemon also sets these variables.
+        // Configure the C library's memory allocator as the daemon's systemd unit does.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -160,8 +160,8 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
 }
 
 /// Measures many concurrent callers of each contender. The reported ratio of the slowest calls is the median over all
-/// rounds. If the 99th percentile of all calls were reported, pauses of the machine would decide it. A pause takes tens
-/// of milliseconds and hits one or two rounds of every contender, even of empty processes.
+/// rounds. If the 99th percentile of all calls were reported, pauses of the machine would decide it. A pause of the
+/// machine takes tens of milliseconds and hits one or two rounds of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
@@ -172,7 +172,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
-            // The addresses of the round are released without measuring.
+            // Release the addresses that the measured ADDs have assigned, without measuring the DELs.
             at_once(contender, Verb::Del, round)?;
         }
     }

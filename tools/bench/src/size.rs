@@ -8,7 +8,8 @@ use crate::fill::{self, Churn};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// The number of times that a container is added and deleted. The environment variable `PAIRS` overrides this default.
+/// The number of times that a container is added and deleted, unless the environment variable `PAIRS` sets another
+/// number.
 const PAIRS: u64 = 1_000_000;
 /// The number of ADDs and DELs of a container between two measurements of the store's size.
 const LOOK_EVERY: u64 = 2_000;

@@ -46,8 +46,8 @@ fn fail(text: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the import circles of more than `most` files in a crate. Each circle is a list of lines, one for each file,
-/// with the other files of the circle that this file needs.
+/// Returns the import circles of more than `most` files in a crate. Each circle is a list of lines: one line for each
+/// file, with the other files of the circle that the file needs.
 fn circles(folder: &Path, most: usize) -> Result<Vec<Vec<String>>, String> {
     let krate = Crate::read(&folder.join("src"))?;
     let mut graph = DiGraph::<&str, ()>::new();

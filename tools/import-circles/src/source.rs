@@ -105,8 +105,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// Converts a path as the file writes it to a path from the crate's root. A path of an item in another crate is
-    /// converted to a path in this module. The converted path is wrong but harmless, because a file never counts as
+    /// Converts a path that a source file contains to a path from the crate's root. The path of an item in another
+    /// crate is wrongly converted to a path in the file's own module, which is harmless because a file never counts as
     /// needing itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);

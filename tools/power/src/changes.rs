@@ -116,7 +116,7 @@ fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The entries of a folder: the names of its files and folders, each with a node number.
+/// The entries of a folder: the names of its files and folders, each with an inode number.
 pub(crate) type Names = BTreeMap<OsString, u64>;
 
 #[derive(Clone, Debug)]

@@ -38,7 +38,7 @@ pub(crate) struct State {
     syncs: Syncs,
     power: Power,
     operations: u64,
-    /// True while syncs are not answered.
+    /// True while the test disk does not answer syncs.
     hangs: bool,
 }
 
@@ -116,19 +116,19 @@ impl Disk {
     }
 
     /// Restores the power, with the disk's content as if the power had not been cut. No data is lost, and the
-    /// operations that failed during the power cut had no effect. With this function, tests can kill a program after an
-    /// exact number of operations.
+    /// operations that failed during the power cut had no effect. By cutting and restoring the power, tests can kill a
+    /// program after an exact number of disk operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
 
-    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. Requests other than syncs are
-    /// answered.
+    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. The disk still answers requests
+    /// other than syncs.
     pub fn hang(&self) {
         self.state().hangs = true;
     }
 
-    /// Ends the effect of [`hang`](Self::hang) on syncs. The syncs that are waiting are carried out.
+    /// Ends the effect of [`hang`](Self::hang) on syncs. The disk carries out the syncs that are waiting.
     pub fn go_on(&self) {
         self.state().hangs = false;
     }
@@ -245,7 +245,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or a folder that is in no folder yet, and returns its node number.
+    /// Adds a file or a folder that is in no folder yet, and returns its inode number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -268,14 +268,14 @@ impl State {
     }
 }
 
-/// The node number of the disk's root folder.
+/// The inode number of the test disk's root folder.
 const ROOT: u64 = 1;
 
-/// The content of a disk whose power is cut. All folders and files in an image are durable.
+/// The content of a test disk whose power is cut. All folders and files in an image are durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
-    /// The next node number that is not used yet.
+    /// The next inode number that is not used yet.
     pub(crate) next: u64,
 }
 
@@ -343,7 +343,8 @@ impl Image {
         Ok(())
     }
 
-    /// Writes the files and folders of this image to a new folder on the host. The new folder must not exist before.
+    /// Writes the files and folders of this image to a new folder on the host. The folder on the host must not exist
+    /// yet.
     ///
     /// # Errors
     /// An I/O error if writing a file or folder fails.

@@ -17,20 +17,20 @@ use nix::mount::{MntFlags, umount2};
 use crate::changes::{File, Folder};
 use crate::disk::{About, Disk, Kind, Node, State};
 
-/// How long the kernel may cache an answer of the test disk. All changes to the disk are requests of this kernel, so
-/// its cached answers stay valid.
+/// How long the kernel may cache an answer of the test disk. Only requests of the same kernel change the test disk, so
+/// the kernel's cached answers stay valid.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// Maximum length in bytes of a file on the test disk. A file's length is limited because the disk keeps all files in
-/// memory.
+/// Maximum length in bytes of a file on the test disk. The test disk keeps all files in memory, so it limits the length
+/// of each file.
 const LONGEST: usize = 1 << 30;
-/// The disk size that file system statistics report, in blocks.
+/// The size of the test disk in blocks, as file system statistics report it.
 const BLOCKS: u64 = 1 << 20;
 const BLOCK: u32 = 4096;
 const UNIT: u64 = 512;
 /// How often a sync that waits because of [`Disk::hang`] checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The FUSE server of a disk, which answers the kernel's requests.
+/// The FUSE server of a test disk, which answers the kernel's requests.
 #[derive(Debug)]
 struct Served {
     disk: Disk,
@@ -43,13 +43,15 @@ impl Served {
         Self { disk }
     }
 
-    /// Locks the disk's state for an operation that does not change the disk. Returns EIO if the power is cut.
+    /// Locks the test disk's state for an operation that does not change the disk. Returns EIO if the disk's power is
+    /// cut.
     fn look(&self) -> Answer<MutexGuard<'_, State>> {
         let state = self.disk.state();
         if state.is_on() { Ok(state) } else { Err(Errno::EIO) }
     }
 
-    /// Locks the disk's state for an operation that changes the disk, or for a sync. Returns EIO if the power is cut.
+    /// Locks the test disk's state for an operation that changes the disk, or for a sync. Returns EIO if the disk's
+    /// power is cut.
     fn change(&self) -> Answer<MutexGuard<'_, State>> {
         let mut state = self.disk.state();
         if state.begin() { Ok(state) } else { Err(Errno::EIO) }

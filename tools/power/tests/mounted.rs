@@ -212,7 +212,7 @@ fn nothing_stays_mounted() {
 }
 
 fn tests_are_ignored_without_device_and_fail_in_ci() {
-    // Each test has its own mount namespace, so processes of other tests do not see this mount.
+    // Each test has its own mount namespace, so processes of other tests still see the real `/dev/fuse`.
     mount(Some("/dev/null"), "/dev/fuse", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let run = |ci: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());

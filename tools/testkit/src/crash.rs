@@ -1,11 +1,12 @@
 //! Kills plugin calls with SIGKILL at random moments, in rounds.
 //!
 //! Each round of the test kills one or several plugin calls. One kind of round kills an ADD or a DEL on a store whose
-//! log is full, so that each commit also trims the log. Other rounds kill the ADD that creates the store, or callers
-//! that wait in the queue behind a stopped lock holder. After each round it must be possible to open the store. The
-//! store must then contain every address that an ADD has returned, and no address twice. Each killed plugin call must
-//! have happened completely or not at all. The store's blocks, handles and affinities must agree. After the checks, a
-//! DEL or a repeated ADD finishes each killed call, as a container runtime would do.
+//! history has its maximum length, so that each commit also removes old revisions. Other rounds kill the ADD that
+//! creates the store, or callers that wait in the queue behind a stopped lock holder. After each round it must be
+//! possible to open the store. After each round, the store must contain every address that an ADD has returned, and no
+//! address twice. Each killed plugin call must have happened completely or not at all. The store's blocks, handles and
+//! affinities must agree. After the checks, a DEL or a repeated ADD finishes each killed call, as a container runtime
+//! would do.
 //!
 //! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
 //! `make torture MODE=kill` sets both variables.
@@ -28,7 +29,7 @@ pub const SEED: u64 = 20_261_121;
 /// The number of rounds in a cycle of the test. In each cycle, one round creates a store and one round tests the queue
 /// for the store lock.
 const KINDS: u64 = 5;
-/// The number of revisions that the store keeps when its log is full.
+/// Maximum number of revisions in the store's history.
 const FULL_LOG: usize = 10_000;
 /// Maximum number of containers that have addresses at the same time.
 const MOST_HELD: usize = 100;
@@ -90,7 +91,8 @@ impl World {
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a `World` whose store has a full log. The durations of ADDs and DELs on this store are returned as well.
+    /// Creates a `World` whose store has a history of the maximum length. Also returns the durations of ADDs and DELs
+    /// on the created store.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -240,8 +242,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All the other ADDs
-    /// run until they end.
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All ADDs except the
+    /// returned one run until they end.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
@@ -270,8 +272,9 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("a waiting call has committed".into()) }
     }
 
-    /// Runs a round with a queue: the process that has the store open is stopped, and some waiting calls are killed.
-    /// Afterwards the stopped process continues, or in every second of these rounds is killed.
+    /// Runs a test round with a queue: the process that has the store open is stopped, and some waiting calls are
+    /// killed. After the kills, the stopped process continues in one half of the queue rounds, and is killed in the
+    /// other half.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -397,7 +400,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     }
     assert!(trimmed > 0, "no commit has trimmed the log");
     let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
-    // If fewer rounds are run, some kinds of events may not happen.
+    // With fewer than `usual` rounds, some kinds of events may not happen.
     if rounds >= usual {
         assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
         for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {

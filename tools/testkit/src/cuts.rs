@@ -16,7 +16,7 @@ use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
 /// Runs the power-cut case, and also proves that the case fails on a disk that ignores syncs. If an engine sometimes
-/// fails the case, `known` is a part of its error message.
+/// fails the power-cut case, `known` is a part of the case's error message.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}

@@ -47,7 +47,7 @@ struct Held<E> {
     engine: E,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // `None` if another process created the folder and will delete it.
+    // `None` if another process created the store's folder and will delete the folder.
     _folder: Option<TempDir>,
 }
 

@@ -21,8 +21,8 @@ const KILL_WITHIN: u64 = 30;
 const LIFE: u64 = 20;
 
 /// Adds and deletes containers, and kills a third of the ADDs. Each container gets a DEL at the end of its life. An ADD
-/// may fail because no address is free. `has` reads a value from the result of an ADD. Two containers that exist at the
-/// same time must not have the same value.
+/// may fail because no address is free. The closure `has` reads a value from the result of an ADD, for example the
+/// assigned address. Two containers that exist at the same time must not have the same value.
 pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {

@@ -229,7 +229,7 @@ fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut 
     conf
 }
 
-/// Returns fields that all of a lab's configurations contain: the bridge is the containers' gateway.
+/// Returns the configuration fields that make the bridge the containers' gateway.
 fn gateway() -> Value {
     json!({ "isGateway": true })
 }

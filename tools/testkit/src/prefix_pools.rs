@@ -16,7 +16,7 @@ pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     });
 }
 
-/// Returns the first assigned prefix in a plugin's result. Fails unless an address in the result has exactly this
+/// Returns the first assigned prefix in a plugin's result. Fails unless an address in the result has the returned
 /// prefix as its network.
 pub fn prefix(outcome: &Outcome) -> IpNet {
     let prefixes = &outcome.json()["margay.io/prefixes"];

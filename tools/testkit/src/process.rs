@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::programs::plugin;
 
 /// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally needs only a
-/// small part of this time.
+/// small part of the maximum duration.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.
@@ -65,13 +65,13 @@ impl Call {
         self.with("CNI_IFNAME", interface)
     }
 
-    /// Sets the program that is run for this call, for example another plugin.
+    /// Sets the program that is run for the plugin call, for example another plugin.
     pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// Runs the call's program as the user `uid`, in the group with the same number.
+    /// Makes the plugin call run as the user `uid`, in the group with the same number.
     pub fn as_user(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
         self
@@ -82,15 +82,15 @@ impl Call {
         &self.conf
     }
 
-    /// Returns the command that runs this call.
+    /// Returns the command that runs the plugin call.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         self.prepare(&mut command);
         command
     }
 
-    /// Returns a command that runs `wrapper` with this call's command as its last arguments. For example, the wrapper
-    /// is a shell that first changes its limits.
+    /// Returns a command that runs `wrapper` with the plugin call's command as its last arguments. For example, the
+    /// wrapper is a shell that first changes its limits.
     pub fn command_through(&self, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
@@ -107,7 +107,8 @@ impl Call {
         }
     }
 
-    /// Starts a command of this call, and writes the network configuration to the command's standard input.
+    /// Starts a command that runs the plugin call, and writes the network configuration to the command's standard
+    /// input.
     pub fn start(&self, mut command: Command) -> Child {
         start(&mut command, self.conf.as_bytes())
     }
@@ -117,12 +118,12 @@ impl Call {
         self.run_as(self.command())
     }
 
-    /// Runs a command of this call until it ends.
+    /// Runs the plugin call by the given command, until the command ends.
     pub fn run_as(&self, command: Command) -> Outcome {
         self.wait(self.start(command))
     }
 
-    /// Waits until a process of this call has ended.
+    /// Waits until a process that runs the plugin call has ended.
     pub fn wait(&self, child: Child) -> Outcome {
         let limit = patient(PATIENCE);
         let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));

@@ -14,7 +14,7 @@ pub struct Programs {
     pub drivers: fn() -> Drivers,
 }
 
-/// Margay's own programs. Cargo builds these programs into the parent of the folder that contains the test programs.
+/// Margay's own programs. Cargo builds Margay's programs into the parent of the folder that contains the test programs.
 const OWN: Programs = Programs {
     folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     drivers: stores::drivers,
@@ -26,7 +26,7 @@ static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 /// any helper that runs a program.
 ///
 /// # Panics
-/// If the programs to test were already used or set in this process.
+/// Panics if this process has already used or set the programs that are tested.
 pub fn use_instead(programs: Programs) {
     assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
 }

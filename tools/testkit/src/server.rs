@@ -39,8 +39,8 @@ const USUAL: [&str; 5] = [
     "--bcrypt-cost=4",
 ];
 
-/// The first TCP port that etcd members may use. This port is below the range from which the kernel takes ports for
-/// outgoing connections.
+/// The first TCP port that etcd members may use. The first port is below the range from which the kernel takes ports
+/// for outgoing connections.
 const FIRST_PORT: u16 = 12_000;
 /// Number of TCP ports that etcd members may use.
 const PORTS: u16 = 16_000;
@@ -272,7 +272,7 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
 pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
-    // A thread may end while its state is read, so after such an error the state is read again.
+    // If a thread ends while its state is read, the read fails, and the states of all threads are read again.
     while signal == Signal::SIGSTOP && !has_stopped(process).unwrap_or(false) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }

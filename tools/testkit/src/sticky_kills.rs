@@ -17,7 +17,7 @@ const SPAN: Duration = Duration::from_secs(3);
 /// it runs alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
 /// The minimum number of successful ADDs for each workload. On a slow machine, the test continues until each workload
-/// has this number of successful ADDs.
+/// has the minimum number of successful ADDs.
 const FEWEST: u32 = 5;
 
 /// Returns a plugin call for a container that belongs to a workload.
@@ -35,15 +35,15 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
         child.kill().unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    // If the call was killed too late, it has nevertheless printed its complete result.
+    // A plugin call that was killed too late has already printed its complete result.
     let is_answered = output.status.success() && !output.stdout.is_empty();
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
 /// Repeatedly adds and deletes containers of several workloads. The ADD and the first DEL of a container are each
-/// killed half of the time. A second DEL always follows, as a container runtime would call it. Each workload must keep
-/// its address, and no two workloads may have the same address. Returns the addresses of the workloads, all of which
-/// are released and still kept for their workloads.
+/// killed half of the time. Each container also gets a second DEL that is not killed, because container runtimes repeat
+/// a failed DEL. Each workload must keep its address, and no two workloads may have the same address. Returns the
+/// addresses of the workloads, all of which are released and still kept for their workloads.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

@@ -88,7 +88,8 @@ fn revision(lab: &Lab) -> Revision {
     lab.with_ipam(Create::Never, async |ipam, _| ipam.store().list(Range::All).await.unwrap().revision)
 }
 
-/// Runs a plugin call until it ends, or kills it at a random moment. Returns `None` if the call was killed.
+/// Runs a plugin call until it ends, or kills it at a random moment. Returns `None` after a kill, because the outcome
+/// of the plugin call is unknown.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     if !random.once_in(2) {
         return Some(call.run());

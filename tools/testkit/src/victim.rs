@@ -93,8 +93,8 @@ impl Victim {
         }
     }
 
-    /// Returns the phase in which the plugin process is. If the process is running, it may have left this phase when
-    /// the function returns.
+    /// Returns the phase in which the plugin process is. If the process is running, it may have left the returned phase
+    /// when the function returns.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
@@ -123,7 +123,7 @@ impl Victim {
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills the process. The result is the call's outcome if the plugin process had ended before.
+    /// Kills the plugin process. Returns the call's outcome if the process had already ended before the kill.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();

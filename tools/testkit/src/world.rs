@@ -68,7 +68,7 @@ impl World {
         Self { store, ipam, clock }
     }
 
-    /// Returns an allocator with this world's clock on `store`, which wraps this world's store.
+    /// Returns an allocator that has the test's clock and uses `store`, a wrapper of the test store.
     pub fn through(&self, store: Arc<dyn Store>) -> Ipam {
         let reading = Arc::clone(&self.clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();

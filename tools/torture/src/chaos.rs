@@ -82,7 +82,7 @@ impl<V: Victim> Chaos<V> {
 }
 
 /// Injects faults into the server process until `stop` is set. The first two faults are a freeze and a kill, so that
-/// even a short run has both of them. All later faults are random.
+/// even a short run has both of them. All faults after the first two are random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {

@@ -521,10 +521,11 @@ mod tests {
         replay
     }
 
-    /// Applies one more revision to the state of [`held`], and returns the contradiction that the revision causes.
+    /// Applies one more revision to the state that [`held`] returns, and returns the contradiction that the revision
+    /// causes.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
-        // The keys of these events already exist, so the events change the keys and do not create them.
+        // A version of 2 tells the checker that an event changes an existing key and does not create the key.
         events.iter_mut().for_each(|event| event.kv.version = 2);
         held().advance(3, &events).unwrap_err()
     }

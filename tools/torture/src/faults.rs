@@ -1,4 +1,4 @@
-//! Store wrappers for the torture. One wrapper records the newest revision that it has seen, and another delays
+//! Store wrappers for the torture test. One wrapper records the newest revision that it has seen, and another delays
 //! commits. A third wrapper breaks the store's contract on purpose, to prove that the torture would detect a broken
 //! store.
 
@@ -78,7 +78,7 @@ impl Store for Observed {
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// Average number of commits for each delayed commit.
+    /// On average, one commit in this number is delayed.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
@@ -173,15 +173,15 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    /// Returns the average number of commits for each delayed commit. A missing record of a pending commit does harm
-    /// only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`], delayed commits are therefore
-    /// frequent, so that the torture detects the harm within seconds.
+    /// Returns how rare delayed commits are: on average, one commit in the returned number is delayed. A missing record
+    /// of a pending commit does harm only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`],
+    /// delayed commits are frequent, so that the torture detects missing records of pending commits within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// Average number of commits for each sabotaged commit.
+/// On average, one commit in this number is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.

@@ -11,9 +11,9 @@ const REMEMBERED: usize = 24;
 /// How an event of the store has changed the container that holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// From the current revision on, the container holds the address.
+    /// From the event's revision on, the container holds the address.
     Given(IpAddr, String),
-    /// From the current revision on, the container no longer holds the address.
+    /// From the event's revision on, the container no longer holds the address.
     Taken(IpAddr, String),
 }
 
@@ -23,7 +23,7 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// A DEL was sent. The value is the newest revision that the worker had seen then.
+    /// The worker has sent a DEL. The value is the newest revision that the worker had seen when it sent the DEL.
     Deleting(i64),
 }
 
@@ -158,8 +158,8 @@ impl Ledger {
         left
     }
 
-    /// Records a revision. A container whose acknowledged DEL must be visible by now is checked and then forgotten. The
-    /// closure `held` returns the addresses that a container holds at the revision.
+    /// Records a revision of the store. A container whose acknowledged DEL must be visible at the recorded revision is
+    /// checked and forgotten. The closure `held` returns the addresses that a container holds at the revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {

@@ -1,10 +1,11 @@
 //! Simulates many nodes that share a real store, with faults and killed processes, and checks every revision of the
 //! store.
 //!
-//! Workers on several nodes add and delete containers. The pools are too small for all of the containers. Nodes
-//! therefore borrow addresses from each other, take over each other's empty blocks, and claim and release affinities.
-//! Calls fail as they do with real networks and servers. Callers die after sending a commit and before its response
-//! arrives. A checker follows the store's revisions and checks the following rules at each revision:
+//! Workers on several nodes add and delete containers. The pools are too small for all of the containers. With too few
+//! addresses in the pools, nodes borrow addresses from each other, take over each other's empty blocks, and claim and
+//! release affinities. Calls fail as they do with real networks and servers. Callers die after sending a commit and
+//! before its response arrives. A checker follows the store's revisions and checks the following rules at each
+//! revision:
 //!
 //! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
 //!   has begun.

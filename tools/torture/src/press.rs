@@ -1,6 +1,6 @@
 //! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
-//! processes that open the store directly. Under all this load, no call of any other client may hang. While another
-//! process repeatedly opens the store directly, the daemon's clients must still get enough throughput.
+//! processes that open the store directly. While the daemon is disturbed, no call of any other client may hang. While
+//! another process repeatedly opens the store directly, the daemon's clients must still get enough throughput.
 
 use std::fmt;
 use std::future::Future;

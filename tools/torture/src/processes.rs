@@ -1,11 +1,12 @@
 //! Runs the workers as processes that are killed with SIGKILL, for example after sending a commit and before its
 //! response arrives.
 //!
-//! A run consists of rounds. Each round starts some worker processes under new names and kills each of them a little
-//! later. Then the round deletes the containers of the killed workers, as a runtime would. A worker prints each
-//! operation before it starts, and afterwards the operation's result. When a worker is killed, the lines that it has
-//! written can still be read from the pipe. While workers use an embedded store, no other process opens it. After each
-//! round, the checker checks the new revisions. On etcd, the checker follows the store during the whole run.
+//! A torture run with worker processes consists of rounds. Each round starts some worker processes under new names and
+//! kills each of them a little later. After the kills, the round deletes the containers of the killed workers, as a
+//! runtime would. A worker prints each operation before it starts, and afterwards the operation's result. When a worker
+//! is killed, the lines that it has written can still be read from the pipe. While workers use an embedded store, no
+//! other process opens it. After each round, the checker checks the new revisions. On etcd, the checker follows the
+//! store during the whole run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;

@@ -25,8 +25,8 @@ pub(crate) const POOL_V4: &str = "10.0.0.0/26";
 /// The IPv6 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V6: &str = "fd00::/122";
 
-/// The number of times that the allocators' clock is faster than real time. With the fast clock, another node may take
-/// over an empty block after less than a second.
+/// How many times faster than real time the allocators' clock runs. With the fast clock, another node may take over an
+/// empty block after less than a second.
 const FASTER: i32 = 60;
 /// The time at which the fast clock equals real time: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;

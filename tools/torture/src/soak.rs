@@ -40,7 +40,7 @@ const LEASES: usize = 8;
 const MEASURE: Duration = Duration::from_secs(60);
 /// Number of the newest revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
-/// Maximum duration of one call of the daemon.
+/// Maximum duration of one client's call to the daemon.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Maximum size of the daemon's memory, in MiB.
 const MOST_MIB: f64 = 64.0;
@@ -71,7 +71,7 @@ struct Sample {
     revision: i64,
 }
 
-/// What a long run has counted if it found no fault.
+/// The counts of a long run that has found no fault.
 #[derive(Debug)]
 pub struct SoakReport {
     events: u64,

@@ -25,9 +25,9 @@ use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
 /// Maximum number of containers that one worker has at a time. All workers together request more addresses than the
 /// pools contain.
 const MOST_CONTAINERS: usize = 12;
-/// The number of attempts to delete a container, because runtimes repeat a DEL that failed.
+/// Maximum number of attempts to delete a container. Like a container runtime, the worker repeats a DEL that failed.
 const DEL_ATTEMPTS: u32 = 200;
-/// The number of attempts to write a pool, because the server may be down for a while.
+/// Maximum number of attempts to write a pool. Each attempt to write the pool fails while the server is down.
 const POOL_ATTEMPTS: u32 = 1_000;
 /// The pause between two attempts of a call if the first attempt failed.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
@@ -37,7 +37,7 @@ const DEL_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) enum Deaths {
     /// Some calls are interrupted: their futures are dropped before they are complete.
     Dropped,
-    /// The worker does not interrupt its own calls. Instead, the torture kills the worker's whole process.
+    /// The worker does not interrupt its own calls, because the torture kills the worker's whole process.
     FromOutside,
 }
 

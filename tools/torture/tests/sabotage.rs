@@ -11,7 +11,7 @@ use torture::{Mode, Plan, Sabotage};
 const FOUND: [&str; 6] =
     ["went from sequence number", "blocks hold", " the block ", "which is gone", "after its DEL", "was told"];
 
-/// Returns the violation that the torture reports for this sabotage. Panics if the torture reports no violation.
+/// Returns the violation that the torture reports for the given sabotage. Panics if the torture reports no violation.
 async fn said(sabotage: Sabotage) -> String {
     let mut plan = Plan::new(&stores::drivers(), "memory", Mode::InProcess, 300_000, 7)
         .unwrap_or_else(|failure| panic!("{failure}"));

@@ -45,7 +45,7 @@ async fn carry_out(plan: Plan) -> Report {
     }
 }
 
-/// Checks that each of these events has happened in the run.
+/// Checks that each event named in `what` has happened in the reported run.
 fn expect(report: &Report, what: &[impl AsRef<str>]) {
     for what in what.iter().map(AsRef::as_ref) {
         assert!(report.count(what) > 0, "no {what}: {report}");

@@ -1,5 +1,5 @@
-//! Tests that a node remembers each other node's block from which it has borrowed an address. Later scans must include
-//! that block.
+//! Tests that a node remembers each other node's block from which it has borrowed an address, so that later scans
+//! include that block.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn borrowed_addresses_are_noted_and_own_ones_are_not() {
     let other = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-2"},"spec":{}}"#;
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", other);
     let memory = HeldBlocks::new(Path::new("/run/margay"), &lab.location().to_string(), "node-1");
-    // An earlier test etcd may have listened on the same port, and the notes about that etcd may still exist.
+    // An earlier test etcd may have listened on the same port, and the plugin's hints about that etcd may still exist.
     let noted = || memory.notes().blocks;
     let block_of = |address: std::net::IpAddr| format!("{}/26", ipnet::IpNet::new(address, 26).unwrap().network());
     let own = lab.add("own").ok().address();

@@ -176,7 +176,8 @@ fn status_names_refused_key_until_right_is_granted() {
             grant(&mut client, user, prefix, Readwrite).await;
         }
     });
-    // Do not run STATUS as user `reader` here: the refused write is cached for a minute, or until an ADD fails.
+    // Do not run STATUS as user `reader` here, because STATUS remembers a refused write for a minute, or until an ADD
+    // fails.
     call(&lab, Some("reader"), "ADD", "c3").ok();
     ready(&lab, Some("calico"));
     call(&lab, Some("calico"), "DEL", "c2").ok();

@@ -64,7 +64,8 @@ fn ranges_are_apart_for_networks_of_one_name() {
         conf(&lab, &format!("node-{}", node + 1), "storage", &ipam)
     };
     for round in 0..4 {
-        // The eight concurrent ADDs of a round use two nodes. In each round, half of the ADDs use a new address range.
+        // The eight concurrent ADDs of a test round use two nodes. In each test round, half of the ADDs use a new
+        // address range.
         let calls: Vec<(usize, Call)> = (0..8)
             .map(|number| {
                 let third = if number / 2 % 2 == 0 { 0 } else { round + 1 };

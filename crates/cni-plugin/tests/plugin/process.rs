@@ -47,7 +47,7 @@ fn process_options_are_answered_without_reading() {
         "margay-ipam {}\nCNI versions: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\nFormats of stores: 1, 2\n",
         env!("CARGO_PKG_VERSION")
     );
-    // The options work with and without CNI environment variables.
+    // The plugin's command-line options work with and without CNI environment variables.
     for env in [Default::default(), environment("ADD")] {
         for option in ["--version", "-V", "-v"] {
             assert_eq!(said_without_input(Command::new(&link).env_clear().envs(&env).arg(option)), version);
@@ -220,8 +220,8 @@ fn process_log_goes_to_standard_error_and_file() {
     assert!(!log.contains(secret) && !outcome.stdout.contains(secret));
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(file.parent().unwrap()), mode(&file)), (0o755, 0o600));
-    // The next call appends to the log file. At log level `error`, a plugin call logs one line less than at level
-    // `info`.
+    // The next plugin call appends to the log file. At log level `error`, a plugin call logs one line less than at
+    // level `info`.
     call_binary(&environment("ADD"), conf("error", &path).as_bytes());
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), log.lines().count() * 2 - 1);
     // If the log file cannot be created, the plugin only reports so on standard error.

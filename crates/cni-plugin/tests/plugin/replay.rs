@@ -61,7 +61,7 @@ fn compare(case: &Case, outcome: &ProcessOutcome) {
     assert_eq!(skeleton(&outcome.stdout), skeleton(&case.stdout), "{}", case.name);
 }
 
-/// Replays the recording; the function `program` runs one recorded call.
+/// Replays the recorded calls of Calico's IPAM plugin; the function `program` runs one recorded call.
 fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = record().cases;
     let (last, all) = cases.split_last().unwrap();
@@ -69,7 +69,7 @@ fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     for case in all.iter().filter(played) {
         compare(case, &program(case));
     }
-    // As in the recording, use up all addresses of the pool before the last call.
+    // The last recorded call found a full pool, so use up all addresses of the pool before replaying that call.
     let mut filled = 0;
     for node in ["node3", "node1"] {
         loop {

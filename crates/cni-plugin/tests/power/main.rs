@@ -5,8 +5,8 @@
 //! Margay daemon (`margay serve`). Some plugin calls are killed before the power cut. After the power cut, the disk's
 //! image is copied. On the copy of the image, the next ADD must work and `margay ipam check` must report no problem.
 //! Each acknowledged ADD must still hold its address, and the address of each acknowledged DEL must be free. The next
-//! round continues on the copy of the image, so power cuts also happen while a store recovers from an earlier power
-//! cut.
+//! test round continues on the copy of the disk's image, so power cuts also happen while a store recovers from an
+//! earlier power cut.
 //!
 //! An ADD or DEL is acknowledged if the caller saw the plugin's process end before the power cut. A lock of the test
 //! disk determines which was first, the end of the plugin's process or the power cut.
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns the number of power cuts after which the test's rounds detect a disk that ignores syncs. Returns `None` if
-/// the rounds never detect such a disk.
+/// the test's rounds never detect a disk that ignores syncs.
 fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
     let (mut world, mut tally) = (worlds(), Tally::new());
     for round in 0..LIES {

@@ -14,7 +14,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 /// Returns a test machine with only one network configuration, since ctr uses the first network that it finds.
 /// Masquerading is off, because ctr does not pass the network namespace of an ended container to the bridge plugin.
-/// Without this namespace, the bridge plugin does not remove its masquerading rules.
+/// Without the network namespace, the bridge plugin does not remove its masquerading rules on DEL.
 fn machine(engine: Engine, network: &str) -> Machine {
     let all = ["10-lab.conflist", "20-dual.conflist", "30-routed.conflist"];
     let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);
@@ -148,7 +148,8 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     // After the reboot containerd still lists the containers, but cannot restart them with a network. Remove the
     // containers that containerd still lists, and run them again.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
-    // Start the containers in another order: their addresses would then be exchanged if Margay did not keep them.
+    // Start the containers in another order, so that they would exchange their addresses if Margay did not keep the
+    // addresses.
     let idle = after.ctr_run("idle", &IDLE);
     assert_eq!(after.ctr_addresses(&idle), of_idle);
     for address in &of_web {

@@ -129,8 +129,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     assert_eq!(after.podman_addresses("free"), free);
     after.podman_pings("free", "10.88.0.77");
     assert_eq!(after.fetch("127.0.0.1:8080"), PAGE);
-    // The restarted containers' addresses are recorded with the id of this boot; leftovers have the id of an earlier
-    // boot.
+    // The restarted containers' addresses are recorded with the id of the current boot; leftovers have the id of an
+    // earlier boot.
     assert_eq!(after.boot_of("10.88.0.77"), after.recorded_id());
     assert_eq!(after.boot_of(&free[0]), after.recorded_id());
     what_an_earlier_boot_left(&after, &lost[0], &first);

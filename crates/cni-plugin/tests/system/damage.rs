@@ -28,7 +28,8 @@ const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
 /// Strings of which the error about a damaged store must contain one. Each error string names the remedy for the
-/// damage. If the damage happens to produce another valid store, the string names what that store needs.
+/// damage. If the damage produces a valid store of a newer version or of another engine, the error string says what the
+/// store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
 /// An undamaged store, and the address that each of its containers holds.
@@ -129,8 +130,8 @@ fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
 
 /// Runs the plugin calls of one test round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // If the network configuration defines the pool, the plugin may create a missing store. The plugin must therefore
-    // reliably distinguish a store whose files were lost from a store that never existed.
+    // If the network configuration defines the pool, the plugin may create a missing store. The plugin must reliably
+    // distinguish a store whose files were lost from a store that never existed.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
@@ -173,7 +174,8 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Repeats the same damage on a new copy of the store, and keeps that copy for finding the cause of the failure.
+/// Repeats the damage of a failed round on a new copy of the store, and keeps the copy for finding the cause of the
+/// failure.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();

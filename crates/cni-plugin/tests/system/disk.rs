@@ -191,8 +191,8 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
     assert_eq!(ballast(&lab), BALLAST);
 }
 
-/// Tests DELs on redb, which deletes history to make room within its file. On redb, the reserved disk space therefore
-/// lasts for all DELs.
+/// Tests DELs on redb, which deletes history to make room within its file. On redb, the reserved disk space lasts for
+/// all DELs.
 #[test]
 fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);

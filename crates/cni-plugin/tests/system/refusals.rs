@@ -160,7 +160,7 @@ fn store_file_system_is_read_only() {
         for verb in ["ADD", "CHECK", "DEL"] {
             Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
-        // No store exists at this path yet.
+        // The store of the following configuration does not exist yet.
         let conf = embedded_conf(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
         mount.remount("rw");

@@ -201,8 +201,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Runs a plugin call. Half of the calls are killed some time after their start. Returns `None` if the call was
-    /// killed before its end.
+    /// Runs a plugin call. In half of the cases, kills the plugin process some time after its start. Returns `None` if
+    /// the kill came before the process ended.
     fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
         if self.random.once_in(2) {
             return Some(Self::ok(call));

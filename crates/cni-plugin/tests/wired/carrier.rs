@@ -1,9 +1,8 @@
 //! Runs a service thread for the test cases. The service thread forwards connections from a case's network namespace to
 //! an etcd outside, and serves the Kubernetes API.
 //!
-//! A socket stays in the network namespace of the thread that has created the socket. A test case therefore creates a
-//! listening socket in its own network namespace, and the service thread accepts the connections in the machine's
-//! namespace.
+//! A socket stays in the network namespace of the thread that has created the socket. A test case creates a listening
+//! socket in its own network namespace, and the service thread accepts the connections in the machine's namespace.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -43,7 +42,7 @@ where
     listener.set_nonblocking(true).unwrap();
     let task = carrier().spawn(async move {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        // When this task is aborted, its connections are closed as well.
+        // When the accepting task is aborted, dropping the `JoinSet` also closes all accepted connections.
         let mut connections = JoinSet::new();
         loop {
             if let Ok((stream, _)) = listener.accept().await {
@@ -62,7 +61,7 @@ pub(crate) fn forward(address: SocketAddr, to: SocketAddr) -> Served {
         if let Ok(mut beyond) = TcpStream::connect(to).await {
             let _ = beyond.set_nodelay(true);
             let _ = stream.set_nodelay(true);
-            // A copy error means that either end has closed the connection.
+            // If copying between the two streams fails, either end has closed the connection.
             let _ = tokio::io::copy_bidirectional(&mut stream, &mut beyond).await;
         }
     })

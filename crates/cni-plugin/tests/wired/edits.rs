@@ -6,8 +6,8 @@ use crate::exceptions::Exception;
 use crate::record::{self, STATE, replaced};
 use crate::{Kind, Mode};
 
-/// A change from a recorded outcome to the expected outcome. A path consists of the names of object members and the
-/// indexes of array items.
+/// A change from a recorded outcome to the expected outcome. A path to a value in the outcome consists of the names of
+/// object members and the indexes of array items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
     /// Sets the value at a path of the outcome to the given JSON. [`ANY`](crate::matching::ANY) in the given JSON
@@ -154,7 +154,7 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
 }
 
 /// Returns the expected outcome of a plugin call. The expected outcome is the recorded outcome after the edits of all
-/// its exceptions, reduced to the parts that are visible in this mode.
+/// its exceptions. If IPAM runs in the main plugin's process, the calls of `calico-ipam` are left out.
 pub(crate) fn expected(
     step: &Value,
     case: &str,

@@ -18,7 +18,7 @@ pub(crate) struct Exception {
     pub(crate) steps: Steps,
     pub(crate) stores: Stores,
     pub(crate) edits: &'static [Edit],
-    /// The reason for the different outcome.
+    /// The reason why the expected outcome differs from the recorded outcome.
     pub(crate) reason: &'static str,
 }
 

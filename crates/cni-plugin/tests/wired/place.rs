@@ -31,7 +31,7 @@ pub(crate) enum Forwarding {
 }
 
 impl Forwarding {
-    /// Returns whether the host forwarded IPv4 packets when this case was recorded.
+    /// Returns whether the host forwarded IPv4 packets when the given case was recorded.
     pub(crate) fn of(case: &str) -> Self {
         let place = |name: &str| record().cases.iter().position(|case| case.name == name);
         if place(case) > place("netns-of-the-host") { Self::Off } else { Self::On }
@@ -159,15 +159,15 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Gives a new network namespace the settings that network namespaces had on the machine of the recording. Without this
-/// step, a new network namespace inherits the IPv4 settings of the machine that runs the tests.
+/// Gives a new network namespace the settings that network namespaces had on the machine of the recording. By default,
+/// a new network namespace inherits the IPv4 settings of the machine that runs the tests.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {
             fs::write(format!("/proc/sys/net/ipv4/conf/{interface}/{name}"), "0").unwrap();
         }
     }
-    // Writing this sysctl also sets the default for new interfaces.
+    // Writing `ip_forward` also sets the forwarding default for new interfaces.
     let value = if forwarding == Forwarding::On { "1" } else { "0" };
     fs::write("/proc/sys/net/ipv4/ip_forward", value).unwrap();
 }

@@ -14,7 +14,7 @@ pub(crate) type Documents = BTreeMap<String, Value>;
 pub(crate) struct Record {
     /// The store's documents at the start of each case.
     pub(crate) start: Documents,
-    /// The recording's other IPAM plugins in `CNI_PATH`: the name and the script of each plugin.
+    /// The IPAM plugins in the recording's `CNI_PATH` that are scripts: the name and the script of each plugin.
     pub(crate) ipam_plugins: BTreeMap<String, String>,
     pub(crate) cases: Vec<Case>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Setup {
     pub(crate) nodename_file: Option<String>,
     #[serde(default)]
     pub(crate) store: Documents,
-    /// The keys of `start` that the store lacks in this case.
+    /// The keys of the `start` documents that the store lacks in the recorded case.
     #[serde(default)]
     pub(crate) without: Vec<String>,
     /// More files of the recorded case: the path and the content of each file.
@@ -52,7 +52,7 @@ fn one_namespace() -> Vec<String> {
 }
 
 impl Case {
-    /// Returns the store's documents at the start of this case.
+    /// Returns the store's documents at the start of the recorded case.
     pub(crate) fn documents(&self) -> Documents {
         let mut documents = record().start.clone();
         documents.retain(|key, _| !self.setup.without.contains(key));
@@ -78,7 +78,7 @@ pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// Finds a recorded step of a case by its number. Steps are numbered from 1.
+/// Finds a recorded step of a case by its number. The steps of a case are numbered from 1.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }

@@ -1,4 +1,4 @@
-//! Replays one case of the recording.
+//! Replays one recorded case of Calico's main plugin.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -7,8 +7,8 @@ use std::error::Error;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// The sizes in bytes of the rows that an ADD writes when the node already has 40 containers: two rows of a block of
-/// about 9 KB, a handle, a log row and a pointer for each of these two documents, and the counters.
+/// The sizes in bytes of the rows that an ADD writes when the node already has 40 containers. The rows contain a block
+/// (two rows, about 9 KB), a handle, two history entries, two pointers, and the counters of the store.
 const ROW_BYTES: [usize; 8] = [6_100, 3_000, 90, 120, 120, 40, 40, 80];
 
 fn main() -> Result<(), Box<dyn Error>> {

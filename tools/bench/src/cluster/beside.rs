@@ -21,14 +21,14 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The duration of one measurement of the other client.
+/// How long one measurement of the other etcd client's puts takes.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
 /// The value that the other client of etcd puts.
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
-/// The number of simulated hosts under a light load. Together these hosts make about 100 ADDs per second.
+/// The number of simulated hosts under a light load. Together, the simulated hosts make about 100 ADDs per second.
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
@@ -207,7 +207,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// Runs this program in a second process as the other client, and returns what that process has measured.
+/// Runs this program in a second process as the other etcd client, and returns what the second process has measured.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;

@@ -66,7 +66,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
             contenders[ONE_ADDRESS].with_plugin("the baseline", baseline),
         ]);
     }
-    // Each contender has one warm-up run, except the newcomer, whose first run is the measured one.
+    // Each contender has one warm-up run, except the contender that uses a new node for each container.
     for contender in contenders.iter().filter(|contender| !contender.is_per_container()) {
         contender.add("warm")?;
         contender.del("warm")?;

@@ -25,15 +25,15 @@ const NODES: u32 = 1_000;
 /// The number of addresses in use in each block of a node.
 const USED: [u64; BLOCKS as usize] = [64, 36];
 const BLOCKS: u32 = 2;
-/// The number of dead nodes whose addresses are freed in each of the two ways.
+/// The number of dead nodes for each measured way of freeing addresses: the operator's command, and garbage collection.
 const DEAD: u32 = 5;
 
 /// The measurements of one step of freeing addresses, over all dead nodes.
 #[derive(Default)]
 struct Step {
     times: Times,
-    /// The number of requests to etcd in this step. `None` if the step is a command of the operator, whose requests are
-    /// not counted.
+    /// The number of requests to etcd in one step of freeing a dead node's addresses. `None` if the step is a command
+    /// of the operator, whose requests are not counted.
     requests: Option<u64>,
     left: Left,
 }
@@ -46,7 +46,7 @@ struct Left {
     blocks: usize,
 }
 
-/// Measures both ways in which the addresses of a dead node are freed.
+/// Measures how the operator's command and garbage collection free the addresses of dead nodes.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(programs, folder))
 }

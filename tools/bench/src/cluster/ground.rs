@@ -38,7 +38,7 @@ const FILLERS: usize = 8;
 /// The keys and values of documents that will be written to etcd.
 pub(super) type Documents = Vec<(Key, Value)>;
 
-/// A simulated host: an allocator with its own connection to etcd. The requests and bytes on this connection are
+/// A simulated host: an allocator with its own connection to etcd. The requests and bytes on the host's connection are
 /// counted.
 #[derive(Clone, Debug)]
 pub(super) struct Host {

@@ -22,8 +22,8 @@ use crate::{Outcome, Programs};
 /// The numbers of concurrent hosts, each with the number of rounds that are measured. Few hosts are measured in more
 /// rounds, because a round of few hosts is short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
-/// The number of addresses that each host assigns in a round. The addresses assigned in a round, together with those
-/// that a host has before, fill a block of 64.
+/// The number of addresses that each host assigns in a round. Together with the `RESIDENTS` addresses that each host
+/// has from the start, the addresses assigned in a round fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 
@@ -135,7 +135,7 @@ pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // The ids of these containers belong to a host number that no other host uses, so each handle is new.
+        // The container ids belong to a host number that no simulated host has, so each container's handle is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();

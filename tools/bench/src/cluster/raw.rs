@@ -58,7 +58,7 @@ impl Store for Recorder {
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,
-    /// True if the commit creates the key; then the commit has a guard that the key does not exist.
+    /// True if the commit creates the key, with a guard that the key does not exist.
     is_new: bool,
 }
 
@@ -92,7 +92,7 @@ impl Shape {
         self.puts.iter().map(|put| put.bytes).sum()
     }
 
-    /// Returns a description of the commit for the printed report.
+    /// Returns the numbers of the transaction's puts, guards and value bytes as text for the printed report.
     pub(super) fn reported(&self) -> String {
         let guards = self.puts.len() + self.keys + self.ranges;
         format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())

@@ -95,7 +95,8 @@ fn ip(arguments: &[&str]) -> Command {
     command
 }
 
-/// The value of the IPv4 forwarding setting before the measurements. Dropping this value restores the previous setting.
+/// The value of the IPv4 forwarding setting before the measurements. Dropping this value restores the previous IPv4
+/// forwarding setting.
 struct Forwarding(Option<String>);
 
 impl Forwarding {

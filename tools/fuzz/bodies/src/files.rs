@@ -143,8 +143,8 @@ async fn step(store: &MvccStore, n: u64) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Compares the store with the content that it must have after the steps before step `n`. Returns a description of the
-/// first difference, or `None` if there is no difference.
+/// Compares the store with the content that it must have after the transactions with numbers below `n`. Returns a
+/// description of the first difference, or `None` if there is no difference.
 async fn check(store: &MvccStore, n: u64) -> kv::Result<std::result::Result<(), String>> {
     let found: Vec<(String, Vec<u8>)> =
         store.list(Range::All).await?.kvs.iter().map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect();
@@ -202,7 +202,7 @@ const PIECE: usize = 64;
 
 /// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
 /// content, its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX`
-/// ends a file. Lengths and numbers have 4 bytes, in little-endian order.
+/// ends a file. The lengths and the piece numbers have 4 bytes, in little-endian order.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();
@@ -260,7 +260,8 @@ fn unpack(packed: &'static [u8]) -> Vec<(PathBuf, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Tests that the fuzz target passes on undamaged stores. A failure of the target is then due to the damage.
+    /// Tests that the fuzz target passes on undamaged stores, so that its failure on a damaged store is due to the
+    /// damage.
     #[test]
     fn packed_stores_pass_without_damage() {
         for (engine, packed) in STORES {

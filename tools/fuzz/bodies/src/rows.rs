@@ -44,7 +44,7 @@ pub fn damaged_rows(data: &[u8]) {
     }
     if let Err(error) = block_on(use_all(&table)) {
         let text = error.to_string();
-        // The store returns this error after its engine has panicked, and the engine in memory must never panic.
+        // A store whose engine has panicked reports that the engine gave up, but the engine in memory must never panic.
         assert!(!text.contains("the engine gave up"), "{text}");
     }
 }
@@ -88,7 +88,7 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
             let more = input.bytes(input.len().min(9))?;
             payload.splice(place..place, more.iter().copied());
         }
-        // The payload of another row could also be decoded under this row's key.
+        // Try the payload of another row, because the store might be able to decode it under the wrong key.
         4 => {
             let (other_key, other) = &rows[usize::from(input.arbitrary::<u8>()?) % rows.len()];
             payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();

@@ -28,7 +28,7 @@ fn fuzz_targets_all_take_their_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // Every fuzzer tries such simple inputs first.
+        // Also try the simple inputs with which every fuzzer starts.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_micros(500);
 /// synced yet are not lost.
 const KILLS: u64 = 8;
 
-/// What all callers of one round do.
+/// The parameters of all callers in one test round: their disk, network configuration, ledger and number of calls.
 pub struct Work<'a> {
     pub disk: &'a Disk,
     pub conf: &'a Value,
@@ -33,7 +33,7 @@ pub struct Work<'a> {
     /// The number of answered calls after which the power is cut. `None` if another event decides when the power is
     /// cut.
     pub last: Option<u64>,
-    /// The approximate number of disk operations in one call.
+    /// The approximate number of disk operations in one plugin call.
     pub operations: u64,
     /// The number of calls that the daemon has answered so far.
     pub by_daemon: &'a AtomicU64,

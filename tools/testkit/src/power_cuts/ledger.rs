@@ -17,8 +17,8 @@ const EACH: usize = 2;
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers whose last call was not answered. The value is the container's addresses before the call if that
-    /// was a DEL, and `None` if it was an ADD.
+    /// The containers whose last call was not answered. The value is the container's addresses before an unanswered
+    /// DEL, or `None` for an unanswered ADD.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,
@@ -46,8 +46,8 @@ impl Ledger {
         container
     }
 
-    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, `reported` is
-    /// empty.
+    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, the address
+    /// list `reported` is empty.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {

@@ -1,5 +1,5 @@
 //! Cuts the power of a simulated disk while the plugin runs, in rounds: [`callers`] run ADD and DEL on the disk until
-//! its power is cut. [`world`] then compares the remaining disk image with the [`ledger`].
+//! its power is cut. After the power cut, [`world`] compares the remaining disk image with the [`ledger`].
 
 pub mod callers;
 pub mod ledger;
@@ -15,7 +15,8 @@ use crate::random::{Random, setting};
 use world::{Plan, World};
 
 pub const SEED: u64 = 20_261_123;
-/// The number of rounds in a cycle of the test. The last two rounds of each cycle start with an empty disk.
+/// The number of rounds in a cycle of the test. The last two rounds of each cycle use a new disk, which is empty at
+/// first.
 const KINDS: u64 = 5;
 /// Number of rounds between two progress messages of a long run.
 const PROGRESS: u64 = 250;
@@ -53,7 +54,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     for (what, count) in &tally {
         println!("{count:>8}  {what}");
     }
-    // If fewer rounds are run, some kinds of events may not happen.
+    // With fewer than `usual` rounds, some kinds of events may not happen.
     if rounds >= usual {
         let rows = &format!("not synced: /store/{}", engine.file);
         for what in [rows, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {

@@ -22,12 +22,12 @@ use crate::process::Call;
 use crate::programs::command;
 use crate::random::Random;
 
-/// The number of revisions that the store keeps when its log is full.
+/// Maximum number of revisions in the store's history.
 const FULL_LOG: usize = 10_000;
-/// The first estimate of the number of disk operations in one call.
+/// The first estimate of the number of disk operations in one plugin call.
 const OPERATIONS: u64 = 30;
 
-/// The moment of a round at which the power is cut.
+/// The moment of a test round at which the power is cut.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
     /// The power is cut after this number of disk operations, or earlier if all calls have ended.
@@ -36,7 +36,7 @@ enum Moment {
     Answer(u64),
 }
 
-/// The plan of a round, which has one power cut.
+/// The plan of a test round, which has one power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     callers: u64,
@@ -70,7 +70,7 @@ pub struct World {
     syncs: Syncs,
     pub image: Image,
     pub ledger: Ledger,
-    /// The approximate number of disk operations in one call.
+    /// The approximate number of disk operations in one plugin call.
     operations: u64,
 }
 
@@ -80,7 +80,8 @@ impl World {
         Self { engine, syncs, image: Image::default(), ledger: Ledger::default(), operations: OPERATIONS }
     }
 
-    /// Creates a `World` with a store whose log is full, so that each commit also trims the log.
+    /// Creates a `World` with a store whose history has its maximum length, so that each commit also removes old
+    /// revisions.
     pub fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());

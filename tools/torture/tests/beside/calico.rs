@@ -279,7 +279,7 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Releases one address if it still has this handle and this sequence number. Returns true if the address was
+    /// Releases one address if it still has the given handle and sequence number. Returns true if the address was
     /// released.
     pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
         let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-/// Why a step of Calico's client failed.
+/// Why an operation of Calico's client failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The key to create already exists, or the key to write has changed since the client read it.

@@ -1,4 +1,5 @@
-//! Checks every revision by the rules for the side that wrote it, and decodes the documents without Margay's model.
+//! Checks every revision by the rules for its author (Calico's client or Margay), and decodes the documents without
+//! Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -92,7 +93,7 @@ impl Stored {
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) now: Stored,
-    /// The number of revisions that each side has written.
+    /// The number of revisions that each side (Calico or Margay) has written.
     pub(crate) seen: BTreeMap<Side, usize>,
 }
 
@@ -165,8 +166,8 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// Checks that owners in blocks and affinity documents agree, if they agreed before or if this revision changed one
-    /// of them.
+    /// Checks that owners in blocks and affinity documents agree, if they agreed before the judged revision or if the
+    /// judged revision changed one of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();

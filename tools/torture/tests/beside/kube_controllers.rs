@@ -38,7 +38,7 @@ impl Pods {
         self.0.lock().unwrap().remove(name);
     }
 
-    /// True if the pod exists and may use this address. A pod whose status lists no addresses may use any address.
+    /// True if the pod exists and may use the given address. A pod whose status lists no addresses may use any address.
     fn may_have(&self, name: &str, ip: IpAddr) -> bool {
         self.0.lock().unwrap().get(name).is_some_and(|addresses| addresses.is_empty() || addresses.contains(&ip))
     }

@@ -59,7 +59,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns a store that records its commits as made by the given side.
+    /// Returns a store wrapper that records the given side (Calico or Margay) as the author of its commits.
     fn store_of(&self, side: Side) -> Arc<dyn Store> {
         noting(&self.store, side, &self.authors, &Commits::default())
     }
@@ -86,7 +86,7 @@ impl Worker {
         let assigned = self.calicos(|writer| async move { writer.auto_assign(&own, count).await }).await;
         let Some(assigned) = assigned else {
             // A runtime sends a DEL even after an ADD that failed. In this test, the node is switched from Calico to
-            // Margay before that DEL.
+            // Margay between the ADD and the DEL.
             del(&allocator(self.store_of(Side::Ours)), self.host, &container).await.unwrap();
             return;
         };

@@ -136,7 +136,7 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
-    // With this request limit, etcd splits watch responses of more than half a megabyte into fragments.
+    // With the lowered request limit, etcd splits watch responses of more than half a megabyte into fragments.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
     let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     let (authors, commits) = (Authors::default(), Commits::default());

@@ -152,7 +152,7 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     }
     let left = Stored::read(&everything(store).await.1);
     // An empty block without an affinity may remain in the store, because releasing all blocks of a node does not find
-    // this block. The next claim of this block finds it.
+    // this block. The next node that claims the block's network finds the remaining block.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

@@ -226,7 +226,7 @@ async fn steps_in_every_order_with_block_in_use() {
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
     all(Start::Used, &[Theirs::AddC1], &[AddC2, DelC0, DelC1, ReleaseIp]).await;
-    // In these two pairs of calls, both calls concern the same container.
+    // Run Calico's ADD of container `c2` beside Margay's ADD of `c2`, and beside Margay's DEL of the container `c0`.
     all(Start::Used, &[Theirs::AddC2], &[AddC2, DelC0]).await;
 }
 

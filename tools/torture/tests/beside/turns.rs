@@ -93,7 +93,7 @@ impl Table {
 }
 
 /// A store wrapper for one actor that waits for the actor's turn before each store call. The wrapper records the
-/// commits as made by the actor's side.
+/// actor's side (Calico or Margay) as the author of each commit.
 #[derive(Debug)]
 struct InTurn {
     inner: Arc<dyn Store>,
@@ -150,7 +150,8 @@ impl Store for InTurn {
     }
 }
 
-/// Returns a store that records its commits as made by one side, and does not wait for turns.
+/// Returns a store wrapper that records one side (Calico or Margay) as the author of its commits, and does not wait for
+/// turns.
 pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, commits: &Commits) -> Arc<dyn Store> {
     let (inner, authors, commits) = (Arc::clone(inner), Arc::clone(authors), Arc::clone(commits));
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
@@ -159,7 +160,7 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
 /// What an actor does with its store. The output of the future is a description of the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
-/// An actor of a run: its side, and what it does.
+/// An actor of a run: its side (Calico or Margay), and its work on the store.
 pub(crate) struct Actor {
     pub(crate) side: Side,
     pub(crate) work: Work,
@@ -246,8 +247,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // If another run has already chosen an actor at this point, do not choose it next until a call follows that
-        // does not commute with the actor's call.
+        // Each actor whose choice another run has already tried sleeps until a store call runs that does not commute
+        // with the sleeping actor's next call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),

@@ -15,8 +15,8 @@ use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 use crate::server::send_signal;
 
-/// How long the proxy delays all messages to etcd, until the ADD has sent its commit. The proxy's delay is longer than
-/// a DEL takes.
+/// The proxy's delay for each message of the late ADD to etcd. The delay is longer than the duration of a DEL, so the
+/// ADD's commit usually reaches etcd after the DEL.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
 /// Maximum number of attempts in which the DEL is so slow that the ADD's commit arrives before the DEL ends.

@@ -25,7 +25,7 @@ use crate::victim::Victim;
 
 const NODE: &str = "node-1";
 const WAIT: Duration = Duration::from_secs(60);
-/// Maximum number of times that a plugin call is repeated in a round.
+/// Maximum number of times that a plugin call is repeated in a test round.
 const ATTEMPTS: usize = 100;
 
 /// A node whose plugins query a chosen etcd member before the other members.

@@ -1,5 +1,5 @@
-//! Observes an etcd process from outside, even while the process is stopped: its unread bytes, its log on disk, and
-//! whether it is processing a request.
+//! Observes an etcd process from outside, even while the process is stopped: its unread bytes, its write-ahead log on
+//! disk, and whether it is processing a request.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -90,7 +90,7 @@ pub(super) fn until_disconnected(etcd: &Etcd) {
 #[derive(Debug)]
 pub(super) struct Log {
     folder: PathBuf,
-    /// The marked position: a file of the log, and an offset in that file.
+    /// The marked position: a file of etcd's write-ahead log, and an offset in that file.
     mark: (PathBuf, u64),
 }
 
@@ -101,19 +101,20 @@ impl Log {
         log
     }
 
-    /// Sets the marked position to the end of the log.
+    /// Sets the marked position to the end of etcd's write-ahead log.
     pub(super) fn mark(&mut self) {
         let (file, before) = self.files().pop().expect("an etcd has a log");
         self.mark = (file.clone(), before + written(&file, before).len() as u64);
     }
 
-    /// Counts how often the given bytes were written to the log since the marked position.
+    /// Counts how often etcd has written the given bytes to its write-ahead log since the marked position.
     pub(super) fn count(&self, bytes: &[u8]) -> usize {
         let finder = |(file, from): (PathBuf, u64)| occurrences(&written(&file, from), bytes);
         self.files().into_iter().map(finder).sum()
     }
 
-    /// Lists the log's files with data after the marked position, each with the offset where that data starts.
+    /// Lists the write-ahead log files with data after the marked position, each with the offset where that data
+    /// starts.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let entries = self.folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
         let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|end| end == "wal")).collect();
@@ -124,8 +125,8 @@ impl Log {
     }
 }
 
-/// Reads the bytes that etcd has written to a log file from an offset on. etcd preallocates the log file, filled with
-/// zeros.
+/// Reads the bytes that etcd has written to a write-ahead log file from an offset on. etcd preallocates the file and
+/// fills it with zeros.
 fn written(file: &Path, from: u64) -> Vec<u8> {
     let mut file = File::open(file).unwrap();
     file.seek(SeekFrom::Start(from)).unwrap();

@@ -1,13 +1,14 @@
-//! Tests late ADDs in rounds. An etcd is stopped (SIGSTOP) while ADDs of the real plugin are running. While etcd is
-//! stopped, the ADDs are killed and the runtime sends DEL; then etcd continues.
+//! Tests in random rounds what happens if an ADD's commit reaches etcd late. An etcd is stopped (SIGSTOP) while ADDs of
+//! the real plugin are running. While etcd is stopped, the ADDs are killed and the runtime sends DEL; etcd continues
+//! after the DEL.
 //!
-//! Three of four rounds run on a single etcd. Every fourth round runs on a cluster of three etcd members, and stops the
-//! member that the ADDs have queried. On the three-member cluster, the DEL succeeds before the stopped member reads the
-//! requests of the ADDs. In a round, one or several concurrent ADDs run on a node that may or may not have a block. The
-//! ADDs are killed, or stopped until the end of the round (as if their death went unnoticed), or time out. After the
-//! ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and repeats each until it succeeds. After
-//! all late commits have arrived, the store must contain nothing of a deleted container, and no pending commit may
-//! remain.
+//! Three of four test rounds run on a single etcd. Every fourth test round runs on a cluster of three etcd members, and
+//! stops the member that the ADDs have queried. On the three-member cluster, the DEL succeeds before the stopped member
+//! reads the requests of the ADDs. In a test round, one or several concurrent ADDs run on a node that may or may not
+//! have a block. The ADDs are killed, or stopped until the end of the round (as if their death went unnoticed), or time
+//! out. After the ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and repeats each until it
+//! succeeds. After all late commits have arrived, the store must contain nothing of a deleted container, and no pending
+//! commit may remain.
 //!
 //! `MARGAY_LATE_SEED` sets the random seed and `MARGAY_LATE_ROUNDS` the number of rounds; `make torture MODE=late` sets
 //! both variables.
@@ -67,7 +68,7 @@ impl Site {
     }
 }
 
-/// The two test clusters (one etcd, and three members), and the counts of all rounds so far.
+/// The two test clusters (one etcd, and three members), and the counts of all test rounds so far.
 struct World {
     one: Site,
     three: Site,
@@ -110,7 +111,8 @@ impl World {
     }
 }
 
-/// Runs the runtime's calls that follow the ADDs, and continues the stopped etcd, in the order of the plan.
+/// Runs the runtime's calls that follow the ADDs, and continues the stopped etcd, in the order that the plan of the
+/// test round says.
 fn next_calls(
     host: &Host<'_>,
     plan: &Plan,

@@ -2,7 +2,7 @@
 
 use crate::random::Random;
 
-/// Every `CLUSTER`th round runs on the cluster of three etcd members.
+/// Every `CLUSTER`th test round runs on the cluster of three etcd members.
 const CLUSTER: u64 = 4;
 
 /// Which etcd servers a test round uses.
@@ -80,7 +80,7 @@ pub(super) struct Plan {
     pub(super) place: Place,
     /// The index of the cluster's etcd member that plugins query first.
     pub(super) first: usize,
-    /// True if the node releases its blocks before the round.
+    /// True if the node releases its blocks before the test round.
     pub(super) new_block: bool,
     pub(super) containers: Vec<String>,
     pub(super) locks: HostLocks,

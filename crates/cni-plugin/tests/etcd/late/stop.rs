@@ -23,8 +23,8 @@ pub(super) struct Timing {
     /// The duration of an ADD, with a margin.
     pub(super) life: Duration,
     /// Approximate processor time that an ADD has used when it has the answer to its last read, but has not recorded
-    /// its pending commit. The estimated time is decreased after a round in which etcd was stopped too late, and
-    /// increased after a round in which no pending commit was recorded.
+    /// its pending commit. The estimated time is decreased after a test round that stopped etcd too late, and increased
+    /// after a test round in which no pending commit was recorded.
     until_answered: Cell<Duration>,
 }
 
@@ -37,8 +37,8 @@ impl Timing {
         self.life / 64
     }
 
-    /// Starts the ADDs of a round, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how many
-    /// ADDs had already succeeded.
+    /// Starts the ADDs of a test round, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how
+    /// many ADDs had already succeeded.
     pub(super) fn stop(&self, host: &Host<'_>, plan: &Plan, random: &mut Random) -> (Vec<Victim>, usize) {
         let mut victims: Vec<Victim> = plan.containers.iter().map(|container| host.start(container)).collect();
         let chosen = usize::try_from(random.below(victims.len() as u64)).unwrap();

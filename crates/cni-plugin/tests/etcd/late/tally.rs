@@ -12,23 +12,24 @@ const MANY: u64 = 100;
 /// A commit of an ADD that was killed, was stopped, or has timed out.
 #[derive(Debug)]
 pub(super) struct Commit {
-    /// Bytes that identify the commit in etcd's log.
+    /// Bytes that identify the ADD's commit in etcd's write-ahead log.
     pub(super) mark: Vec<u8>,
-    /// The number of times that the log contained the commit when etcd was stopped.
+    /// The number of times that etcd's write-ahead log contained the ADD's commit when etcd was stopped.
     pub(super) before: usize,
-    /// The number of times that the log contained the commit when etcd had read all data and the next call had not
-    /// started. On a cluster, the commits in the log are counted after the next call and before the stopped member
-    /// continues.
+    /// The number of times that etcd's write-ahead log contained the ADD's commit when etcd had read all data, before
+    /// the runtime's next call. On a cluster, the commits in the stopped member's write-ahead log are counted after the
+    /// runtime's next call, before the member continues.
     pub(super) between: Option<usize>,
 }
 
 /// Counts of situations and outcomes over all test rounds.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// The number of rounds with a commit in flight: a commit that was pending when its ADD was killed, was stopped, or
-    /// timed out.
+    /// The number of test rounds with a commit in flight: a commit that was pending when its ADD was killed, was
+    /// stopped, or timed out.
     in_flight: u64,
-    /// The number of rounds with a commit in flight that etcd's log did not contain yet when etcd was stopped.
+    /// The number of test rounds with a commit in flight that etcd's write-ahead log did not contain yet when etcd was
+    /// stopped.
     to_come: u64,
     counts: BTreeMap<String, u64>,
 }
@@ -42,7 +43,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts a round by its situation at the moment when etcd was stopped.
+    /// Counts a test round by its situation at the moment when etcd was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -64,7 +65,7 @@ impl Tally {
         }
     }
 
-    /// Counts a round by its outcome, after all commits have reached etcd.
+    /// Counts a test round by its outcome, after all commits have reached etcd.
     pub(super) fn landed(&mut self, plan: &Plan, commits: &[Commit], next: &[Settled], log: &Log) {
         let sent_again: usize = next.iter().map(|settled| settled.sent_again).sum();
         for commit in commits {

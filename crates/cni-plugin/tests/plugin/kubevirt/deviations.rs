@@ -117,7 +117,7 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
         _why: FAMILY,
         better: |it, _| {
             let answer = |address: &str| json!({"exit": 0, "stdout": {"cniVersion": "1.0.0", "ips": [{"address": address}], "routes": [{"dst": address}]}});
-            // The third call is the DEL after the recorded failure of the ADDs.
+            // The third IPAM call of the recorded main plugin is a DEL, because the ADDs failed in the recording.
             let nothing = json!({"exit": 0, "stdout": null});
             it.said = json!([answer("10.66.0.9/32"), answer("fd80:24e2:f998:72d6::21/128"), nothing]);
             let (handle, six) = ("net1.vmi.shop.till", "fd80:24e2:f998:72d6::21");
@@ -150,13 +150,13 @@ impl Expected {
         self.said = json!({"cniVersion": "1.0.0", "ips": ips, "routes": routes});
     }
 
-    /// Changes the expected state: the address is free, and its handle is deleted.
+    /// Changes the expected state of the store: the address is free, and its handle is deleted.
     fn frees(&mut self, address: &str) {
         let gone = self.state["addresses"].as_object_mut().unwrap().remove(address).unwrap();
         self.state["handles"].as_object_mut().unwrap().remove(gone["handle"].as_str().unwrap()).unwrap();
     }
 
-    /// Changes the expected state: the address no longer has this owner.
+    /// Changes the expected state of the store: the address no longer has the attributes in the field `owner`.
     fn clears(&mut self, address: &str, owner: &str) {
         let holder = self.state["addresses"][address].as_object_mut().unwrap();
         let gone = holder.remove(owner).unwrap();
@@ -166,7 +166,8 @@ impl Expected {
         }
     }
 
-    /// Changes the expected state: the handle holds the address in the given block, with the attributes `owner`.
+    /// Changes the expected state of the store: the handle holds the address in the given block, with the attributes
+    /// `owner`.
     fn holds(&mut self, address: &str, handle: &str, block: &str, owner: &Value) {
         self.state["addresses"][address] = json!({"handle": handle, "attributes": owner});
         self.state["handles"][handle][block] = 1.into();

@@ -131,8 +131,8 @@ pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     numbers.collect()
 }
 
-/// Returns a function that replaces addresses in any JSON value. The returned function maps the new addresses of a
-/// found state to the new addresses of the expected state, in order within each family.
+/// Returns a function that replaces addresses in any JSON value. The returned function maps the addresses that a plugin
+/// call has added to the store to the addresses that it should have added, in ascending order within each family.
 pub(crate) fn renaming(before: &Value, expected: &Value, found: &Value) -> impl Fn(&Value) -> Value + use<> {
     let new = |state: &Value| -> Vec<IpAddr> {
         let named = state["addresses"].as_object().unwrap().keys();
@@ -157,7 +157,7 @@ fn renamed(value: &Value, pairs: &[(IpAddr, IpAddr)]) -> Value {
         if net.addr() != net.network() || net.prefix_len() == net.max_prefix_len() {
             return other(net.addr()).map_or_else(|| text.clone(), |to| format!("{to}/{}", net.prefix_len()));
         }
-        // The string to rename is a block in CIDR notation, or the first address of a block.
+        // A CIDR string without host bits is a block, or the first address of a block.
         let in_block = pairs.iter().find(|(from, _)| net.contains(from));
         in_block.map_or_else(|| text.clone(), |(_, to)| IpNet::new(*to, net.prefix_len()).unwrap().trunc().to_string())
     };
