@@ -81,7 +81,7 @@ fn holder(entry: &Value) -> Value {
         assert_eq!(time.is_some(), !owner.is_empty(), "each owner has a time: {entry}");
         // A virtual machine's address has no attributes of Margay, since such an address belongs to no container.
         if !entry["handle_id"].as_str().unwrap_or_default().contains(".vmi.") {
-            owner.retain(|name, _| !name.starts_with("margay.io/"));
+            owner.retain(|name, _| !name.starts_with("margay"));
         }
         owner
     };
