@@ -8,6 +8,7 @@
 //! [`moving`] compares a store's content with a store to which the content is moved. The modules [`events`] and
 //! [`history`] report past changes of addresses. The module [`forecast`] estimates when a pool will be full.
 
+pub mod compaction;
 pub mod documents;
 pub mod events;
 pub mod forecast;

@@ -10,11 +10,9 @@
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,11 +23,10 @@ use ipam_core::model::keys;
 use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::{Content, Range, RangeRequest, Revision};
-use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::error::CommandResult;
+use crate::private_file::{read_private, write_private};
 
 /// Minimum time for which an address must be found unused before it is freed. After an address was assigned, a
 /// container runtime configures the interface well within `MIN_SCAN_INTERVAL`.
@@ -37,8 +34,6 @@ pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Size limit of a scan file, in bytes. The scan file of a machine with many containers is smaller.
-const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
 /// One assignment of an address. The sequence number distinguishes an assignment from later assignments of the same
 /// address.
@@ -87,7 +82,7 @@ impl StoreScans {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
         let path = folder.join(format!("looks-{:016x}.json", hasher.finish()));
-        let stored = read_stored_scan(&path)
+        let stored = read_private::<ScanFile>(&path)
             .filter(|it| it.format == SCAN_FILE_FORMAT && it.boot_id == boot_id && it.store == store);
         let looks = stored.into_iter().flat_map(|stored| stored.looks);
         let since = looks.map(|scan| (scan.seen, Duration::from_millis(scan.since))).filter(|(_, since)| *since <= now);
@@ -129,39 +124,8 @@ impl StoreScans {
             store: self.store.clone(),
             looks: looks.collect(),
         };
-        let bytes = serde_json::to_vec(&stored).map_err(io::Error::other)?;
-        if let Some(folder) = self.path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        }
-        // The temporary file has a name of its own for each process, since two runs may write at the same time.
-        let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
-        let _ = fs::remove_file(&unfinished);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
-        let written =
-            file.and_then(|mut file| file.write_all(&bytes)).and_then(|()| fs::rename(&unfinished, &self.path));
-        if written.is_err() {
-            let _ = fs::remove_file(&unfinished);
-        }
-        written
+        write_private(&self.path, &stored)
     }
-}
-
-/// Reads a scan file; returns `None` unless the file belongs to this user and no other user has access to the file.
-fn read_stored_scan(path: &Path) -> Option<ScanFile> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    let about = file.metadata().ok()?;
-    if !about.is_file()
-        || about.uid() != geteuid().as_raw()
-        || about.mode() & 0o077 != 0
-        || about.len() > MAX_SCAN_FILE_BYTES
-    {
-        tracing::warn!(path = %path.display(), "ignoring the earlier scans in this file: the file is not private to this user");
-        return None;
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_SCAN_FILE_BYTES).read_to_end(&mut bytes).ok()?;
-    serde_json::from_slice(&bytes).ok()
 }
 
 /// Interval between scans of all blocks.
