@@ -209,7 +209,31 @@ impl EtcdCluster {
         }
     }
 
-    /// Sends a request to each member at most once, until a member answers. If no member answers, the error says
+    /// Sends a request to every member at the same time, and returns each member's URL with its answer.
+    ///
+    /// # Errors
+    /// `Closed`; the error of looking up the members.
+    pub(crate) async fn call_each<T, F>(
+        &self,
+        operation: Operation,
+        deadline: Instant,
+        work: impl Fn(Connection) -> F + Send + Sync,
+    ) -> Result<Vec<(String, Result<T>)>>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+    {
+        self.check_open(operation)?;
+        let members = self.members.current(operation, deadline).await?;
+        let limits = MemberDeadlines { connect: deadline, answer: deadline };
+        let endpoints = (0..members.count()).filter_map(|place| members.get(place));
+        let asked = endpoints.map(async |endpoint| {
+            let answer = attempt(endpoint, operation, limits, &work).await;
+            (endpoint.address.url.clone(), answer.map_err(|failure| failure.error))
+        });
+        Ok(futures::future::join_all(asked).await)
+    }
+
+    /// Asks each member at most once, until a member answers. If no member answers, the error says
     /// whether another round of attempts is allowed.
     async fn try_members<T, F>(
         &self,

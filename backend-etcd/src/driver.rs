@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use driver::{
-    Access, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Driver, DriverFacts, Opened, Scope,
-    Settings, StorePlace,
+    Access, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Driver, DriverFacts, MemberReport,
+    MemberRole, Opened, Scope, Settings, StorePlace,
 };
+use etcd_client::{ResponseHeader, StatusResponse};
 use kv::{Error, ErrorKind, Operation, Result, Revision, Store};
 use kv_local::OpenOptions;
 use kv_mvcc::Blocking;
@@ -189,17 +190,40 @@ impl ClusterStore for EtcdStore {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Range, Resend::Always, deadline, work).await?;
-        let bytes = |number: i64| u64::try_from(number).unwrap_or_default();
-        let header = answer.header();
-        Ok(ClusterDescription {
-            cluster: header.map_or(0, etcd_client::ResponseHeader::cluster_id),
-            endpoints: self.cluster.endpoints(Operation::Range, deadline).await?,
-            version: answer.version().to_owned(),
-            revision: header.map_or(Revision::UNSET, |header| Revision::new(header.revision())),
-            db_bytes: bytes(answer.db_size()),
-            db_bytes_in_use: bytes(answer.raft_used_db_size()),
-            db_quota_bytes: Some(bytes(answer.db_size_quota())).filter(|quota| *quota > 0),
-            problems: answer.errors().to_vec(),
-        })
+        Ok(describe(&answer, self.cluster.endpoints(Operation::Range, deadline).await?))
+    }
+
+    async fn members(&self) -> Result<Vec<MemberReport>> {
+        let work = |connection: Connection| async move { connection.client().status().await };
+        let answers = self.cluster.call_each(Operation::Range, self.cluster.deadline(), work).await?;
+        let endpoints: Vec<String> = answers.iter().map(|(endpoint, _)| endpoint.clone()).collect();
+        let report = |(endpoint, answer): (String, Result<StatusResponse>)| MemberReport {
+            endpoint,
+            description: answer.map(|answer| describe(&answer, endpoints.clone())),
+        };
+        Ok(answers.into_iter().map(report).collect())
+    }
+}
+
+/// Returns a member's description of itself and the cluster.
+fn describe(answer: &StatusResponse, endpoints: Vec<String>) -> ClusterDescription {
+    let bytes = |number: i64| u64::try_from(number).unwrap_or_default();
+    let header = answer.header();
+    let role = match answer.leader() {
+        _ if answer.is_learner() => MemberRole::Learner,
+        0 => MemberRole::Leaderless,
+        leader if header.is_some_and(|header| header.member_id() == leader) => MemberRole::Leader,
+        _ => MemberRole::Follower,
+    };
+    ClusterDescription {
+        cluster: header.map_or(0, ResponseHeader::cluster_id),
+        endpoints,
+        version: answer.version().to_owned(),
+        role,
+        revision: header.map_or(Revision::UNSET, |header| Revision::new(header.revision())),
+        db_bytes: bytes(answer.db_size()),
+        db_bytes_in_use: bytes(answer.raft_used_db_size()),
+        db_quota_bytes: Some(bytes(answer.db_size_quota())).filter(|quota| *quota > 0),
+        problems: answer.errors().to_vec(),
     }
 }

@@ -168,7 +168,7 @@ impl Attachment {
     /// attachment.
     pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
         let node = allocation.node().filter(|node| *node != self.node)?;
-        let is_alike = match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
+        let is_alike = match (allocation.network(), allocation.get(INTERFACE)) {
             (None, None) => true,
             (Some(network), Some(interface)) => network == self.network && interface == self.interface,
             _ => false,
@@ -179,7 +179,7 @@ impl Attachment {
     /// Decides from the attributes whether an allocation under the attachment's handle belongs to the attachment.
     pub(crate) fn claim(&self, allocation: &Attribute) -> Ownership {
         let same_node = allocation.node().is_none_or(|node| node == self.node);
-        match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
+        match (allocation.network(), allocation.get(INTERFACE)) {
             (None, None) if same_node => Ownership::Unmarked,
             (Some(network), Some(interface)) if same_node && network == self.network && interface == self.interface => {
                 Ownership::Own

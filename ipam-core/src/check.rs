@@ -11,7 +11,7 @@ use time::{Duration, OffsetDateTime};
 
 use crate::assign::AssignedAddress;
 use crate::assign_context::{decode_all, read_config};
-use crate::attachment::{Attachment, AttributeNames, BOOT, NETNS, NETWORK, Ownership, TIMESTAMP};
+use crate::attachment::{Attachment, AttributeNames, BOOT, NETNS, Ownership, TIMESTAMP};
 use crate::block_lookup::group_by_block;
 use crate::boxed_future;
 use crate::error::Result;
@@ -135,7 +135,7 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
             Ownership::Foreign => Standing::Another(handle.to_owned()),
         };
     }
-    let is_old = entry.get(NETWORK).is_none() && old_handles.iter().any(|old| entry.has_handle(old));
+    let is_old = entry.network().is_none() && old_handles.iter().any(|old| entry.has_handle(old));
     if is_old { Standing::Unmarked } else { Standing::Another(handle.to_owned()) }
 }
 

@@ -23,7 +23,7 @@ use ipnet::IpNet;
 use kv::{Deadline, Key, Range, Transaction};
 
 use crate::assign_context::{decode_all, excludes_node, pool_holding, read_config};
-use crate::attachment::{Attachment, NETWORK, Ownership};
+use crate::attachment::{Attachment, Ownership};
 use crate::block_lookup::group_by_block;
 use crate::boxed_future;
 use crate::endpoints::EndpointToDelete;
@@ -184,7 +184,7 @@ impl Ipam {
         for block in decode_all::<Block>(&blocks) {
             for (_, entry) in block.allocated() {
                 let Some(handle) = entry.handle() else { continue };
-                let recorded = entry.get(NETWORK).is_some_and(|network| handle_id(network, container) == handle);
+                let recorded = entry.network().is_some_and(|network| handle_id(network, container) == handle);
                 if recorded || handle == container {
                     handles.insert(handle.to_owned());
                 }

@@ -133,7 +133,7 @@ pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDa
 pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<Attribute> {
     let (name, wait) = (entry.get(STICKY)?, entry.get(STICKY_FOR)?);
     let until = until_after(now, wait, cooldown_seconds);
-    let more = [(STICKY_FOR, Some(wait)), (NETWORK, entry.get(NETWORK)), (INTERFACE, entry.get(INTERFACE))];
+    let more = [(STICKY_FOR, Some(wait)), (NETWORK, entry.network()), (INTERFACE, entry.get(INTERFACE))];
     Some(waiting_for(name, until, more))
 }
 

@@ -34,6 +34,13 @@ pub fn go_string(at: OffsetDateTime) -> String {
     at.format(format).unwrap_or_default() + " +0000 UTC"
 }
 
+/// Rounds a time up to the next whole millisecond. Rounding up never makes an assignment look older than it is.
+pub fn whole_milliseconds(at: OffsetDateTime) -> OffsetDateTime {
+    let beyond = at.nanosecond() % 1_000_000;
+    let up = if beyond == 0 { 0 } else { 1_000_000 - beyond };
+    at.checked_add(Duration::nanoseconds(up.into())).unwrap_or(at)
+}
+
 /// Parses a time in the format of [`go_string`]. Returns `None` if the text does not have this format.
 pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
     let text = text.strip_suffix(" +0000 UTC")?;
@@ -133,6 +140,17 @@ mod tests {
             assert_eq!(parse_go_string(text), Some(at));
         }
         assert_eq!(parse_go_string("2026-01-02 03:04:05 +0100 CET"), None);
+    }
+
+    #[test]
+    fn whole_milliseconds_are_never_earlier() {
+        for (at, text) in [
+            (datetime!(2026-11-21 02:41:03.956790656 UTC), "2026-11-21 02:41:03.957 +0000 UTC"),
+            (datetime!(2026-11-21 02:41:03.956 UTC), "2026-11-21 02:41:03.956 +0000 UTC"),
+            (datetime!(2026-12-31 23:59:59.999000001 UTC), "2027-01-01 00:00:00 +0000 UTC"),
+        ] {
+            assert_eq!(go_string(whole_milliseconds(at)), text);
+        }
     }
 
     #[test]

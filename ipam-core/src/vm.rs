@@ -15,7 +15,6 @@ use serde_json::Value;
 
 use crate::assign::AssignedAddress;
 use crate::assign_context::read_config;
-use crate::attachment::NETWORK;
 use crate::boxed_future;
 use crate::error::{Error, Result};
 use crate::ipam::{Ipam, transact};
@@ -87,7 +86,7 @@ impl VmPod {
 /// may only be stopped.
 pub fn is_vms(entry: &Attribute) -> bool {
     let Some(handle) = entry.handle() else { return false };
-    match entry.get(NETWORK) {
+    match entry.network() {
         // A container's handle begins with the network's name, and this name may contain [`VM_INFIX`].
         Some(network) => handle.strip_prefix(network).is_some_and(|rest| rest.starts_with(VM_INFIX)),
         None => handle.contains(VM_INFIX),
@@ -195,6 +194,7 @@ impl Ipam {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attachment::NETWORK;
 
     #[test]
     fn vm_handle_is_told_from_attachment_handle() {

@@ -14,6 +14,7 @@ use crate::manual::{Completions, ManPages};
 use crate::serve::Serve;
 use crate::subcommands::check::{self, Check};
 use crate::subcommands::documents::DocumentsSubcommand;
+use crate::subcommands::etcd::{self, EtcdSubcommand};
 use crate::subcommands::explain::{self, Explain};
 use crate::subcommands::history::{self, ShowHistory};
 use crate::subcommands::map::{self, Map};
@@ -148,6 +149,9 @@ pub(crate) enum Command {
     /// Show, back up, restore and maintain the store
     #[command(subcommand, after_help = STORE)]
     Store(StoreSubcommand),
+    /// Show how full an etcd cluster is, and delete its old history
+    #[command(subcommand, after_help = etcd::HELP)]
+    Etcd(EtcdSubcommand),
     /// Replace Calico's plugins with Margay's, or restore Calico's
     #[command(after_help = install::HELP)]
     Install(Install),
@@ -262,6 +266,9 @@ impl Command {
                 StoreSubcommand::Upgrade(upgrade) => OnStore(upgrade),
                 StoreSubcommand::Create(create) => OnStore(create),
             },
+            Self::Etcd(EtcdSubcommand::Status(status)) => Standalone(status),
+            Self::Etcd(EtcdSubcommand::Compact(compact)) => Standalone(compact),
+            Self::Etcd(EtcdSubcommand::Plan(plan)) => Standalone(plan),
             Self::Install(install) => Standalone(install),
             Self::Conformance(conformance) => Standalone(conformance),
             Self::Completions(completions) => Standalone(completions),
@@ -348,7 +355,7 @@ mod tests {
                 calls.extend(text.lines().filter_map(|line| line.strip_prefix("ExecStart=")).map(words));
             }
         }
-        assert_eq!(calls.len(), 4, "{calls:?}");
+        assert_eq!(calls.len(), 5, "{calls:?}");
         for mut call in calls {
             // In a systemd unit, `$MARGAY_SERVE` stands for additional options of the administrator and is empty by
             // default.

@@ -19,6 +19,7 @@ mod judge;
 mod manual;
 mod map;
 mod output;
+mod private_file;
 mod serve;
 mod store;
 mod subcommands;

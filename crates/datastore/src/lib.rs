@@ -22,7 +22,8 @@ pub mod shared_store;
 pub use conflist::{CalicoNetwork, ConfiguredNetwork, DEFAULT_CONF_DIR, calico_networks, networks, runtime_subnets};
 pub use driver::{
     Access, Candidate, ClientCertificate, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Create,
-    DEFAULT_ENGINE, Driver, DriverFacts, Drivers, Location, Login, OpenOptions, Pem, Scope, Sharing, StorePlace,
+    DEFAULT_ENGINE, Driver, DriverFacts, Drivers, Location, Login, MemberReport, MemberRole, OpenOptions, Pem, Scope,
+    Sharing, StorePlace,
 };
 pub use kv::Purpose;
 pub use kv_mvcc::Blocking;

@@ -180,6 +180,34 @@ pub trait ClusterStore: Debug + Send + Sync {
     /// # Errors
     /// Any error of the request to the cluster.
     async fn about(&self) -> Result<ClusterDescription>;
+
+    /// Asks every cluster member about itself, with one small request for each member at the same time.
+    ///
+    /// # Errors
+    /// Any error of finding the members. The error of one member is in its [`MemberReport`].
+    async fn members(&self) -> Result<Vec<MemberReport>>;
+}
+
+/// The answer of one member of a cluster, or the reason why the member did not answer.
+#[derive(Debug)]
+pub struct MemberReport {
+    /// The member's endpoint, as configured or found in DNS.
+    pub endpoint: String,
+    /// The member's description of itself and the cluster.
+    pub description: Result<ClusterDescription>,
+}
+
+/// The part that a member has in its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberRole {
+    /// The member that orders all changes.
+    Leader,
+    /// A voting member that follows the leader.
+    Follower,
+    /// A member without a vote, which serves no clients.
+    Learner,
+    /// A member that knows no leader at the moment.
+    Leaderless,
 }
 
 /// The description of a cluster, as given by one of its members.
@@ -191,6 +219,8 @@ pub struct ClusterDescription {
     pub endpoints: Vec<String>,
     /// The version of the member's server software.
     pub version: String,
+    /// The part that the member has in the cluster.
+    pub role: MemberRole,
     /// The newest revision that the member knows.
     pub revision: Revision,
     /// The size of the member's database file, in bytes.

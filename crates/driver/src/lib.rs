@@ -13,7 +13,8 @@ mod error;
 mod place;
 
 pub use contract::{
-    ClusterDescription, ClusterStore, Driver, DriverFacts, LocalDriver, MEMORY, MemoryDriver, Opened, Scope,
+    ClusterDescription, ClusterStore, Driver, DriverFacts, LocalDriver, MEMORY, MemberReport, MemberRole, MemoryDriver,
+    Opened, Scope,
 };
 pub use drivers::{DEFAULT_ENGINE, Drivers, Location};
 pub use error::{Candidate, ConfigError, ConfigResult};

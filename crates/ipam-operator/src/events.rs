@@ -350,15 +350,18 @@ fn of_address(
 /// True if both entries of a block belong to one attachment. Entries without Margay's attributes are compared by handle
 /// alone.
 fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
-    let same = |name| one.get(name).zip(other.get(name)).is_none_or(|(one, other)| one == other);
-    one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
+    let same = |one: Option<&str>, other| one.zip(other).is_none_or(|(one, other)| one == other);
+    one.handle() == other.handle()
+        && same(one.network(), other.network())
+        && same(one.get(INTERFACE), other.get(INTERFACE))
 }
 
 /// True if two entries of a block have equal lasting attributes. The comparison ignores the time and the boot id of the
 /// request, the workload that keeps the address, and whether attribute names are Calico's or Margay's.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
-        let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
+        let network = entry.network().map(|network| (NETWORK, network));
+        let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str())).chain(network);
         named.filter(|(name, _)| ![TIMESTAMP, BOOT, STICKY, STICKY_FOR].contains(name)).collect()
     }
     lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
@@ -410,7 +413,7 @@ pub struct Holder<'a> {
 impl<'a> Holder<'a> {
     /// Reads the holder from an entry of a block.
     pub fn of(entry: &'a Attribute) -> Self {
-        let (handle, network) = (entry.handle(), entry.get(NETWORK));
+        let (handle, network) = (entry.handle(), entry.network());
         let container = handle.zip(network).and_then(|(id, network)| id.strip_prefix(network)?.strip_prefix('.'));
         Self {
             handle,

@@ -8,6 +8,7 @@
 //! module [`moving`] compares two stores for a migration from one to the other. The modules [`events`] and [`history`]
 //! report past changes of addresses. The module [`forecast`] estimates when a pool will be full.
 
+pub mod compaction;
 pub mod documents;
 pub mod events;
 pub mod forecast;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipam_core::assign::refuse_among_prefixes;
 use ipam_core::assign_context::{decode_all, read_config};
-use ipam_core::attachment::{INTERFACE, NETWORK};
+use ipam_core::attachment::INTERFACE;
 use ipam_core::block_lookup::group_by_block;
 use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{AddressState, Attribute, Block, Document, IpReservation, Pool, ReleaseRequest, StickyAddress};
@@ -54,7 +54,7 @@ impl KeptAddress {
             is_pinned: is_pinned(entry),
             until,
             handle: entry.handle().filter(|_| until.is_none()).map(str::to_owned),
-            network: text(NETWORK),
+            network: entry.network().map(str::to_owned),
             interface: text(INTERFACE),
             node: entry.node().map(str::to_owned),
         })
@@ -108,10 +108,10 @@ impl Operator {
                 return Err(Error::Invalid(text));
             }
             let in_use = entry.as_ref().is_some_and(|entry| waits_until(entry).is_none());
-            let of = |attribute| entry.as_ref().and_then(|entry| entry.get(attribute));
+            let recorded = entry.as_ref().and_then(Attribute::network);
             let (network, interface) = match network {
-                Some(network) if of(NETWORK) != Some(network) => (Some(network), None),
-                _ => (of(NETWORK), of(INTERFACE)),
+                Some(network) if recorded != Some(network) => (Some(network), None),
+                _ => (recorded, entry.as_ref().and_then(|entry| entry.get(INTERFACE))),
             };
             if let Some(entry) = entry.as_ref().filter(|_| in_use) {
                 refuse_use_elsewhere(ip, entry, network)?;
@@ -200,7 +200,7 @@ fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) ->
         let text = format!("{ip} is a virtual machine's, which keeps it without a pin");
         return Err(Error::Invalid(text));
     }
-    match (entry.get(NETWORK), network) {
+    match (entry.network(), network) {
         (Some(own), Some(other)) if own != other => Err(Error::Invalid(format!(
             "{ip} is in use in network {own}; pin it without --network, or once its container has ended"
         ))),

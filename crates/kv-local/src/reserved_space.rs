@@ -152,6 +152,10 @@ impl SpaceReserve for ReservedSpace {
         check_disk(self.path.parent().unwrap_or(&self.path), MIN_FREE_BYTES)
     }
 
+    fn is_short(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|metadata| !is_whole(&metadata))
+    }
+
     fn release_part(&self) -> bool {
         let given_up = || -> io::Result<u64> {
             let file = folder::open(&self.path)?;

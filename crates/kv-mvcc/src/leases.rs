@@ -157,7 +157,7 @@ impl StoreCore {
             stage.revoke(id, self.clock.micros())?;
             let (mut writes, mut new) = stage.finish()?;
             writes.push(Write::Delete(codec::lease_key(id)));
-            self.sweep_expired(&rows, &old, &mut new, &mut writes)?;
+            self.sweep_expired(&rows, Purpose::Release, &old, &mut new, &mut writes)?;
             Ok((old, new, writes))
         });
         let (old, new, writes) = staged.map_err(|error| error.with_outcome(Outcome::NotApplied))?;

@@ -24,6 +24,9 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     /// The error kind that a commit would get now, and advice for the user.
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
+    /// True if a part of the reserved space was freed and is not reserved again.
+    fn is_short(&self) -> bool;
+
     /// Frees a part of the reserved space. Returns false if no reserved space was left to free.
     fn release_part(&self) -> bool;
 }

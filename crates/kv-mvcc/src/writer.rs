@@ -259,22 +259,29 @@ impl StoreCore {
         if writes.is_empty() {
             return Ok(());
         }
-        self.sweep_expired(&rows, &old, &mut new, &mut writes)?;
+        self.sweep_expired(&rows, purpose, &old, &mut new, &mut writes)?;
         group.new = Some((new, writes));
         Ok(())
     }
 
-    /// Adds the removal of some expired history to the rows of a commit.
+    /// Adds the removal of some expired history to the rows of a commit. While the reserve is short, a release on a full disk adds
+    /// the removal of the whole history. Otherwise the history of the releases themselves would use up the reserve at
+    /// each checkpoint of the journal.
     ///
     /// # Errors
     /// Any error of reading the log.
     pub(crate) fn sweep_expired(
         &self,
         rows: &Rows<'_>,
+        purpose: Purpose,
         old: &StateRow,
         new: &mut StateRow,
         writes: &mut Vec<Write>,
     ) -> Result<()> {
+        if purpose == Purpose::Release && self.reserve.as_ref().is_some_and(|reserve| reserve.is_short()) {
+            new.compacted = new.compacted.max(old.revision);
+            return sweep(rows, old.revision, &ExpiredHistory::MARK_ONLY, MAX_SWEPT_ROWS, new, writes);
+        }
         let bounds = ExpiredHistory::at(&self.retention(), self.clock.micros(), old.time);
         let budget = sweep_budget(writes.len());
         sweep(rows, old.revision, &bounds, budget, new, writes)

@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use super::decide::{Verdict, verdict};
 use super::{Allocation, EntryRelation, Evidence, Holdings};
 use crate::assign_context::read_config;
-use crate::attachment::{Attachment, BOOT, INTERFACE, NETWORK, TIMESTAMP};
+use crate::attachment::{Attachment, BOOT, INTERFACE, TIMESTAMP};
 use crate::boxed_future;
 use crate::endpoints::{EndpointOwner, EndpointToDelete};
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl Hold {
 
     /// Returns the network's name, if recorded.
     pub fn network(&self) -> Option<&str> {
-        self.entry.get(NETWORK)
+        self.entry.network()
     }
 
     /// Returns the interface's name in the container, if recorded.

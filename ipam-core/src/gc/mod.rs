@@ -31,7 +31,7 @@ use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Kv, Pages, Range, Revision, TxnRange};
 use time::OffsetDateTime;
 
-use crate::attachment::{BOOT, INTERFACE, NETNS, NETWORK, TIMESTAMP};
+use crate::attachment::{BOOT, INTERFACE, NETNS, TIMESTAMP};
 use crate::boxed_future;
 use crate::error::Result;
 use crate::ipam::{Ipam, Nodes, transact};
@@ -117,7 +117,7 @@ impl Allocation {
             return EntryRelation::Special;
         }
         let (Some(network), Some(interface), Some(handle), Some(_)) =
-            (entry.get(NETWORK), entry.get(INTERFACE), entry.handle(), entry.node())
+            (entry.network(), entry.get(INTERFACE), entry.handle(), entry.node())
         else {
             return EntryRelation::Unmarked;
         };

@@ -15,7 +15,8 @@ use time::OffsetDateTime;
 
 use super::codec::{Field, document};
 use super::handle::{renamed_node_handle, same_handle};
-use crate::attachment::{NODE, OWN_NODE, namespace_of, node_of, pod_of};
+use super::short_attributes::{expand, shorten};
+use crate::attachment::{INTERFACE, NETWORK, NODE, OWN_NODE, namespace_of, node_of, pod_of};
 use crate::timestamps::StoredTime;
 
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
@@ -73,9 +74,32 @@ impl Attribute {
         self.secondary.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// Returns the value of one attribute of the holder.
+    /// Returns the value of one attribute of the holder. The attribute [`NETWORK`] is [`Self::network`].
     pub fn get(&self, name: &str) -> Option<&str> {
+        if name == NETWORK { self.network() } else { self.stored(name) }
+    }
+
+    fn stored(&self, name: &str) -> Option<&str> {
         self.attributes().get(name).map(String::as_str)
+    }
+
+    /// Returns the network of the attachment that holds the addresses, or `None` if Margay did not assign them. The
+    /// network is not stored if the handle says it: if the handle's part after the last dot is the container's id.
+    pub fn network(&self) -> Option<&str> {
+        self.stored(NETWORK).or_else(|| self.network_in_handle().filter(|_| self.stored(INTERFACE).is_some()))
+    }
+
+    fn network_in_handle(&self) -> Option<&str> {
+        Some(self.handle()?.rsplit_once('.')?.0)
+    }
+
+    /// Returns the attributes of the holder, with the network that [`Self::network`] returns.
+    pub fn attributes_with_network(&self) -> BTreeMap<String, String> {
+        let mut attributes = self.attributes().clone();
+        if let Some(network) = self.network() {
+            attributes.insert(NETWORK.to_owned(), network.to_owned());
+        }
+        attributes
     }
 
     /// Returns the node of the holder, stored under Calico's or Margay's attribute name.
@@ -128,7 +152,11 @@ impl Attribute {
     }
 
     /// Replaces all attributes of the holder. An empty map is stored as an absent field.
-    pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
+    pub(super) fn set_attributes(&mut self, mut attributes: BTreeMap<String, String>) {
+        let is_in_handle = attributes.get(NETWORK).map(String::as_str) == self.network_in_handle();
+        if is_in_handle && attributes.contains_key(INTERFACE) {
+            attributes.remove(NETWORK);
+        }
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
@@ -194,7 +222,9 @@ impl LazyMap {
 
 /// Parses the JSON text of a map. The JSON text was already validated when the document was decoded.
 fn map_of(json: &RawValue) -> BTreeMap<String, String> {
-    serde_json::from_str(json.get()).unwrap_or_default()
+    let mut map = serde_json::from_str(json.get()).unwrap_or_default();
+    expand(&mut map);
+    map
 }
 
 impl From<BTreeMap<String, String>> for LazyMap {
@@ -227,7 +257,7 @@ impl Serialize for LazyMap {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Json(json, _) => json.serialize(serializer),
-            Self::Map(map) => map.serialize(serializer),
+            Self::Map(map) => shorten(map).serialize(serializer),
         }
     }
 }
@@ -307,6 +337,37 @@ mod tests {
         assert_eq!(read(r#"{"a":"1","b":"2"}"#).unwrap(), read(r#"{ "b":"\u0032", "a":"1" }"#).unwrap());
         assert_ne!(read(r#"{"a":"1"}"#).unwrap(), LazyMap::default());
         assert_eq!(read("{}").unwrap(), LazyMap::default());
+    }
+
+    /// Entries as version 0.1.0, version 0.2.0 and Calico have stored them.
+    #[test]
+    fn attribute_of_each_version_is_read_and_kept() {
+        let written_out = r#"{"handle_id":"my.net.c1","secondary":{"margay.io/boot":"191b29e2","margay.io/ifname":"eth0","margay.io/net":"my.net","margay.io/netns":"4:4026532265","node":"a"}}"#;
+        let short = r#"{"handle_id":"my.net.c1","secondary":{"margay":"GRsp4g.1a9","node":"a"}}"#;
+        let of_calico = r#"{"handle_id":"my.net.c1","secondary":{"node":"a"}}"#;
+        let read = |json: &str| serde_json::from_str::<Attribute>(json).unwrap();
+        for (json, marked) in [(written_out, true), (short, true), (of_calico, false)] {
+            let entry = read(json);
+            let of_margay = [NETWORK, INTERFACE, "margay.io/boot", "margay.io/netns"].map(|name| entry.get(name));
+            let expected = [Some("my.net"), Some("eth0"), Some("191b29e2"), Some("4:4026532265")];
+            assert_eq!(of_margay, if marked { expected } else { [None; 4] }, "{json}");
+            assert_eq!(entry.attributes_with_network().len(), if marked { 5 } else { 1 });
+            assert_eq!(serde_json::to_string(&entry).unwrap(), json, "an unchanged entry is written as read");
+        }
+        // A changed or new entry is written in the short form.
+        let mut changed = read(written_out);
+        let attributes = changed.attributes().clone();
+        changed.set_attributes(attributes);
+        assert_eq!(serde_json::to_string(&changed).unwrap(), short);
+        assert_eq!(read(short).attributes_with_network(), read(written_out).attributes_with_network());
+        // The container's id has a dot, so the handle does not say the network.
+        let entry = Attribute::new(
+            Some("a.b.c"),
+            [(NETWORK, "a"), (INTERFACE, "eth0")].map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        );
+        let json = serde_json::to_string(&entry).unwrap();
+        assert_eq!(json, r#"{"handle_id":"a.b.c","secondary":{"margay":"","margay.io/net":"a"}}"#);
+        assert_eq!((read(&json).network(), entry.network()), (Some("a"), Some("a")));
     }
 
     #[test]

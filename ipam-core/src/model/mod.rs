@@ -19,6 +19,7 @@ mod pool_spec;
 mod prefixes;
 mod quota;
 mod resource;
+mod short_attributes;
 pub(crate) mod spec;
 
 pub use attribute::Attribute;

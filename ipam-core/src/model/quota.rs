@@ -17,7 +17,6 @@ use serde_json::{Map, Value as Json};
 
 use super::Attribute;
 use super::codec::{Document, Malformed, from_json, to_json};
-use crate::attachment::NETWORK;
 
 /// The kinds of subjects that can have a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -56,7 +55,7 @@ impl QuotaKind {
     pub fn name_in(self, entry: &Attribute) -> Option<&str> {
         match self {
             Self::Namespace => entry.namespace(),
-            Self::Network => entry.get(NETWORK),
+            Self::Network => entry.network(),
             Self::Node => entry.node(),
         }
     }

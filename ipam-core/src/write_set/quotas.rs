@@ -10,7 +10,6 @@
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
 use super::WriteSet;
-use crate::attachment::NETWORK;
 use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
@@ -96,7 +95,7 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
 /// Adds the numbers of a block's addresses to the changes (if `sign` is 1), or subtracts them (if `sign` is -1).
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
-        let (own, other) = if entry.get(NETWORK).is_some() { (sign, 0) } else { (0, sign) };
+        let (own, other) = if entry.network().is_some() { (sign, 0) } else { (0, sign) };
         match changes.iter_mut().find(|change| change.is_of(kind, name)) {
             Some(change) => (change.own, change.other) = (change.own + own, change.other + other),
             None => changes.push(QuotaChange { subject: QuotaSubject::new(kind, name), own, other, used: None }),

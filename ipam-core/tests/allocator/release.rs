@@ -56,7 +56,7 @@ async fn as_calicos(world: &World) {
         if keys::parse_block(&kv.key).is_some() {
             let mut block: serde_json::Value = serde_json::from_slice(kv.value.as_bytes()).unwrap();
             for entry in block["attributes"].as_array_mut().unwrap() {
-                entry["secondary"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("margay.io/"));
+                entry["secondary"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("margay"));
             }
             world.store.put(kv.key, block.to_string()).await.unwrap();
         }

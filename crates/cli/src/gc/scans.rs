@@ -11,11 +11,9 @@
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,11 +24,10 @@ use ipam_core::model::keys;
 use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::{Content, Range, RangeRequest, Revision};
-use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::error::CommandResult;
+use crate::private_file::{read_private, write_private};
 
 /// Minimum time between the two scans that must find an address unused before the address is freed. After an address is
 /// assigned, the container runtime configures the interface in much less than `MIN_SCAN_INTERVAL`.
@@ -38,9 +35,6 @@ pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Size limit of a scan file, in bytes. A scan file is far smaller than the size limit, even on a machine with many
-/// containers.
-const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
 /// One assignment of an address to a container. The sequence number distinguishes an assignment from later assignments
 /// of the same address.
@@ -89,7 +83,7 @@ impl StoreScans {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
         let path = folder.join(format!("looks-{:016x}.json", hasher.finish()));
-        let stored = read_stored_scan(&path)
+        let stored = read_private::<ScanFile>(&path)
             .filter(|it| it.format == SCAN_FILE_FORMAT && it.boot_id == boot_id && it.store == store);
         let looks = stored.into_iter().flat_map(|stored| stored.looks);
         let since = looks.map(|scan| (scan.seen, Duration::from_millis(scan.since))).filter(|(_, since)| *since <= now);
@@ -131,43 +125,8 @@ impl StoreScans {
             store: self.store.clone(),
             looks: looks.collect(),
         };
-        let bytes = serde_json::to_vec(&stored).map_err(io::Error::other)?;
-        if let Some(folder) = self.path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        }
-        // The name of the temporary file contains the process id, since two processes may write the scan file at the
-        // same time.
-        let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
-        let _ = fs::remove_file(&unfinished);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
-        let written =
-            file.and_then(|mut file| file.write_all(&bytes)).and_then(|()| fs::rename(&unfinished, &self.path));
-        if written.is_err() {
-            let _ = fs::remove_file(&unfinished);
-        }
-        written
+        write_private(&self.path, &stored)
     }
-}
-
-/// Reads a scan file. Returns `None` unless the file belongs to this user and is inaccessible to other users.
-fn read_stored_scan(path: &Path) -> Option<ScanFile> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    let about = file.metadata().ok()?;
-    if !about.is_file()
-        || about.uid() != geteuid().as_raw()
-        || about.mode() & 0o077 != 0
-        || about.len() > MAX_SCAN_FILE_BYTES
-    {
-        tracing::warn!(
-            path = %path.display(),
-            "ignoring the saved scan results: other users can access the file, or the file is too large"
-        );
-        return None;
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_SCAN_FILE_BYTES).read_to_end(&mut bytes).ok()?;
-    serde_json::from_slice(&bytes).ok()
 }
 
 /// Interval between two scans of all blocks of a cluster.

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod documents;
+pub(crate) mod etcd;
 pub(crate) mod explain;
 pub(crate) mod history;
 pub(crate) mod map;

@@ -150,7 +150,7 @@ fn status_of(holding: Holding) -> AddressStatus {
         Holding::InCooldown(entry) => AddressStatus::CoolingDown { released_at: entry.released_at().map(rfc3339) },
         Holding::Held(entry) => AddressStatus::Held(Holder {
             handle: entry.handle().map(str::to_owned),
-            attributes: entry.attributes().clone(),
+            attributes: entry.attributes_with_network(),
             alternate_attributes: entry.alternate_attributes().clone(),
         }),
     }

@@ -8,6 +8,7 @@ mod conditions;
 mod conformance;
 mod cursors;
 mod etcd;
+mod etcd_size;
 mod explain;
 mod forecast;
 mod gc;

@@ -183,6 +183,6 @@ fn holder(document: &Value, block: &Block, address: std::net::IpAddr) -> Value {
     let entry = &document["attributes"][entry];
     let mut attributes = entry["secondary"].as_object().cloned().unwrap_or_default();
     assert!(attributes.remove("timestamp").is_some(), "{address} has no time: {entry}");
-    attributes.retain(|name, _| !name.starts_with("margay.io/"));
+    attributes.retain(|name, _| !name.starts_with("margay"));
     json!({"handle": entry["handle_id"], "attributes": attributes})
 }

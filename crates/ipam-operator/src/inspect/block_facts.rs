@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use ipam_core::attachment::{NAMESPACE, NETWORK, NODE, OWN_NODE, POD};
+use ipam_core::attachment::{NAMESPACE, NODE, OWN_NODE, POD};
 use ipam_core::model::{Affinity, AffinityState, Block, Document, Owner, Pool};
 use ipam_core::net::{bounds, nth};
 use ipnet::IpNet;
@@ -241,7 +241,7 @@ impl SecondaryBlocks {
         let mut note =
             SecondaryNote { cidr: block.cidr(), is_nodes, is_bridged, own: 0, calicos: BTreeMap::new(), nameless: 0 };
         for (_, entry) in block.allocated().filter(|(_, entry)| entry.released_at().is_none()) {
-            let network = entry.get(NETWORK);
+            let network = entry.network();
             if entry.get(OWN_NODE).is_some() {
                 note.own += 1;
                 if let Some(network) = network.filter(|network| !self.known.contains(*network)) {

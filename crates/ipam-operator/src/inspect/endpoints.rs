@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use ipam_core::Result;
-use ipam_core::attachment::{NAMESPACE, NETWORK, NODE, OWN_NODE, POD, TIMESTAMP};
+use ipam_core::attachment::{NAMESPACE, NODE, OWN_NODE, POD, TIMESTAMP};
 use ipam_core::gc::TYPE;
 use ipam_core::model::{
     Attribute, Document, Orchestrator, Owner, WorkloadEndpoint, handle_id, keys, split_endpoint_name,
@@ -144,7 +144,7 @@ impl Endpoints {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;
         }
-        let network = entry.get(NETWORK);
+        let network = entry.network();
         if let Some(network) =
             network.filter(|network| entry.get(OWN_NODE).is_some() && !self.bridged.contains(*network))
         {

@@ -337,7 +337,7 @@ fn allocated(block: &Block, ip: IpAddr, entry: &Attribute, borrowed: bool, node_
         ip,
         handle: entry.handle().map(str::to_owned),
         sequence_number: block.sequence_number_of(ip),
-        attributes: entry.attributes().clone(),
+        attributes: entry.attributes_with_network(),
         alternate_attributes: entry.alternate_attributes().clone(),
         cooling: entry.released_at().is_some(),
         borrowed,

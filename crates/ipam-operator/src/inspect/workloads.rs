@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipam_core::Result;
 use ipam_core::assign_context::{decode_all, read_config};
-use ipam_core::attachment::{INTERFACE, NETWORK};
+use ipam_core::attachment::INTERFACE;
 use ipam_core::block_lookup::group_by_block;
 use ipam_core::model::{Attribute, Block, Document, Pool, ReleaseRequest, StickyAddress, StickyRecord, keys};
 use ipam_core::sticky::{STICKY, is_pinned};
@@ -139,9 +139,8 @@ impl Operator {
 fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
     let kept = block.allocated().filter(|(_, entry)| of_workload(entry));
-    let place = |entry: &Attribute, name| entry.get(name).map(str::to_owned);
     kept.map(|(address, entry)| {
-        let (network, interface) = (place(entry, NETWORK), place(entry, INTERFACE));
+        let (network, interface) = (entry.network().map(str::to_owned), entry.get(INTERFACE).map(str::to_owned));
         (StickyAddress { address, network, interface }, is_pinned(entry))
     })
     .collect()

@@ -1,6 +1,7 @@
 //! Tests the operations of `Operator` on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod compaction;
 mod documents;
 mod filling;
 mod inspect;

@@ -203,6 +203,10 @@ impl SpaceReserve for Full {
         Err((ErrorKind::NoSpace, "the disk is full".to_owned()))
     }
 
+    fn is_short(&self) -> bool {
+        false
+    }
+
     fn release_part(&self) -> bool {
         true
     }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::Block;
-use crate::attachment::{NETWORK, OWN_NODE, use_own_names};
+use crate::attachment::{OWN_NODE, use_own_names};
 use crate::model::Attribute;
 
 impl Attribute {
@@ -12,7 +12,7 @@ impl Attribute {
     /// only in entries of secondary networks. The argument `known` recognizes names of secondary networks, for
     /// addresses that were assigned before Margay's node attribute existed.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
-        self.get(OWN_NODE).is_some() || self.get(NETWORK).is_some_and(known)
+        self.get(OWN_NODE).is_some() || self.network().is_some_and(known)
     }
 }
 
@@ -61,6 +61,7 @@ mod tests {
     use time::OffsetDateTime;
 
     use super::*;
+    use crate::attachment::NETWORK;
     use crate::model::Owner;
     use crate::reservations::Reservations;
 

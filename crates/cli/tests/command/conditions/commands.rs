@@ -112,6 +112,9 @@ const WITHOUT_STORE: &[(&str, &str)] = &[
     ("store create", "it leaves a store that is there alone; `store::format` has its tests"),
     ("serve", "it does not end by itself; `tests/daemon` has its tests"),
     ("conformance", "it judges a store that it makes, or that it is told to erase"),
+    ("etcd status", "it refuses an embedded store; `etcd_size` has its tests"),
+    ("etcd compact", "it refuses an embedded store; `etcd_size` has its tests"),
+    ("etcd plan", "it only calculates"),
     ("completions", "it prints text about the commands"),
 ];
 

@@ -82,7 +82,7 @@ fn holder(entry: &Value) -> Value {
         // Margay stores no attributes of its own on a virtual machine's address, since such an address belongs to no
         // container.
         if !entry["handle_id"].as_str().unwrap_or_default().contains(".vmi.") {
-            owner.retain(|name, _| !name.starts_with("margay.io/"));
+            owner.retain(|name, _| !name.starts_with("margay"));
         }
         owner
     };

@@ -158,7 +158,7 @@ pub(super) async fn show_address(page: &PageContext, query: &Query) -> Result<Ht
 
 impl AddressDetails {
     fn attributes(&mut self, entry: &Attribute) {
-        self.attributes = entry.attributes().clone();
+        self.attributes = entry.attributes_with_network();
         self.alternate = entry.alternate_attributes().clone();
     }
 }

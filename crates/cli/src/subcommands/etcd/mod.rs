@@ -1,0 +1,429 @@
+//! Shows how full an etcd cluster is and who deletes its history, and deletes the history.
+
+mod plan;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use clap::{Args, Subcommand};
+use datastore::{ClusterDescription, ClusterStore, Location, MemberReport, MemberRole, OpenStore, all_for_operator};
+use indicatif::{HumanBytes, HumanDuration};
+use ipam_core::samples::oldest_revision;
+use ipam_core::timestamps::rfc3339;
+use ipam_operator::compaction::{COMPACTION_KEY, CompactionMark, CompactionOutcome, compact_older, time_after};
+use kv::{Revision, Store, StoreExt};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+pub(crate) use self::plan::EtcdPlan;
+use crate::command::{CommandAnswer, Invocation, StandaloneCommand, StoreCommand, runtime};
+use crate::error::{CommandFailure, CommandResult};
+use crate::output::{Column, Columns, TableRow, printable, table};
+use crate::private_file::{read_private, write_private};
+use crate::store::{StoreAccess, StoreUse};
+use crate::times::parse_duration;
+
+pub(crate) const HELP: &str = "\
+An etcd keeps every change until somebody compacts its history, and refuses all
+changes when its quota is used up.
+
+Examples:
+  margay etcd status
+  margay etcd compact --keep 10m
+  margay etcd plan --nodes 100 --pods-per-node 30 --churn 20";
+
+/// The quota of etcd if `--quota-backend-bytes` is not set.
+const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
+
+/// Commands about an etcd cluster.
+#[derive(Debug, Subcommand)]
+pub(crate) enum EtcdSubcommand {
+    /// Show the members' sizes against the quota, the age of the history, and who compacts it
+    #[command(after_help = "\
+Examples:
+  margay etcd status
+  margay etcd status --watch 10s
+  margay etcd status -o json | jq '.members[] | {endpoint, percent}'
+
+etcd before 3.6 does not tell its quota: pass the value of --quota-backend-bytes.")]
+    Status(EtcdStatus),
+    /// Delete history that is older than --keep, unless another program does
+    #[command(after_help = "\
+Examples:
+  margay etcd compact
+  margay etcd compact --keep 0s
+
+Run it from a timer (margay-compact.timer does), on as many nodes as you like: each run notes the newest revision, and
+a later run deletes the history before it. The nodes, kube-apiserver and Calico's kube-controllers share one key, so
+that only one of them compacts. --keep 0s deletes the whole history at once. The members' files do not shrink:
+etcd uses the space again, and only etcdctl defrag --cluster gives it back to the disk.")]
+    Compact(EtcdCompact),
+    /// Calculate the size of an etcd from the number of nodes and pods, and the rate of changes
+    #[command(after_help = plan::HELP)]
+    Plan(EtcdPlan),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EtcdStatus {
+    /// Show the status again and again, at this interval
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    watch: Option<Duration>,
+
+    /// The members' quota in bytes, if they do not report it [default: 2147483648]
+    #[arg(long, value_name = "BYTES")]
+    quota: Option<u64>,
+
+    /// Folder with the facts that earlier runs have noted
+    #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
+    notes: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EtcdCompact {
+    /// Keep the history of at least this time
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
+    keep: Duration,
+
+    /// Compact every etcd cluster that the CNI configuration names; do nothing if there is none
+    #[arg(long)]
+    all_stores: bool,
+
+    /// Folder with the facts that earlier runs have noted
+    #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
+    notes: PathBuf,
+}
+
+/// The facts about a cluster that a run notes for later runs on this machine.
+#[derive(Default, Serialize, Deserialize)]
+struct EtcdNotes {
+    compaction: Option<CompactionMark>,
+    size: Option<SizeSample>,
+}
+
+/// The size of a cluster's database at a time.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct SizeSample {
+    /// In seconds since 1970.
+    at: u64,
+    bytes_in_use: u64,
+    oldest_revision: i64,
+}
+
+impl EtcdNotes {
+    fn path(folder: &Path, cluster: u64) -> PathBuf {
+        folder.join(format!("etcd-{cluster:016x}.json"))
+    }
+}
+
+/// Runs work on the open store of a cluster.
+async fn with_cluster<T>(
+    at: StoreAccess<'_>,
+    work: impl AsyncFnOnce(&dyn Store, &dyn ClusterStore) -> kv::Result<T>,
+) -> CommandResult<T> {
+    check_cluster(at.location)?;
+    let open = at.open_files(StoreUse::Read).await?;
+    at.run_and_close(open, async |open: &OpenStore| {
+        let Some(cluster) = open.cluster() else { return Err(CommandFailure::new(format!("{at} is no cluster"))) };
+        work(&*open.store(), &*cluster).await.map_err(|error| at.explain(error))
+    })
+    .await
+}
+
+fn check_cluster(location: &Location) -> CommandResult<()> {
+    if location.is_shared() {
+        return Ok(());
+    }
+    Err(CommandFailure::new(format!("{location} is not a cluster"))
+        .hint("use margay store status and margay store compact; an embedded store deletes old history itself"))
+}
+
+impl StandaloneCommand for EtcdCompact {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
+        if !self.all_stores {
+            return invocation.run_on_store(self);
+        }
+        let stores = all_for_operator(invocation.drivers, invocation.env, &invocation.options.cni_conf_dir)
+            .map_err(|error| invocation.explain(&error))?;
+        let mut failed = 0;
+        for chosen in stores.iter().filter(|chosen| chosen.location.is_shared()) {
+            let at = invocation.store_at(&chosen.location);
+            let answer = runtime()?.block_on(StoreCommand::run(self, at));
+            if let Err(failure) = answer.and_then(|answer| invocation.print(answer)) {
+                // One cluster without an answer must not keep the other clusters from being compacted.
+                failure.print(invocation.err);
+                failed = 1;
+            }
+        }
+        Ok(failed)
+    }
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for EtcdCompact {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
+        let (cluster, outcome, notes) = with_cluster(at, async |store, cluster| {
+            let id = cluster.about().await?.cluster;
+            let mut notes: EtcdNotes = read_private(&EtcdNotes::path(&self.notes, id)).unwrap_or_default();
+            let (outcome, mark) = compact_older(store, notes.compaction.take(), self.keep, SystemTime::now()).await?;
+            notes.compaction = Some(mark);
+            Ok((id, outcome, notes))
+        })
+        .await?;
+        write_private(&EtcdNotes::path(&self.notes, cluster), &notes).map_err(|error| {
+            CommandFailure::new(format!("cannot note the newest revision in {}: {error}", self.notes.display()))
+                .hint("run the command as root: without the note no later run can compact")
+        })?;
+        let keep = self.keep.as_secs();
+        let (outcome, revision, text) = match outcome {
+            CompactionOutcome::Compacted { oldest } => (
+                "compacted",
+                Some(oldest),
+                format!("Successfully compacted {at}: the history before revision {oldest} is deleted"),
+            ),
+            CompactionOutcome::Noted { newest } => (
+                "noted",
+                Some(newest),
+                format!("Noted revision {newest} of {at}: a run after {keep} s or more deletes the history before it"),
+            ),
+            CompactionOutcome::TooEarly { noted_seconds_ago: ago } => (
+                "too-early",
+                None,
+                format!("Nothing to do: the newest revision of {at} was noted {ago} s ago, and {keep} s are kept"),
+            ),
+            CompactionOutcome::OtherCompactor => (
+                "other-compactor",
+                None,
+                format!("Nothing to do: another program compacts {at} (it has written the key {COMPACTION_KEY})"),
+            ),
+            CompactionOutcome::OtherCompaction => (
+                "other-compaction",
+                None,
+                format!("Nothing to do: etcd itself (--auto-compaction-retention) or a person has compacted {at}"),
+            ),
+            CompactionOutcome::NothingToDo => {
+                ("nothing-to-do", None, format!("Nothing to do: {at} has no history that is older than {keep} s"))
+            }
+        };
+        let revision = revision.map(Revision::get);
+        CommandAnswer::new(text, &CompactionJson { store: at.to_string(), keep_seconds: keep, outcome, revision })
+    }
+}
+
+#[derive(Serialize)]
+struct CompactionJson {
+    store: String,
+    keep_seconds: u64,
+    outcome: &'static str,
+    /// The oldest readable revision after a compaction, or the noted revision.
+    revision: Option<i64>,
+}
+
+impl StandaloneCommand for EtcdStatus {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
+        loop {
+            invocation.run_on_store(&OneStatus(self))?;
+            let Some(interval) = self.watch else { return Ok(0) };
+            writeln!(invocation.out)?;
+            thread::sleep(interval);
+        }
+    }
+}
+
+struct OneStatus<'a>(&'a EtcdStatus);
+
+#[derive(Serialize)]
+struct ClusterReport {
+    store: String,
+    cluster: String,
+    members: Vec<MemberRow>,
+    revision: i64,
+    oldest_revision: i64,
+    /// A time at which the oldest readable revision existed already; `None` if it is unknown.
+    oldest_time: Option<String>,
+    compacted_by: CompactedBy,
+    /// The growth of the bytes in use since an earlier run, if no history was deleted since.
+    growth_bytes_per_hour: Option<u64>,
+}
+
+/// The programs that have deleted history last.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum CompactedBy {
+    /// The whole history is readable.
+    Nobody,
+    /// A program that writes [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers or Margay.
+    KeyHolder,
+    /// etcd itself, or a person.
+    EtcdOrPerson,
+}
+
+#[derive(Serialize)]
+struct MemberRow {
+    endpoint: String,
+    role: &'static str,
+    version: String,
+    bytes: u64,
+    bytes_in_use: u64,
+    quota_bytes: u64,
+    /// True if the member does not report its quota, so that the quota is an assumption.
+    quota_is_assumed: bool,
+    percent: u64,
+    problems: Vec<String>,
+}
+
+impl MemberRow {
+    fn of(report: MemberReport, quota: Option<u64>) -> (Self, Option<ClusterDescription>) {
+        let (description, problems) = match report.description {
+            Ok(description) => (Some(description), Vec::new()),
+            Err(error) => (None, vec![error.to_string()]),
+        };
+        let reported = description.as_ref().and_then(|about| about.db_quota_bytes);
+        let quota_bytes = reported.or(quota).unwrap_or(DEFAULT_QUOTA_BYTES).max(1);
+        let bytes = description.as_ref().map_or(0, |about| about.db_bytes);
+        let row = Self {
+            endpoint: report.endpoint,
+            role: description.as_ref().map_or("no answer", |about| match about.role {
+                MemberRole::Leader => "leader",
+                MemberRole::Follower => "follower",
+                MemberRole::Learner => "learner",
+                MemberRole::Leaderless => "no leader",
+            }),
+            version: description.as_ref().map_or_else(String::new, |about| about.version.clone()),
+            bytes,
+            bytes_in_use: description.as_ref().map_or(0, |about| about.db_bytes_in_use),
+            quota_bytes,
+            quota_is_assumed: reported.or(quota).is_none(),
+            percent: bytes.saturating_mul(100) / quota_bytes,
+            problems: description.as_ref().map_or(problems, |about| about.problems.clone()),
+        };
+        (row, description)
+    }
+}
+
+impl TableRow for MemberRow {
+    fn columns() -> Columns<Self> {
+        vec![
+            (Column::Text("MEMBER"), |row| printable(&row.endpoint)),
+            (Column::Text("ROLE"), |row| row.role.to_owned()),
+            (Column::Text("VERSION"), |row| printable(&row.version)),
+            (Column::Number("SIZE"), |row| HumanBytes(row.bytes).to_string()),
+            (Column::Number("IN USE"), |row| HumanBytes(row.bytes_in_use).to_string()),
+            (Column::Number("QUOTA"), |row| HumanBytes(row.quota_bytes).to_string()),
+            (Column::Number("FILLED"), |row| format!("{} %", row.percent)),
+        ]
+    }
+}
+
+#[async_trait(?Send)]
+impl StoreCommand for OneStatus<'_> {
+    fn progress_text(&self) -> Option<&'static str> {
+        Some("asking")
+    }
+
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
+        let Self(args) = self;
+        let report = with_cluster(at, async |store, cluster| {
+            let reports = cluster.members().await?;
+            let about = cluster.about().await?;
+            let newest = about.revision;
+            let oldest = oldest_revision(store, newest).await?;
+            let key = store.get(COMPACTION_KEY).await?;
+            let compacted_to =
+                key.as_ref().and_then(|kv| std::str::from_utf8(kv.value.as_bytes()).ok()?.parse::<i64>().ok());
+            let compacted_by = match oldest.get() {
+                ..=1 => CompactedBy::Nobody,
+                oldest if compacted_to == Some(oldest) => CompactedBy::KeyHolder,
+                _ => CompactedBy::EtcdOrPerson,
+            };
+            let oldest_time = match time_after(store, oldest).await {
+                Ok(time) => time,
+                // The history was deleted meanwhile.
+                Err(error) if matches!(error.kind(), kv::ErrorKind::Compacted { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            let members: Vec<MemberRow> =
+                reports.into_iter().map(|report| MemberRow::of(report, args.quota).0).collect();
+            Ok((members, about, oldest, compacted_by, oldest_time))
+        });
+        let (members, about, oldest, compacted_by, oldest_time) = report.await?;
+        let growth_bytes_per_hour = note_size(&args.notes, &about, oldest);
+        let report = ClusterReport {
+            store: at.to_string(),
+            cluster: format!("{:x}", about.cluster),
+            members,
+            revision: about.revision.get(),
+            oldest_revision: oldest.get(),
+            oldest_time: oldest_time.map(rfc3339),
+            compacted_by,
+            growth_bytes_per_hour,
+        };
+        let answer = CommandAnswer::new(report.text(oldest_time), &report)?;
+        Ok(match report.members.iter().all(|member| member.problems.is_empty()) {
+            true => answer,
+            false => answer.incomplete(CommandFailure::new("the cluster has a problem")),
+        })
+    }
+}
+
+/// Returns the growth of the bytes in use since the noted size, and notes the size for later runs. Without an earlier
+/// note of at least a second, or if history was deleted since, the growth is unknown.
+fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Option<u64> {
+    const MIN_SECONDS: u64 = 1;
+    let path = EtcdNotes::path(folder, about.cluster);
+    let mut notes: EtcdNotes = read_private(&path).unwrap_or_default();
+    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = SizeSample { at, bytes_in_use: about.db_bytes_in_use, oldest_revision: oldest.get() };
+    let before = notes.size.replace(now);
+    // A user who may not write the note only misses the growth.
+    _ = write_private(&path, &notes);
+    let before = before.filter(|before| before.oldest_revision == now.oldest_revision)?;
+    let seconds = now.at.checked_sub(before.at).filter(|seconds| *seconds >= MIN_SECONDS)?;
+    let grown = now.bytes_in_use.saturating_sub(before.bytes_in_use);
+    Some(grown.saturating_mul(3600) / seconds)
+}
+
+impl ClusterReport {
+    fn text(&self, oldest_time: Option<OffsetDateTime>) -> String {
+        let mut text = table(&self.members);
+        text.push('\n');
+        let mut line =
+            |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));
+        let revisions = self.revision - self.oldest_revision;
+        let age = oldest_time.map_or_else(
+            || ", of unknown age".to_owned(),
+            |time| {
+                let age = Duration::try_from(OffsetDateTime::now_utc() - time).unwrap_or_default();
+                format!(", at least {} old", HumanDuration(age))
+            },
+        );
+        line("History", format!("{revisions} revisions before revision {}{age}", self.revision));
+        line(
+            "Compacted",
+            match self.compacted_by {
+                CompactedBy::Nobody => "never: if nobody does, run margay-compact.timer".to_owned(),
+                CompactedBy::KeyHolder => format!(
+                    "to revision {}, by a program that writes {COMPACTION_KEY} (kube-apiserver, kube-controllers, margay)",
+                    self.oldest_revision
+                ),
+                CompactedBy::EtcdOrPerson => {
+                    format!("to revision {}, by etcd itself or by a person", self.oldest_revision)
+                }
+            },
+        );
+        if let Some(growth) = self.growth_bytes_per_hour {
+            line("Growth", format!("{} per hour since the last call", HumanBytes(growth)));
+        }
+        if self.members.iter().any(|member| member.quota_is_assumed) {
+            line("Quota", "assumed: etcd before 3.6 does not report it; pass --quota BYTES".to_owned());
+        }
+        for member in &self.members {
+            for problem in &member.problems {
+                line("Problem", format!("{}: {problem}", member.endpoint));
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,174 @@
+//! Tests the commands about the size and the history of an etcd cluster on a real etcd.
+
+use std::fs;
+use std::path::Path;
+
+use etcd_client::{AlarmAction, AlarmType, Client, Compare, CompareOp, Txn, TxnOp};
+use serde_json::{Value, json};
+
+use crate::common::{Done, margay};
+use crate::support::Etcd;
+
+/// An etcd, and a node on which `margay` keeps its notes.
+struct Node<'e> {
+    etcd: &'e Etcd,
+    notes: tempfile::TempDir,
+}
+
+impl<'e> Node<'e> {
+    fn new(etcd: &'e Etcd) -> Self {
+        Self { etcd, notes: tempfile::tempdir().unwrap() }
+    }
+
+    fn margay(&self, args: &str) -> Done {
+        let store = self.etcd.url().replace("http:", "etcd:");
+        let notes = self.notes.path().to_str().unwrap();
+        let words = ["--store", &store].into_iter().chain(args.split_whitespace()).chain(["--notes", notes]);
+        margay(words.map(str::to_owned))
+    }
+
+    fn compact(&self) -> (String, Option<i64>) {
+        let answer = self.margay("etcd compact --keep 10m -o json").json();
+        (answer["outcome"].as_str().unwrap().to_owned(), answer["revision"].as_i64())
+    }
+
+    /// Makes the notes of earlier runs eleven minutes older.
+    fn pass_eleven_minutes(&self) {
+        for note in fs::read_dir(self.notes.path()).unwrap() {
+            let path = note.unwrap().path();
+            let mut note: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            let at = &mut note["compaction"]["at"];
+            *at = json!(at.as_u64().unwrap() - 660);
+            fs::write(&path, note.to_string()).unwrap();
+        }
+    }
+}
+
+fn with_client<T>(etcd: &Etcd, work: impl AsyncFnOnce(Client) -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { work(Client::connect([etcd.url()], None).await.unwrap()).await })
+}
+
+/// Writes `changes` revisions and returns the newest revision.
+fn write(etcd: &Etcd, changes: usize) -> i64 {
+    with_client(etcd, async |mut client| {
+        let mut newest = 0;
+        for _ in 0..changes {
+            newest = client.put("/x", "y", None).await.unwrap().header().unwrap().revision();
+        }
+        newest
+    })
+}
+
+#[test]
+fn etcd_compaction_of_two_nodes_is_done_once() {
+    let etcd = Etcd::start().unwrap();
+    let (one, other) = (Node::new(&etcd), Node::new(&etcd));
+    let noted = write(&etcd, 10);
+    assert_eq!(one.compact(), ("noted".to_owned(), Some(noted)));
+    assert_eq!(other.compact(), ("noted".to_owned(), Some(noted)));
+    write(&etcd, 10);
+    assert_eq!(one.compact(), ("too-early".to_owned(), None));
+    one.pass_eleven_minutes();
+    other.pass_eleven_minutes();
+    assert_eq!(one.compact(), ("compacted".to_owned(), Some(noted)));
+    assert_eq!(other.compact(), ("other-compactor".to_owned(), None));
+    let status = one.margay("etcd status -o json").json();
+    assert_eq!((&status["oldest_revision"], &status["compacted_by"]), (&json!(noted), &json!("key-holder")));
+}
+
+#[test]
+fn etcd_compaction_is_left_to_others() {
+    let etcd = Etcd::start().unwrap();
+    let node = Node::new(&etcd);
+    write(&etcd, 10);
+    assert_eq!(node.compact().0, "noted");
+    with_client(&etcd, async |mut client| {
+        // The transaction of kube-apiserver's compactor.
+        let txn = Txn::new().when([Compare::version("compact_rev_key", CompareOp::Equal, 0)]).and_then([TxnOp::put(
+            "compact_rev_key",
+            "0",
+            None,
+        )]);
+        assert!(client.txn(txn).await.unwrap().succeeded());
+    });
+    node.pass_eleven_minutes();
+    assert_eq!(node.compact().0, "other-compactor");
+    with_client(&etcd, async |mut client| client.compact(5, None).await.unwrap());
+    node.pass_eleven_minutes();
+    assert_eq!(node.compact().0, "other-compaction");
+    let status = node.margay("etcd status -o json").json();
+    assert_eq!((&status["oldest_revision"], &status["compacted_by"]), (&json!(5), &json!("etcd-or-person")));
+}
+
+#[test]
+fn etcd_compaction_works_when_quota_is_used_up() {
+    let etcd = Etcd::start().unwrap();
+    let node = Node::new(&etcd);
+    let newest = write(&etcd, 10);
+    let alarm = |action| {
+        with_client(&etcd, async |mut client| client.alarm(action, AlarmType::Nospace, None).await.unwrap());
+    };
+    alarm(AlarmAction::Activate);
+    let done = node.margay("etcd status");
+    assert!(done.code == 1 && done.out.contains("NOSPACE"), "{done:?}");
+    let done = node.margay("etcd compact --keep 0s -o json").json();
+    assert_eq!((&done["outcome"], &done["revision"]), (&json!("compacted"), &json!(newest)));
+    alarm(AlarmAction::Deactivate);
+    let done = node.margay("etcd status -o json").json();
+    assert_eq!(done["oldest_revision"], json!(newest));
+}
+
+#[test]
+fn etcd_status_names_each_member_and_the_quota() {
+    let members = Etcd::start_three().unwrap();
+    let node = Node::new(&members[0]);
+    let store = members.iter().map(|etcd| etcd.url().replace("http://", "")).collect::<Vec<_>>().join(",");
+    let status = |more: &str| {
+        let args = format!("--store etcd://{store} etcd status {more} -o json");
+        let notes = node.notes.path().to_str().unwrap();
+        margay(args.split_whitespace().chain(["--notes", notes]).map(str::to_owned))
+    };
+    let report = status("--quota 1000000").json();
+    let rows = report["members"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    let roles: Vec<_> = rows.iter().map(|row| row["role"].as_str().unwrap()).collect();
+    assert_eq!(roles.iter().filter(|role| **role == "leader").count(), 1, "{roles:?}");
+    assert!(rows.iter().all(|row| row["quota_bytes"] == json!(1_000_000) && row["bytes"].as_u64() > Some(0)));
+    let [_, _, mut last] = members;
+    last.stop();
+    let done = status("");
+    assert_eq!(done.code, 1, "{done:?}");
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(report["members"][2]["role"], json!("no answer"));
+    assert!(done.err.contains("the cluster has a problem"), "{done:?}");
+}
+
+#[test]
+fn etcd_commands_do_nothing_on_embedded_stores() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |args: &str| {
+        let store = format!("sled://{}/s", folder.path().display());
+        margay(["--store", &store].into_iter().chain(args.split_whitespace()).map(str::to_owned))
+    };
+    for args in ["etcd status", "etcd compact"] {
+        assert!(run(args).failure().contains("is not a cluster\nhint: use margay store status"), "{args}");
+    }
+    assert!(!Path::new(&folder.path().join("s")).exists());
+    let empty = format!("--cni-conf-dir {} etcd compact --all-stores", folder.path().display());
+    assert_eq!(margay(empty.split_whitespace().map(str::to_owned)).answer(), "");
+}
+
+#[test]
+fn etcd_plan_grows_with_changes_and_block_size() {
+    let plan = |args: &str| margay(args.split_whitespace().map(str::to_owned)).json();
+    let small = plan("etcd plan --nodes 100 --pods-per-node 60 --churn 10 -o json");
+    let large = plan("etcd plan --nodes 100 --pods-per-node 60 --churn 20 -o json");
+    for (one, other) in small["blocks"].as_array().unwrap().iter().zip(large["blocks"].as_array().unwrap()) {
+        assert_eq!(one["history_bytes"].as_u64().unwrap() * 2, other["history_bytes"].as_u64().unwrap());
+    }
+    let bytes = |size: usize| small["blocks"][size]["bytes_per_change"].as_u64().unwrap();
+    // An etcd 3.4.23 grew by 20,582 bytes with each change of a block of /26 with 60 pods.
+    assert!((18_000..24_000).contains(&bytes(0)), "{}", bytes(0));
+    assert!(bytes(3) < bytes(2) && bytes(2) < bytes(0));
+}

@@ -1,0 +1,188 @@
+//! Compacts the history of a cluster's store, and finds how old the readable history is.
+//!
+//! Programs that compact an etcd agree through one key, [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers
+//! (which uses kube-apiserver's code) and Margay. Each program notes the key's version and the newest revision, waits,
+//! and then writes the key under the condition that its version is unchanged. Only the program whose write succeeds
+//! compacts, to the revision that it noted before the wait. So many programs compact once for each interval, and a
+//! revision stays readable for at least one interval.
+
+use std::time::{Duration, SystemTime};
+
+use ipam_core::attachment::TIMESTAMP;
+use ipam_core::model::{Block, Document, keys};
+use ipam_core::samples::oldest_revision;
+use ipam_core::timestamps::parse_go_string;
+use kv::{Compare, Content, ErrorKind, Kv, Op, Range, RangeRequest, Result, Revision, Store, StoreExt, Txn};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+/// The key that guards compactions: `compactRevKey` of kube-apiserver. The value is the revision of the last
+/// compaction, as decimal text.
+pub const COMPACTION_KEY: &str = "compact_rev_key";
+
+/// The facts that a compactor notes before it waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompactionMark {
+    /// The revision that last wrote [`COMPACTION_KEY`]; 0 if the key does not exist.
+    key_revision: i64,
+    /// The newest revision of the store.
+    newest: i64,
+    /// The oldest readable revision of the store.
+    oldest: i64,
+    /// The time of the mark, in seconds since 1970.
+    at: u64,
+}
+
+/// The outcome of [`compact_older`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompactionOutcome {
+    /// The history before this revision was deleted.
+    Compacted {
+        /// The oldest revision that is still readable.
+        oldest: Revision,
+    },
+    /// There was no mark yet. A later call compacts up to the revision that this call has noted.
+    Noted {
+        /// The noted revision.
+        newest: Revision,
+    },
+    /// The mark is too recent, so nothing was done.
+    TooEarly {
+        /// The age of the mark, in seconds.
+        noted_seconds_ago: u64,
+    },
+    /// Since the mark, another program has written [`COMPACTION_KEY`], so this call compacted nothing.
+    OtherCompactor,
+    /// Since the mark, the oldest readable revision has changed and [`COMPACTION_KEY`] has not. So etcd itself or a
+    /// person compacts, and this call compacted nothing.
+    OtherCompaction,
+    /// Nothing has changed in the store since the last compaction.
+    NothingToDo,
+}
+
+/// Deletes the history that is older than `keep`, unless another program compacts the store.
+///
+/// Pass the mark that the previous call returned, and keep the mark that this call returns for the next call. With a
+/// `keep` of zero no mark is needed: the whole history is deleted at once.
+///
+/// Sends about 25 small requests, most of them to find the oldest readable revision.
+///
+/// # Errors
+/// `Auth` if the user's role lacks the right to write [`COMPACTION_KEY`]; any other store error.
+pub async fn compact_older(
+    store: &dyn Store,
+    mark: Option<CompactionMark>,
+    keep: Duration,
+    now: SystemTime,
+) -> Result<(CompactionOutcome, CompactionMark)> {
+    let seen = CompactionMark::read(store, now).await?;
+    let mark = if keep.is_zero() { Some(seen.clone()) } else { mark };
+    let Some(mark) = mark.filter(|mark| mark.at <= seen.at && mark.newest <= seen.newest) else {
+        return Ok((CompactionOutcome::Noted { newest: Revision::new(seen.newest) }, seen));
+    };
+    if mark.key_revision != seen.key_revision {
+        return Ok((CompactionOutcome::OtherCompactor, seen));
+    }
+    if mark.oldest != seen.oldest {
+        return Ok((CompactionOutcome::OtherCompaction, seen));
+    }
+    let age = seen.at - mark.at;
+    if age < keep.as_secs() {
+        return Ok((CompactionOutcome::TooEarly { noted_seconds_ago: age }, mark));
+    }
+    // If the key is the newest change, only earlier compactions have changed the store.
+    if mark.newest <= seen.oldest || seen.newest == seen.key_revision {
+        return Ok((CompactionOutcome::NothingToDo, seen));
+    }
+    let write = Txn::new()
+        .with_compares([Compare::unchanged(COMPACTION_KEY, Revision::new(mark.key_revision))])
+        .with_success([Op::put(COMPACTION_KEY, mark.newest.to_string())]);
+    let key_revision = match store.txn(write).await {
+        Ok(written) if written.succeeded => written.revision.get(),
+        Ok(_) => return Ok((CompactionOutcome::OtherCompactor, CompactionMark::read(store, now).await?)),
+        // A cluster whose quota is used up refuses the key, and needs the compaction the more.
+        Err(error) if matches!(error.kind(), ErrorKind::NoSpace) => seen.key_revision,
+        Err(error) => return Err(error),
+    };
+    match store.compact(Revision::new(mark.newest)).await {
+        Ok(()) => {
+            let seen =
+                CompactionMark { key_revision, newest: seen.newest.max(key_revision), oldest: mark.newest, ..seen };
+            Ok((CompactionOutcome::Compacted { oldest: Revision::new(mark.newest) }, seen))
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {
+            Ok((CompactionOutcome::OtherCompaction, CompactionMark::read(store, now).await?))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl CompactionMark {
+    async fn read(store: &dyn Store, now: SystemTime) -> Result<Self> {
+        let key = store.range(RangeRequest::new(Range::Key(COMPACTION_KEY.into()))).await?;
+        let newest = key.revision;
+        Ok(Self {
+            key_revision: key.kvs.first().map_or(0, |kv| kv.mod_revision.get()),
+            newest: newest.get(),
+            oldest: oldest_revision(store, newest).await?.get(),
+            at: now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        })
+    }
+}
+
+/// Maximum number of versions of a block that [`time_after`] reads.
+const MAX_VERSIONS: usize = 16;
+/// Maximum number of blocks among which [`time_after`] looks for the block that changed last.
+const MAX_BLOCKS: i64 = 1000;
+
+/// Finds the time of an assignment that was committed after a revision, as early an assignment as can be found. A store
+/// does not record the times of its revisions, but a block records the times of its assignments. The revision is at
+/// least as old as the returned time.
+///
+/// Returns `None` if no assignment after the revision is found. Sends about 25 small requests for each version of a
+/// block that is read, and reads at most 16 versions.
+///
+/// # Errors
+/// `Compacted` if the revision is not readable any more; any other store error.
+pub async fn time_after(store: &dyn Store, revision: Revision) -> Result<Option<OffsetDateTime>> {
+    let blocks = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None)))
+        .with_content(Content::KeysOnly)
+        .with_limit(MAX_BLOCKS);
+    let page = store.range(blocks).await?;
+    let Some(busiest) = page.kvs.iter().max_by_key(|kv| kv.mod_revision) else { return Ok(None) };
+    let version_at = async |at: Revision, content: Content| -> Result<Option<Kv>> {
+        Ok(store.list_at(Range::Key(busiest.key.clone()), at, content).await?.kvs.into_iter().next())
+    };
+    let (mut at, mut latest) = (revision, None);
+    for _ in 0..MAX_VERSIONS {
+        let before = version_at(at, Content::Full).await?;
+        let known = before.as_ref().and_then(newest_assignment).max(latest);
+        let written = before.map_or(Revision::UNSET, |kv| kv.mod_revision);
+        if written >= busiest.mod_revision {
+            return Ok(None);
+        }
+        // Finds the first revision at which the block has a newer version.
+        let (mut older, mut newer) = (at.get(), busiest.mod_revision.get());
+        while older + 1 < newer {
+            let middle = older + (newer - older) / 2;
+            let version = version_at(Revision::new(middle), Content::KeysOnly).await?;
+            match version.is_some_and(|kv| kv.mod_revision > written) {
+                true => newer = middle,
+                false => older = middle,
+            }
+        }
+        at = Revision::new(newer);
+        let assigned = version_at(at, Content::Full).await?.as_ref().and_then(newest_assignment);
+        if assigned > known {
+            return Ok(assigned);
+        }
+        latest = known;
+    }
+    Ok(None)
+}
+
+/// Returns the time of the newest assignment that a stored block records.
+fn newest_assignment(kv: &Kv) -> Option<OffsetDateTime> {
+    let block = Block::decode(&kv.key, kv.value.as_bytes()).ok()?;
+    block.allocated().filter_map(|(_, entry)| entry.get(TIMESTAMP).and_then(parse_go_string)).max()
+}

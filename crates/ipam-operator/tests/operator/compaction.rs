@@ -1,0 +1,137 @@
+//! Tests that several compactors delete the history of a store once, and that the age of a history is found.
+
+use std::time::{Duration, SystemTime};
+
+use ipam_core::assign::{AssignRequest, RequestedAddresses};
+use ipam_core::model::NewPool;
+use ipam_core::samples::oldest_revision;
+use ipam_core::timestamps::{go_string, parse_rfc3339};
+use ipam_operator::compaction::{COMPACTION_KEY, CompactionMark, CompactionOutcome, compact_older, time_after};
+use kv::{Compare, Op, Revision, Store, StoreExt, Txn};
+
+use crate::world::{World, attachment, soon};
+
+const KEEP: Duration = Duration::from_secs(600);
+
+/// A compactor on a node, with the mark of its last run.
+#[derive(Default)]
+struct Compactor(Option<CompactionMark>);
+
+impl Compactor {
+    async fn run(&mut self, store: &dyn Store, seconds: u64) -> CompactionOutcome {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds);
+        let (outcome, mark) = compact_older(store, self.0.take(), KEEP, now).await.unwrap();
+        self.0 = Some(mark);
+        outcome
+    }
+}
+
+/// Writes `changes` revisions and returns the newest revision.
+async fn write(store: &dyn Store, changes: usize) -> Revision {
+    let mut newest = Revision::UNSET;
+    for change in 0..changes {
+        newest = store.put("/x", change.to_string()).await.unwrap();
+    }
+    newest
+}
+
+#[tokio::test]
+async fn compaction_of_two_nodes_keeps_the_interval() {
+    let store = kv_mvcc::memory();
+    let (mut one, mut other) = (Compactor::default(), Compactor::default());
+    let noted = write(&store, 5).await;
+    assert_eq!(one.run(&store, 0).await, CompactionOutcome::Noted { newest: noted });
+    assert_eq!(other.run(&store, 1).await, CompactionOutcome::Noted { newest: noted });
+    write(&store, 5).await;
+    assert_eq!(one.run(&store, 599).await, CompactionOutcome::TooEarly { noted_seconds_ago: 599 });
+    assert_eq!(one.run(&store, 600).await, CompactionOutcome::Compacted { oldest: noted });
+    let newest = store.get("/x").await.unwrap().unwrap().mod_revision;
+    assert_eq!(oldest_revision(&store, newest).await.unwrap(), noted);
+    assert_eq!(store.get(COMPACTION_KEY).await.unwrap().unwrap().value.as_bytes(), noted.to_string().as_bytes());
+    assert_eq!(other.run(&store, 601).await, CompactionOutcome::OtherCompactor);
+    assert_eq!(other.run(&store, 1201).await, CompactionOutcome::NothingToDo, "only the key has changed");
+    // The second compactor takes over after the first has ended.
+    write(&store, 5).await;
+    assert_eq!(other.run(&store, 1801).await, CompactionOutcome::Compacted { oldest: newest.next() });
+    assert_eq!(other.run(&store, 2401).await, CompactionOutcome::NothingToDo);
+}
+
+#[tokio::test]
+async fn compaction_is_left_to_kube_apiserver() {
+    let store = kv_mvcc::memory();
+    let mut ours = Compactor::default();
+    write(&store, 5).await;
+    ours.run(&store, 0).await;
+    for interval in 1..4 {
+        write(&store, 5).await;
+        // The transaction of kube-apiserver's compactor.
+        let version = store.get(COMPACTION_KEY).await.unwrap().map_or(0, |kv| kv.version);
+        assert_eq!(version, interval - 1);
+        let unchanged =
+            Compare::new(kv::Range::Key(COMPACTION_KEY.into()), kv::CompareOp::Equal, kv::Target::Version(version));
+        let txn = Txn::new().with_compares([unchanged]).with_success([Op::put(COMPACTION_KEY, "3")]);
+        assert!(store.txn(txn).await.unwrap().succeeded);
+        let seconds = u64::try_from(interval).unwrap() * 600;
+        assert_eq!(ours.run(&store, seconds).await, CompactionOutcome::OtherCompactor);
+    }
+    let newest = write(&store, 1).await;
+    assert_eq!(oldest_revision(&store, newest).await.unwrap(), Revision::new(1));
+}
+
+#[tokio::test]
+async fn compaction_is_left_to_the_server_itself() {
+    let store = kv_mvcc::memory();
+    let mut ours = Compactor::default();
+    write(&store, 5).await;
+    ours.run(&store, 0).await;
+    write(&store, 5).await;
+    store.compact(Revision::new(3)).await.unwrap();
+    assert_eq!(ours.run(&store, 600).await, CompactionOutcome::OtherCompaction);
+    assert!(store.get(COMPACTION_KEY).await.unwrap().is_none());
+    // The server has stopped compacting.
+    assert!(matches!(ours.run(&store, 1200).await, CompactionOutcome::Compacted { .. }));
+}
+
+#[tokio::test]
+async fn compaction_starts_anew_after_another_store_or_clock() {
+    let store = kv_mvcc::memory();
+    let mut ours = Compactor::default();
+    write(&store, 5).await;
+    ours.run(&store, 1000).await;
+    assert!(matches!(ours.run(&store, 10).await, CompactionOutcome::Noted { .. }), "the clock was set back");
+    let restored = kv_mvcc::memory();
+    write(&restored, 2).await;
+    assert!(
+        matches!(ours.run(&restored, 2000).await, CompactionOutcome::Noted { .. }),
+        "the store has fewer revisions"
+    );
+    assert_eq!(ours.run(&restored, 3000).await, CompactionOutcome::Compacted { oldest: Revision::new(3) });
+    let newest = write(&restored, 1).await;
+    assert_eq!(ours.run(&restored, 4000).await, CompactionOutcome::Compacted { oldest: Revision::new(4) });
+    assert_eq!(oldest_revision(&restored, newest.next()).await.unwrap(), Revision::new(4));
+}
+
+#[tokio::test]
+async fn history_age_is_that_of_the_next_assignment() {
+    let world = World::new().await;
+    world.add(NewPool::new("net", "10.0.0.0/26".parse().unwrap()).with_block_size(26)).await;
+    let mut revisions = Vec::new();
+    for hour in 1..6 {
+        let mut request = AssignRequest::new(attachment("a", &format!("c{hour}")), RequestedAddresses::any(1, 0));
+        let at = parse_rfc3339(&format!("2026-11-21T0{hour}:00:00Z")).unwrap();
+        request.attributes.insert("timestamp".into(), go_string(at));
+        world.assign(&request).await.unwrap();
+        revisions.push((world.ipam.store().put("/x", "y").await.unwrap(), at));
+    }
+    let store = &**world.ipam.store();
+    for pair in revisions.windows(2) {
+        assert_eq!(time_after(store, pair[0].0).await.unwrap(), Some(pair[1].1));
+    }
+    assert_eq!(time_after(store, Revision::new(1)).await.unwrap(), Some(revisions[0].1));
+    let (newest, _) = revisions[4];
+    assert_eq!(time_after(store, newest).await.unwrap(), None);
+    // A release is no assignment.
+    world.ipam.release_attachment(&attachment("a", "c5"), &[], soon()).await.unwrap();
+    assert_eq!(time_after(store, newest).await.unwrap(), None);
+    assert_eq!(time_after(store, revisions[3].0).await.unwrap(), Some(revisions[4].1));
+}

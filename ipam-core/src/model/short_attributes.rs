@@ -1,0 +1,169 @@
+//! Shortens Margay's attributes of an allocation in a stored block.
+//!
+//! Every ADD and DEL writes a whole block, and etcd keeps each version of the block until a compaction. Written out,
+//! the interface, the boot and the network namespace would make a block of Calico's network a third larger than
+//! Calico's own. They are stored as one attribute, [`SHORT`]: the boot id as 6 characters of base64url, then, after a
+//! dot, the inode of the network namespace. The interface `eth0` is implied by this attribute.
+//!
+//! The written-out attributes of earlier versions are read as well. In memory the attributes are always written out.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use crate::attachment::{BOOT, INTERFACE, NETNS};
+
+/// The stored attribute that replaces Margay's attributes for boot, network namespace and the interface `eth0`.
+const SHORT: &str = "margay";
+/// The interface that [`SHORT`] implies if the stored attributes have no interface.
+const IMPLIED_INTERFACE: &str = "eth0";
+/// The device of network namespaces on almost all kernels.
+const NETNS_DEVICE: &str = "4:";
+/// The first inode that the kernel uses for namespaces: `PROC_DYNAMIC_FIRST` of Linux.
+const FIRST_INODE: u64 = 0xF000_0000;
+
+/// Returns the attributes as they are stored. Only the attributes of an attachment, which have an interface, are
+/// shortened, and an attribute with an unusual value is stored as it is.
+pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<&str, Cow<'_, str>> {
+    let mut stored: BTreeMap<_, _> =
+        attributes.iter().map(|(name, value)| (name.as_str(), Cow::Borrowed(value.as_str()))).collect();
+    if !stored.contains_key(INTERFACE) || stored.contains_key(SHORT) {
+        return stored;
+    }
+    if stored.get(INTERFACE).is_some_and(|interface| interface == IMPLIED_INTERFACE) {
+        stored.remove(INTERFACE);
+    }
+    let mut short = String::new();
+    if let Some(boot) = stored.get(BOOT).and_then(|boot| short_boot(boot)) {
+        short.push_str(&boot);
+        stored.remove(BOOT);
+    }
+    if let Some(netns) = stored.get(NETNS).and_then(|netns| short_netns(netns)) {
+        short.push('.');
+        short.push_str(&netns);
+        stored.remove(NETNS);
+    }
+    stored.insert(SHORT, short.into());
+    stored
+}
+
+/// Writes out the attributes of a stored allocation. A value of [`SHORT`] that [`shorten`] cannot have written is kept
+/// as an unknown attribute.
+pub(super) fn expand(attributes: &mut BTreeMap<String, String>) {
+    let Some((boot, netns)) = attributes.get(SHORT).and_then(|short| parse(short)) else { return };
+    attributes.remove(SHORT);
+    let written_out = [(BOOT, boot), (NETNS, netns), (INTERFACE, Some(IMPLIED_INTERFACE.to_owned()))];
+    for (name, value) in written_out {
+        if let Some(value) = value {
+            attributes.entry(name.to_owned()).or_insert(value);
+        }
+    }
+}
+
+/// Returns the boot and the network namespace in a value of [`SHORT`], or `None` for a value in another form.
+fn parse(short: &str) -> Option<(Option<String>, Option<String>)> {
+    let (boot, netns) = short.split_once('.').map_or((short, None), |(boot, netns)| (boot, Some(netns)));
+    let boot = match boot {
+        "" => None,
+        boot => Some(long_boot(boot)?),
+    };
+    let netns = match netns {
+        None => None,
+        Some(netns) => Some(long_netns(netns)?),
+    };
+    Some((boot, netns))
+}
+
+fn short_boot(boot: &str) -> Option<String> {
+    let bits = u32::from_str_radix(boot, 16).ok().filter(|bits| format!("{bits:08x}") == boot)?;
+    Some(URL_SAFE_NO_PAD.encode(bits.to_be_bytes()))
+}
+
+fn long_boot(short: &str) -> Option<String> {
+    let bytes: [u8; 4] = URL_SAFE_NO_PAD.decode(short).ok()?.try_into().ok()?;
+    Some(format!("{:08x}", u32::from_be_bytes(bytes)))
+}
+
+fn short_netns(netns: &str) -> Option<String> {
+    let inode: u64 = netns.strip_prefix(NETNS_DEVICE)?.parse().ok()?;
+    let short = format!("{:x}", inode.checked_sub(FIRST_INODE)?);
+    long_netns(&short).is_some_and(|long| long == netns).then_some(short)
+}
+
+fn long_netns(short: &str) -> Option<String> {
+    let offset = u32::from_str_radix(short, 16).ok().filter(|offset| format!("{offset:x}") == short)?;
+    Some(format!("{NETNS_DEVICE}{}", FIRST_INODE + u64::from(offset)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn map(attributes: &[(&str, &str)]) -> BTreeMap<String, String> {
+        attributes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn stored(attributes: &[(&str, &str)]) -> Vec<(String, String)> {
+        shorten(&map(attributes)).into_iter().map(|(name, value)| (name.to_owned(), value.into_owned())).collect()
+    }
+
+    fn pairs(attributes: &[(&str, &str)]) -> Vec<(String, String)> {
+        map(attributes).into_iter().collect()
+    }
+
+    #[test]
+    fn short_attributes_are_these_bytes() {
+        let pod = [("pod", "web"), (BOOT, "191b29e2"), (INTERFACE, "eth0"), (NETNS, "4:4026532265")];
+        assert_eq!(stored(&pod), pairs(&[("pod", "web"), (SHORT, "GRsp4g.1a9")]));
+        assert_eq!(stored(&[(INTERFACE, "eth0")]), pairs(&[(SHORT, "")]));
+        assert_eq!(
+            stored(&[(INTERFACE, "net1"), (BOOT, "00000000")]),
+            pairs(&[(INTERFACE, "net1"), (SHORT, "AAAAAA")])
+        );
+        let unusual = [(INTERFACE, "eth0"), (BOOT, "191B29E2"), (NETNS, "5:4026532265")];
+        assert_eq!(stored(&unusual), pairs(&[(SHORT, ""), (BOOT, "191B29E2"), (NETNS, "5:4026532265")]));
+        let of_calico = [("pod", "web"), ("node", "a")];
+        assert_eq!(stored(&of_calico), pairs(&of_calico));
+    }
+
+    #[test]
+    fn short_attributes_of_other_forms_are_kept() {
+        for value in ["GRsp4", "GRsp4g.", "GRsp4g.01", "GRsp4g.1A9", "GRsp4g.100000000", "GRsp4h.1", "x", "GRsp4g.1.2"]
+        {
+            let mut attributes = map(&[(SHORT, value), ("pod", "web")]);
+            expand(&mut attributes);
+            assert_eq!(attributes, map(&[(SHORT, value), ("pod", "web")]), "{value}");
+            let with_interface = [(SHORT, value), (INTERFACE, "eth0")];
+            assert_eq!(stored(&with_interface), pairs(&with_interface), "an unknown value is not overwritten");
+        }
+    }
+
+    #[test]
+    fn short_attributes_do_not_replace_written_out_ones() {
+        let mut attributes = map(&[(SHORT, "GRsp4g.1a9"), (INTERFACE, "net1"), (BOOT, "b")]);
+        expand(&mut attributes);
+        assert_eq!(attributes, map(&[(INTERFACE, "net1"), (BOOT, "b"), (NETNS, "4:4026532265")]));
+    }
+
+    proptest! {
+        #[test]
+        fn short_attributes_expand_to_the_given_ones(
+            interface in prop::option::of("eth0|net1|"),
+            boot in prop::option::of("[0-9a-f]{8}|[0-9A-F+]{0,9}"),
+            netns in prop::option::of("4:40265[0-9]{5}|4:[0-9]{1,20}|[0-9:/]{0,12}"),
+            other in prop::option::of("[a-z]{0,3}"),
+        ) {
+            let given: BTreeMap<String, String> = [(INTERFACE, interface), (BOOT, boot), (NETNS, netns), ("pod", other)]
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+                .collect();
+            let mut read = shorten(&given).into_iter().map(|(name, value)| (name.to_owned(), value.into_owned())).collect();
+            expand(&mut read);
+            prop_assert_eq!(read, given);
+        }
+    }
+}
