@@ -9,8 +9,9 @@
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
-//! must be one that runtimes generate at random, or the other node must not be registered any more.
+//! attachment only if its handle, network and interface match those of the attachment, and if the other node cannot
+//! have a container with an equal id. The other node has no container with an equal id if runtimes generated the
+//! container id at random, or if the other node is no longer registered.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The blocks show whether another pod is an owner. The commit guards the blocks
@@ -375,7 +376,8 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` requests. Further requests are included if their address equals that of the last request.
+/// Returns the first `most` release requests, and the requests after them that have the same address as the last of the
+/// first `most`.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();

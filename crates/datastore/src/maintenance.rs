@@ -121,7 +121,7 @@ impl StoreStaging {
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller must create the replacement store. No store exists at this location yet.
+    /// The location at which the caller must create the replacement store. No store exists in the staging folder yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }

@@ -96,8 +96,8 @@ pub struct NetnsScan {
     /// The addresses of all interfaces in all network namespaces.
     pub addresses: BTreeSet<IpAddr>,
     /// The names of all network namespaces, as returned by [`network_namespace`], but without the slash and the inode
-    /// after it. `None` if this process cannot find out the name of a network namespace, because a security module
-    /// denies access to all processes in that namespace.
+    /// of the process id namespace. `None` if this process cannot find out the name of a network namespace, because a
+    /// security module denies access to all processes in that namespace.
     pub namespaces: Option<BTreeSet<String>>,
     /// The process id namespace in which the scan ran; `None` for the machine's initial process id namespace. The scan
     /// visited only processes in this process id namespace.

@@ -474,7 +474,8 @@ impl Assignment<'_> {
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
-    /// Adds newly assigned addresses to the request's answer and to the workload's record.
+    /// Adds newly assigned addresses to the answer to the request, and to the sticky addresses of the request's
+    /// workload.
     async fn add_new(
         &mut self,
         work: &mut WriteSet<'_>,

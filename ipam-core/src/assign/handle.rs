@@ -113,9 +113,9 @@ impl Ipam {
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. If the calling process is killed during the call, a store in another process may
-    /// still execute the commit. The handle may then hold addresses that no caller knows, and should be released. Two
-    /// concurrent requests must differ in an attribute. Two requests with equal attributes write equal values, so both
-    /// may return the same address if the store's answer to one of them is lost.
+    /// still execute the commit. After the late commit, the handle may hold addresses that no caller knows, and should
+    /// be released. Two concurrent requests must differ in an attribute. Two requests with equal attributes write equal
+    /// values, so both may return the same address if the store's answer to one of them is lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -154,8 +154,8 @@ impl Ipam {
 /// the commit guards the handle.
 ///
 /// If the handle's count for a block differs from the addresses in the block, another writer was interrupted or is
-/// about to write the block. The block is then rewritten and the handle's count corrected, so the commit of a
-/// concurrent writer fails and is retried.
+/// about to write the block. If the counts differ, the block is rewritten and the handle's count is corrected, so the
+/// commit of a concurrent writer fails and is retried.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;

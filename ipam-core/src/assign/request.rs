@@ -73,7 +73,7 @@ pub enum NamespaceLabels {
     #[default]
     Known,
     /// The labels of the container's namespace have not been read yet. If a pool's namespace selector needs the labels,
-    /// the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). The caller must then read
+    /// the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and the caller must read
     /// the labels and repeat the request.
     NotYetRead,
 }
@@ -118,7 +118,7 @@ pub struct PoolDefinition {
     /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list is
     /// empty, all addresses of the pool's network are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
+    /// The index of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
     /// family: from the first pool of the set that has a free address.
     #[serde(default)]
     pub set: usize,

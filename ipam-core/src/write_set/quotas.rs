@@ -34,7 +34,7 @@ pub(super) enum QuotaLimits {
 }
 
 /// For each subject with a quota, the change that a transaction makes to the subject's number of addresses. The changes
-/// are in a list, because few subjects change in one transaction.
+/// are in lists instead of maps, because one transaction changes the numbers of only a few subjects.
 #[derive(Debug)]
 pub(super) struct QuotaChanges {
     quotas: Quotas,
@@ -231,7 +231,7 @@ impl QuotaChanges {
         Ok(())
     }
 
-    /// Keeps the number of a subject's addresses, which the check has found, for [`Self::write`].
+    /// Keeps the number of a subject's addresses, which the quota check has found, for [`Self::write`].
     fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,

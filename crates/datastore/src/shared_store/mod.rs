@@ -3,10 +3,10 @@
 //! calls. The main plugin hands the store over while another program runs.
 //!
 //! Each call has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits until all guards
-//! are dropped and closes the store. The hand-over then waits until the queued processes have had the store, and opens
-//! the store again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches resume after a
-//! hand-over, because the only state of a watch is a revision. A watch ends with an error if a different store is at
-//! the location after the hand-over.
+//! are dropped, and closes the store. After closing the store, the hand-over waits until the queued processes have had
+//! the store, and opens it again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches
+//! resume after a hand-over, because the only state of a watch is a revision. A watch ends with an error if a different
+//! store is at the location after the hand-over.
 //!
 //! The owner of a future may stop polling it without dropping it. Examples are a stream whose client does not read, and
 //! an arm of a `select!` while another arm runs. A future that is returned to a caller must therefore not keep an
@@ -137,7 +137,7 @@ impl SharedStore {
     }
 
     /// Opens the store at this location and returns a handle to the open store. Later calls fail with
-    /// `RevisionRegressed` if a different store is then found at this location.
+    /// `RevisionRegressed` if a different store has replaced the store at this location.
     ///
     /// # Errors
     /// `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
@@ -218,7 +218,7 @@ impl SharedStore {
                 Err(_) => return Err(locked()),
             }
             // If waiting for the store times out, the error names the process that has the store open. Finding out
-            // which process this is takes some time after the deadline.
+            // which process has the store open takes some time after the deadline.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -307,8 +307,8 @@ impl SharedStore {
     }
 
     /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
-    /// announced itself, this method waits at most 20 ms until that process has queued. Callers that waited during the
-    /// previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
+    /// announced itself, the hand-over waits at most 20 ms until that process has queued. Callers that waited during
+    /// the previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
