@@ -20,7 +20,7 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a call could take for
+/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a claim could take for
 /// ever, because an IPv6 pool can have more than 2^64 blocks.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
@@ -37,7 +37,7 @@ pub enum ReleaseIf {
 /// The outcome of a claim of blocks for an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks of the network that the owner has after the call, including blocks that it had before the call.
+    /// The blocks of the network that the owner has after the claim, including blocks that it had before the claim.
     pub claimed: Vec<IpNet>,
     /// The blocks that were not claimed. A block cannot be claimed if it has another owner, if it is ownerless and has
     /// addresses in use, or if it would overlap with a stored block.
@@ -288,11 +288,11 @@ const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside a network, of nodes and of virtual owners, before a pool is deleted or divided. The
-    /// network can be any network, not only that of a pool. The caller should disable the pool first, because a block
-    /// that is claimed during the call may not be released. No address is released.
+    /// network can be any network, not only that of a pool. The caller should disable the pool first, because the
+    /// release can miss a block that is claimed while the release runs. No address is released.
     ///
-    /// In contrast, Calico's function that releases the blocks of a pool does not release blocks of virtual owners, and
-    /// releases blocks in use as with [`ReleaseIf::Any`].
+    /// Calico's function that releases the blocks of a pool ignores blocks of virtual owners, and releases blocks in
+    /// use as with [`ReleaseIf::Any`].
     ///
     /// # Errors
     /// `Malformed` for damaged blocks; all other blocks are released before this error is returned. Any store error;

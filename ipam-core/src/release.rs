@@ -9,9 +9,9 @@
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment, and if the other node cannot
-//! have a container with an equal id. The other node has no container with an equal id if runtimes generated the
-//! container id at random, or if the other node is no longer registered.
+//! attachment only if its handle, network and interface match those of the attachment. The allocation is kept if the
+//! other node may have a container with an equal id. The other node has no container with an equal id if runtimes
+//! generated the container id at random, or if the other node is no longer registered.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The blocks show whether another pod is an owner. The commit guards the blocks
@@ -52,7 +52,7 @@ const MAX_COUNTER_ATTEMPTS: usize = 3;
 /// The outcome of [`Ipam::release_ips`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// The addresses that the call released.
+    /// The addresses that [`Ipam::release_ips`] has released.
     pub released: Vec<IpAddr>,
     /// The requested addresses that had no holder, so that nothing was to be released.
     pub unallocated: Vec<IpAddr>,
@@ -62,8 +62,8 @@ impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
     /// on its node without a recorded interface. If the node was renamed, addresses of the container may be recorded
     /// under the node's former name. Addresses under the former name are released if the container id is one that
-    /// runtimes generate at random, or if the former name is no longer registered. A call succeeds even if there are no
-    /// addresses to release, so it can be repeated.
+    /// runtimes generate at random, or if the former name is no longer registered. The release succeeds even if there
+    /// are no addresses to release, so it can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is
     /// settled first, so that its commit cannot be executed after the release. `old_handles` are the handles that
@@ -150,7 +150,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if the handle does not exist. Any store error; some addresses may have been released before the
-    /// error, and the call can be repeated.
+    /// error, and the release can be repeated.
     #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
@@ -504,8 +504,8 @@ impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. All addresses of the machine are released if
     /// no owner is left and the machine no longer needs them. A machine no longer needs its addresses if it is being
     /// deleted, or if the setting by which machines keep their addresses is off. The commit also releases addresses of
-    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. A call succeeds even if
-    /// there are no addresses to release, so it can be repeated.
+    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. The release succeeds even
+    /// if there are no addresses to release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.

@@ -117,7 +117,7 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
-    /// the call also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
+    /// the prefetch also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
     /// overlapping blocks are not read, because too many requests would be needed.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
@@ -407,7 +407,7 @@ impl WriteSet<'_> {
     }
 
     /// Returns the reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored
-    /// around it. Returns `None` if the block can be created. The call costs one request, or none if
+    /// around it. Returns `None` if the block can be created. The check costs one request, or none if
     /// [`Self::probe_along`] was called for the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
@@ -459,8 +459,8 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The call
-    /// costs one request, or none if the ranges of [`overlaps_of_addresses`] have been read before.
+    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The search
+    /// costs one request, or none if the transaction has already read the ranges of [`overlaps_of_addresses`].
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
             // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.

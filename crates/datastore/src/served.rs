@@ -110,7 +110,7 @@ struct DaemonConnections {
     /// The store's location as text, for error messages.
     name: String,
     socket: PathBuf,
-    /// Maximum duration of a call, counted from when the daemon begins to work on the call.
+    /// Maximum duration of a call to the daemon, counted from when the daemon begins to work on the call.
     within: Duration,
     /// The identity of the store that the daemon served on the first connection.
     store: StoreIdentity,
@@ -118,7 +118,7 @@ struct DaemonConnections {
 }
 
 /// Connects to the daemon of a store. Returns `None` if no daemon serves the store, so that the caller must open the
-/// store itself. `within` is the maximum duration of each call.
+/// store itself. `within` is the maximum duration of each call to the daemon.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
@@ -176,9 +176,9 @@ fn is_broken_off(error: &io::Error) -> bool {
 
 /// The I/O error of a failed call to the daemon, and whether the daemon had begun the call.
 enum FailedCall {
-    /// The call failed before the daemon began it.
+    /// The call to the daemon failed before the daemon began it.
     Before(io::Error),
-    /// The call failed after the daemon had begun it.
+    /// The call to the daemon failed after the daemon had begun it.
     After(io::Error),
 }
 
@@ -311,7 +311,7 @@ impl ServedStore {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
-                // The call of the daemon is retried once, because the daemon may have closed the idle connection or may
+                // The call to the daemon is retried once, because the daemon may have closed the idle connection or may
                 // have been restarted.
                 Err(FailedCall::Before(_) | FailedCall::After(_)) if attempts == 1 => {}
                 Err(FailedCall::Before(error) | FailedCall::After(error)) => {

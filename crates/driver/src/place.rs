@@ -80,7 +80,7 @@ impl ClusterAddress {
     }
 
     /// Returns the URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints with
-    /// and without TLS, has no URL, so the result is a description.
+    /// and without TLS, has no URL, so the result is a description of the cluster's address.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);

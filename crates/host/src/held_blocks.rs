@@ -2,13 +2,13 @@
 //! record, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all blocks of
 //! the cluster.
 //!
-//! For each store and node, the record of held blocks is in a folder of its own. Before an ADD takes an address from
-//! another node's block, the ADD writes a note. A note is an empty file named after the block and the current minute.
-//! Processes need no lock to write notes, because there is one file for each block and minute. An ADD that crashes
-//! leaves at most one unneeded note. A scan writes the blocks in which it found addresses of the node to `held.json`.
-//! After writing `held.json`, the scan removes the notes that are older than the longest possible CNI call. The file
-//! `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong owner or mode.
-//! If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
+//! For each store and node, the record of blocks with the node's addresses is in a folder of its own. Before an ADD
+//! takes an address from another node's block, the ADD writes a note. A note is an empty file named after the block and
+//! the current minute. Processes need no lock to write notes, because there is one file for each block and minute. An
+//! ADD that crashes leaves at most one unneeded note. A scan writes the blocks in which it found addresses of the node
+//! to `held.json`. After writing `held.json`, the scan removes the notes that are older than the longest possible CNI
+//! call. The file `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong
+//! owner or mode. If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};

@@ -110,8 +110,8 @@ pub enum AddressSource {
     New,
     /// A stored block that the node would take over from its present owner; `None` if the block has no owner.
     TakenOver(Option<Owner>),
-    /// A block from which the node would borrow the address. The value is the block's owner; `None` if the block has no
-    /// owner.
+    /// A block from which the node would borrow the address. The field is the owner of the block; `None` if the block
+    /// has no owner.
     Borrowed(Option<Owner>),
 }
 

@@ -337,9 +337,9 @@ impl Ipam {
     /// [`assign`](Self::assign) for each attachment in order, but each changed block is written only once. The answers
     /// are in the order of the requests. The requests of about a hundred attachments fit into one commit.
     ///
-    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. After a failure,
-    /// the caller should call [`assign`](Self::assign) for each attachment separately, which can also free leftover
-    /// addresses of earlier boots.
+    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. If the common
+    /// assignment fails, the caller should call [`assign`](Self::assign) for each attachment separately, which can also
+    /// free leftover addresses of earlier boots.
     ///
     /// # Errors
     /// Any error of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several

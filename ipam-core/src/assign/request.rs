@@ -115,8 +115,8 @@ pub struct PoolDefinition {
     pub name: String,
     /// The network of the pool.
     pub cidr: IpNet,
-    /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list is
-    /// empty, all addresses of the pool's network are assignable.
+    /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list of
+    /// ranges is empty, all addresses of the pool's network are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
     /// The index of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
     /// family: from the first pool of the set that has a free address.
@@ -148,8 +148,8 @@ pub struct AssignRequest {
     /// The attachment that gets the addresses. The attachment's handle and attributes are recorded with each address.
     pub attachment: Attachment,
     /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`. The keys
-    /// of the map are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's
-    /// names; see [`AttributeNames`].
+    /// of the attribute map are Calico's attribute names. For a secondary network, the attributes are recorded under
+    /// Margay's names; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,

@@ -5,9 +5,9 @@
 //! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore have virtual owners,
 //! one owner for each node. Calico's routing ignores the blocks of virtual owners. A node may still own blocks with
 //! addresses of secondary networks, from before Calico used the store. An assignment that searches for free addresses
-//! moves blocks of secondary networks from nodes to virtual owners. The commit changes the block's owner, the
-//! affinities of both owners and the names of the recorded attributes. A block that also has addresses of Calico's
-//! networks is not moved, and its free addresses are not assigned to secondary networks.
+//! moves blocks of secondary networks from nodes to virtual owners. To move a block, the commit changes the block's
+//! owner, the affinities of both owners and the names of the recorded attributes. A block that also has addresses of
+//! Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
 
 use std::net::IpAddr;
 

@@ -51,9 +51,9 @@ pub(super) struct QuotaChanges {
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The change of the number of the subject's addresses that Margay has assigned to attachments.
+    /// By how much the number of the subject's addresses that Margay has assigned to attachments changes.
     own: i64,
-    /// The change of the number of the subject's other addresses. The quota counter may not include the other
+    /// By how much the number of the subject's other addresses changes. The quota counter may not include the other
     /// addresses, because other programs assign addresses without updating it.
     other: i64,
     /// The number of the subject's addresses before this change; set when the check of the quota has succeeded.
@@ -73,8 +73,8 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// Returns the change of the subject's counter. The release of addresses that the counter may not include does not
-    /// lower the counter.
+    /// Returns by how much the transaction changes the subject's quota counter. The release of addresses that the
+    /// counter may not include does not lower the counter.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }

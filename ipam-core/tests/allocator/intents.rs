@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::world::{World, attachment, held, soon};
 
-/// A record of pending commits that is kept in memory.
+/// A list of pending commits that is kept in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     kept: Mutex<BTreeMap<String, (Attachment, Txn)>>,

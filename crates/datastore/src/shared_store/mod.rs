@@ -2,11 +2,11 @@
 //! store over when other processes wait for the store lock. A long reader hands the store over between two of its
 //! calls. The main plugin hands the store over while another program runs.
 //!
-//! Each call has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits until all guards
-//! are dropped, and closes the store. After closing the store, the hand-over waits until the queued processes have had
-//! the store, and opens it again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches
-//! resume after a hand-over, because the only state of a watch is a revision. A watch ends with an error if a different
-//! store is at the location after the hand-over.
+//! Each call of a store method has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits
+//! until all guards are dropped, and closes the store. After closing the store, the hand-over waits until the queued
+//! processes have had the store, and opens it again. Calls that arrive during a hand-over wait until the hand-over has
+//! ended. Watches resume after a hand-over, because the only state of a watch is a revision. A watch ends with an error
+//! if a different store is at the location after the hand-over.
 //!
 //! The owner of a future may stop polling it without dropping it. Examples are a stream whose client does not read, and
 //! an arm of a `select!` while another arm runs. A future that is returned to a caller must therefore not keep an
@@ -355,8 +355,8 @@ impl SharedStore {
         }
     }
 
-    /// Closes the store at the end of a call, if a process waits for the store lock and the store has been open for
-    /// long enough.
+    /// Closes the store at the end of a store call, if a process waits for the store lock and the store has been open
+    /// for long enough.
     async fn yield_now(&self) {
         let (Some(least), Some(open_for)) = (self.shared.holding.yields_after, self.shared.gate.open_for()) else {
             return;
@@ -464,8 +464,8 @@ pub struct SharedStoreOptions {
     /// The deadline for all waits for the store together; with `None`, [`OpenOptions::wait`] limits each wait
     /// separately.
     pub until: Option<Instant>,
-    /// The time that the store must have been open before it is yielded to a waiting process at the end of a call. With
-    /// `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
+    /// The time that the store must have been open before it is yielded to a waiting process at the end of a store
+    /// call. With `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
     /// [`SharedStore::release_store`](SharedStore::release_store) yield the store.
     pub yields_after: Option<Duration>,
     /// Whether a store whose disk is too full for opening it for all purposes is opened for releases of addresses only.
@@ -484,7 +484,7 @@ impl SharedStoreOptions {
         Self { options, until: None, yields_after: None, opens_when_full: false, history: None, observer: Arc::new(()) }
     }
 
-    /// Returns the deadline until which a call that begins now waits for the store.
+    /// Returns the deadline until which a store call that begins now waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
         // If the deadline would overflow the clock, a practically unlimited wait is used.
