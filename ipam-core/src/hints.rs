@@ -6,8 +6,8 @@
 //! effect.
 //!
 //! If all blocks of a pool are claimed, an assignment may have to scan thousands of blocks, and runtimes retry a failed
-//! ADD every few seconds. To save scans of full blocks, they are remembered, each with the revision of its last write.
-//! A full block remains full as long as it has the remembered revision.
+//! ADD every few seconds. To save scans of full blocks, the full blocks are remembered, each with the revision of its
+//! last write. A full block remains full as long as it has the remembered revision.
 
 use std::collections::BTreeMap;
 use std::fmt;

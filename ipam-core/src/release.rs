@@ -366,8 +366,8 @@ struct HandleRelease {
 }
 
 impl HandleRelease {
-    /// Adds the changes to the transaction, and releases empty blocks of pools that no longer select the node. Returns
-    /// the released addresses in ascending order.
+    /// Adds the changes of the release to the transaction, and releases empty blocks of pools that no longer select the
+    /// node. Returns the released addresses in ascending order.
     async fn write(mut self, mut work: WriteSet<'_>, node: &str) -> Result<Vec<IpAddr>> {
         release_unselected_blocks(&mut work, node, &self.emptied).await?;
         work.write().await?;

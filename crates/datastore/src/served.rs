@@ -214,7 +214,7 @@ impl ServedStore {
         }
     }
 
-    /// The name of the store's engine, which errors about invalid requests contain.
+    /// The name of the store's engine, for error messages about invalid requests.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }

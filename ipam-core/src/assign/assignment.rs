@@ -212,8 +212,8 @@ impl Assignment<'_> {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// Returns the second owner of the node's blocks: the node itself if [`Self::owner`] is the virtual owner of its
-    /// secondary networks, or else that virtual owner.
+    /// Returns the second owner of the node's blocks. Blocks of a node can belong to the node itself or to the virtual
+    /// owner of its secondary networks; the second owner is the one that is not [`Self::owner`].
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),

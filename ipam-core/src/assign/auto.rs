@@ -56,8 +56,8 @@ pub(super) struct FamilyAssigner<'a> {
     /// The pools from which addresses may be assigned, in the order in which they are tried.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The second owner of the node's blocks: the node itself if `owner` is the virtual owner of its secondary
-    /// networks, or else that virtual owner.
+    /// The second owner of the node's blocks. Blocks of a node can belong to the node itself or to the virtual owner of
+    /// its secondary networks; `other` is the one that is not `owner`.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
@@ -144,7 +144,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns addresses from the host's own blocks, and completes claims of blocks that another writer left
-    /// unfinished. If the free addresses do not suffice, returns the number of the host's blocks in the pools.
+    /// unfinished. Returns the number of the host's blocks in the pools, or a smaller number if the free addresses of
+    /// the first blocks suffice.
     async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;

@@ -278,8 +278,8 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of a family for which an unused pool of the family is replaced. The commit guards
-/// all blocks of the family, and the store must check each of them.
+/// Maximum number of stored blocks of a family. If a family has more stored blocks, its unused pools are not replaced,
+/// because the commit guards all blocks of the family, and the store must check each of them.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of deleted keys per pool, in addition to its blocks and affinities: the keys of the pool and of its two
 /// reservations.

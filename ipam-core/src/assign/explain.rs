@@ -53,8 +53,8 @@ pub struct Explanation {
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. An error if a
-    /// selector of the pool cannot be parsed.
+    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. The field is an
+    /// error if a selector of the pool cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
     /// The address counts of the pool.
     pub stock: PoolStock,

@@ -370,7 +370,8 @@ impl Ipam {
     }
 
     /// Carries out all assignment requests, using the hints for the network and node of the first request. If pending
-    /// commits are recorded, there is only one request, and the pending commit is recorded for its attachment.
+    /// commits are recorded, `requests` has only one request, and the pending commit is recorded for the attachment of
+    /// this request.
     async fn assign_all(
         &self,
         requests: &[AssignRequest],

@@ -58,10 +58,10 @@ impl RequestedAddresses {
 /// The answer to a request for a specific address that the requesting attachment already holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RepeatPolicy {
-    /// The attachment gets the address again.
+    /// The attachment gets the address that it already holds as the answer to the request.
     #[default]
     SameAnswer,
-    /// The request for the address fails, as in Calico.
+    /// As in Calico, a request for an address that the attachment already holds fails.
     Refused,
 }
 

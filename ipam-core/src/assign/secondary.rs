@@ -57,9 +57,9 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has, and that count
-    /// towards the node's block limit, too. For a secondary network, the function moves blocks of the node to the
-    /// virtual owner if possible, and assigns addresses from the moved blocks.
+    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has. Blocks of the
+    /// second owner also count towards the node's block limit. For a secondary network, the function moves blocks of
+    /// the node to the virtual owner if possible, and assigns addresses from the moved blocks.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,

@@ -47,14 +47,15 @@ pub(super) struct QuotaChanges {
     leaves: bool,
 }
 
-/// The change of the number of addresses of one subject with a quota.
+/// How a transaction changes the number of addresses of one subject with a quota.
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// By how much the number of the subject's addresses that Margay has assigned to attachments changes.
+    /// The increase or decrease of the number of the subject's addresses that Margay has assigned to attachments.
     own: i64,
-    /// By how much the number of the subject's other addresses changes. The quota counter may not include the other
-    /// addresses, because other programs assign addresses without updating it.
+    /// The increase or decrease of the number of the subject's addresses that have no attribute of an attachment. The
+    /// quota counter may lack addresses without an attachment, because other programs assign addresses without updating
+    /// the counter.
     other: i64,
     /// The number of the subject's addresses before this change; set when the check of the quota has succeeded.
     used: Option<u64>,

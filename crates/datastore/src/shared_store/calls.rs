@@ -70,7 +70,7 @@ impl SharedStore {
     /// Checks that the store has room for writes of every purpose, not only for releases of addresses.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room for such writes; any error of opening the store.
+    /// `NoSpace` if there is no room for writes of every purpose; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }

@@ -451,7 +451,8 @@ pub enum YieldAnnouncement {
     No,
 }
 
-/// The wait that replaces a wait so long that the deadline would overflow the clock; no process runs this long.
+/// The maximum wait for the store, which is used if a longer wait would overflow the clock. No process runs for the
+/// whole maximum wait.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
@@ -468,8 +469,8 @@ pub struct SharedStoreOptions {
     /// call. With `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
     /// [`SharedStore::release_store`](SharedStore::release_store) yield the store.
     pub yields_after: Option<Duration>,
-    /// Whether a store whose disk is too full for opening it for all purposes is opened for releases of addresses only.
-    /// Releases of addresses may use disk space that is reserved for them.
+    /// Whether a store on a full disk is opened for releases of addresses only; otherwise, opening it fails. Releases
+    /// of addresses may use disk space that is reserved for them.
     pub opens_when_full: bool,
     /// The limits on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
     /// limits.
