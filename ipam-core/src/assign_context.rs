@@ -149,7 +149,8 @@ async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Ve
     }
 }
 
-/// Decodes the documents of a listing. Documents that cannot be decoded are logged and skipped, as in Calico.
+/// Decodes the documents that a read of a key range has returned. Documents that cannot be decoded are logged and
+/// skipped, as in Calico.
 pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),

@@ -42,8 +42,8 @@ use crate::write_set::{WriteSet, likely_counters};
 /// Maximum number of blocks that one commit of a release changes. Four blocks of the largest usual size have about one
 /// megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
-/// Maximum number of single addresses that one commit releases. Each address can have a handle of its own, which must
-/// be guarded.
+/// Maximum number of single addresses that one commit releases. The commit must guard the handle of each address, and
+/// each address can have a handle of its own.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 /// Number of attempts in which a release lowers the quota counters. Concurrent releases may conflict on the counters
 /// again and again, so later attempts do not lower them.

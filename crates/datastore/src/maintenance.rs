@@ -45,7 +45,7 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
 }
 
 /// Fails if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a store that
-/// is not embedded, this check always succeeds.
+/// is not embedded, the function always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].

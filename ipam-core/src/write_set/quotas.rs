@@ -115,7 +115,7 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Subtracts the numbers of a block's current addresses, before the block is changed.
+    /// Subtracts the numbers of a block's current addresses from the quota changes, before the block is changed.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -254,8 +254,8 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // The quota counter is set to an invalid value. The write makes the commit of a concurrent assignment
-                // that is counting addresses fail, and the assignment counts again.
+                // The quota counter is set to an invalid value. Because of the write, the commit of a concurrent
+                // assignment that is counting addresses fails, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };
