@@ -131,8 +131,9 @@ async fn create(
 }
 
 /// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has. A
-/// stored pool that overlaps with the new pool, or has one of the tried names, is deleted if it is unused: the network
-/// no longer uses it, and none of its addresses is in use. The blocks of a deleted pool are removed from `stored`.
+/// stored pool that overlaps with the new pool, or has one of the tried names, is deleted if it is unused. A pool is
+/// unused if the network no longer uses the pool and none of the pool's addresses is in use. The blocks of a deleted
+/// pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
