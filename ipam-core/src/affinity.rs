@@ -1,10 +1,10 @@
 //! Claims blocks for an owner, releases the blocks of an owner or of a pool, and removes owners that no longer exist.
 //! An owner is a node, or a virtual owner such as Calico's load balancer.
 //!
-//! Each block is claimed or released in one commit, together with its affinity. If a call is interrupted, some blocks
-//! are changed completely and the other blocks not at all. Each commit guards the block and the owner's affinity to the
-//! block; the commit of a claim also guards the pool and the settings. A release of several blocks lists the owner's
-//! affinities without a guard, so it can miss an affinity that is created during the call.
+//! Each block is claimed or released in one commit, together with its affinity. If a claim or release of several blocks
+//! is interrupted, some blocks are changed completely and the other blocks not at all. Each commit guards the block and
+//! the owner's affinity to the block; the commit of a claim also guards the pool and the settings. A release of several
+//! blocks lists the owner's affinities without a guard, so it can miss an affinity that is created during the release.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -20,7 +20,7 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a call could take for
+/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a claim could take for
 /// ever, because an IPv6 pool can have more than 2^64 blocks.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
@@ -37,14 +37,15 @@ pub enum ReleaseIf {
 /// The outcome of a claim of blocks for an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks of the network that the owner has after the call, including blocks that it had before the call.
+    /// The blocks of the network that the owner has after the claim, including blocks that it had before the claim.
     pub claimed: Vec<IpNet>,
-    /// The blocks that were not claimed. A block cannot be claimed if it has another owner, has no owner but addresses
-    /// in use, or would overlap with a stored block.
+    /// The blocks that were not claimed. A block cannot be claimed if it has another owner, if it is ownerless and has
+    /// addresses in use, or if it would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
-/// The outcome of a release of an owner's blocks. Blocks of other owners are in neither of the two lists.
+/// The outcome of a release of an owner's blocks. Neither the released blocks nor the blocks in use include blocks of
+/// other owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
     /// The blocks that the owner had and no longer has.
@@ -161,8 +162,8 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block for an owner. Returns false if the block has another owner, has no owner but addresses in use, or
-    /// would overlap with a stored block.
+    /// Claims a block for an owner. Returns false if the block has another owner, if it is ownerless and has addresses
+    /// in use, or if it would overlap with a stored block.
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -287,11 +288,11 @@ const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside a network, of nodes and of virtual owners, before a pool is deleted or divided. The
-    /// network can be any network, not only that of a pool. The caller should disable the pool first, because a block
-    /// that is claimed during the call may not be released. No address is released.
+    /// network can be any network, not only that of a pool. The caller should disable the pool first, because the
+    /// release can miss a block that is claimed while the release runs. No address is released.
     ///
-    /// The corresponding function of Calico does not release blocks of virtual owners, and releases blocks in use as
-    /// with [`ReleaseIf::Any`].
+    /// Calico's function that releases the blocks of a pool ignores blocks of virtual owners, and releases blocks in
+    /// use as with [`ReleaseIf::Any`].
     ///
     /// # Errors
     /// `Malformed` for damaged blocks; all other blocks are released before this error is returned. Any store error;
@@ -366,8 +367,8 @@ impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
     /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
     /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
-    /// release the addresses of the node's containers by handle. The node's document is not changed. A call that failed
-    /// can be repeated.
+    /// release the addresses of the node's containers by handle. The document of the removed node is not changed. A
+    /// removal that failed can be repeated.
     ///
     /// # Errors
     /// Any error of [`release_all_affinities`](Self::release_all_affinities). If the release of blocks fails, the keys

@@ -18,10 +18,10 @@ const MAX_KEYS_DELETED: usize = 40;
 /// The settings, reservations, pools and node that an assignment uses.
 ///
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
-/// read. No assignment can therefore violate a new rule. Deletions of reservations are not guarded, because an
-/// assignment stays valid when a reservation is deleted. The pool of the assigned addresses is guarded separately. A
-/// commit can check at most 64 pools and at most 64 reservations. If a store has more pools or reservations, they are
-/// not guarded, except the pool of the assigned addresses.
+/// read. An assignment never violates a pool's rule, a reservation or a setting that was added during the assignment.
+/// Deletions of reservations are not guarded, because an assignment stays valid when a reservation is deleted. The pool
+/// of the assigned addresses is guarded separately. A commit can check at most 64 pools and at most 64 reservations. If
+/// a store has more pools or reservations, they are not guarded, except the pool of the assigned addresses.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
@@ -40,7 +40,7 @@ pub(crate) struct AssignContext {
     /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
     /// Calico creates its ClusterInformation document before all others and never deletes it. The commit does not guard
     /// the ClusterInformation document. An assignment that runs just before the ClusterInformation document is created
-    /// may create blocks as in a store without Calico; a later assignment moves such blocks.
+    /// may create blocks as in a store without Calico; a later assignment moves these blocks to a virtual owner.
     pub(crate) beside_calico: bool,
 }
 
@@ -101,7 +101,7 @@ impl AssignContext {
         self.count_reservations();
     }
 
-    /// Allows again the networks that [`Self::keep_off`] excluded.
+    /// Permits assignments again from the networks that [`Self::keep_off`] excluded.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();
@@ -149,7 +149,8 @@ async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Ve
     }
 }
 
-/// Decodes the documents of a listing. Documents that cannot be decoded are logged and skipped, as in Calico.
+/// Decodes the documents that a read of a key range has returned. Documents that cannot be decoded are logged and
+/// skipped, as in Calico.
 pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),

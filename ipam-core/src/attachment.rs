@@ -18,11 +18,11 @@ pub const INTERFACE: &str = "margay.io/ifname";
 /// The allocation attribute that identifies the boot of the host in which the address was assigned. The attribute's
 /// value is the first 8 characters of the boot id.
 ///
-/// The 8 characters are 32 random bits, which are compared only with those of the node's current boot. If an earlier
-/// boot had equal bits, addresses of the earlier boot count as addresses of the current boot. The probability of equal
-/// bits is 1 in 4,294,967,296 at each boot. Addresses of the earlier boot are then kept until the next boot, or until
-/// other evidence shows that they are unused. An address of a running container never counts as an address of an
-/// earlier boot, because the boot id does not change during a boot.
+/// The 8 recorded characters are 32 random bits, which are compared only with the boot id of the node's current boot.
+/// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Addresses
+/// of a boot with equal bits are kept until the next boot, or until other evidence shows that they are unused. The
+/// probability of equal bits is 1 in 4,294,967,296 at each boot. An address of a running container never counts as an
+/// address of an earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
@@ -157,8 +157,8 @@ impl Attachment {
         marked
     }
 
-    /// True if the container's id has 64 hexadecimal digits. Container runtimes generate such ids at random, so no two
-    /// containers have equal ids.
+    /// True if the container's id has 64 hexadecimal digits. Container runtimes generate container ids of 64 digits at
+    /// random, so no two containers have equal ids.
     pub(crate) fn has_unique_id(&self) -> bool {
         self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
     }

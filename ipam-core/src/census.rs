@@ -233,8 +233,8 @@ impl QuotaTally {
         });
     }
 
-    /// Returns the use of every quota that names its subject, and for each other subject with addresses the use of the
-    /// quota for [`Quotas::ANY_OTHER`].
+    /// Returns the use of every quota that names its subject. For each subject that has addresses but no quota of its
+    /// own, returns the use of the quota for [`Quotas::ANY_OTHER`].
     fn finish(mut self) -> Vec<QuotaUse> {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();

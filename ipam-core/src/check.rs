@@ -31,7 +31,8 @@ pub enum Standing {
     /// The attachment may hold the address: the allocation has the attachment's handle or no handle, and none of
     /// Margay's attributes.
     Unmarked,
-    /// Another attachment holds the address, under this handle.
+    /// Another attachment holds the address. The field is the handle under which the other attachment holds the
+    /// address.
     Another(String),
     /// The address has no holder, so the next assignment may assign the address.
     Free,
@@ -45,7 +46,7 @@ pub struct CheckResult {
     /// All addresses that the attachment holds. Addresses that the attachment's handle holds without a recorded
     /// interface are included, unless they are recorded for another node.
     pub held: Vec<IpAddr>,
-    /// The state of each address that the caller passed.
+    /// The state of each address that the runtime named.
     pub standings: Vec<(IpAddr, Standing)>,
 }
 
@@ -150,7 +151,8 @@ pub(crate) struct HeldAddress {
 }
 
 /// Minimum age of an assignment whose timestamp a repeated request updates. The new timestamp keeps garbage collection
-/// from freeing an address that is about to be used. If a runtime retries an ADD within this time, no write is needed.
+/// from freeing an address that is about to be used. If a runtime retries an ADD within [`MIN_RENEWAL_AGE`] after the
+/// assignment, no write is needed.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks

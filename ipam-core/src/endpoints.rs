@@ -159,9 +159,10 @@ pub struct EndpointContext {
 /// The flag `datastoreReady` of Calico's ClusterInformation document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatastoreReadiness {
-    /// The flag is true, so CNI plugins may use the datastore.
+    /// The flag `datastoreReady` is true, so CNI plugins may use the datastore.
     Yes,
-    /// The flag is false or missing. CNI plugins must wait, for example until an upgrade is complete.
+    /// The flag `datastoreReady` is false or missing. CNI plugins must wait, for example until an upgrade of Calico is
+    /// complete.
     No,
 }
 

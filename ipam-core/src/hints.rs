@@ -6,8 +6,8 @@
 //! effect.
 //!
 //! If all blocks of a pool are claimed, an assignment may have to scan thousands of blocks, and runtimes retry a failed
-//! ADD every few seconds. To save scans of full blocks, they are remembered, each with the revision of its last write.
-//! A full block remains full as long as it has the remembered revision.
+//! ADD every few seconds. To save scans of full blocks, the full blocks are remembered, each with the revision of its
+//! last write. A full block remains full as long as it has the remembered revision.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,10 +54,11 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// Adds the networks of pools to those that [`Self::recall_full_pools`] returns.
     fn remember_full_pools(&self, _attachment: &Attachment, _pools: &[IpNet]) {}
 
-    /// Records that a node is about to borrow addresses from blocks of other owners. The allocator calls this method
-    /// before the commit of the assignment. A scan of the node's addresses reads the recorded blocks in addition to the
-    /// node's own blocks. If a record is lost, scans do not see the borrowed addresses until the next scan of all
-    /// blocks. An unnecessary record costs only a read.
+    /// Records that a node is about to borrow addresses from blocks of other owners. The allocator records the
+    /// borrowing before it sends the commit of the assignment. A scan of the node's addresses reads the recorded blocks
+    /// in addition to the node's own blocks. If the record of a borrowed block is lost, scans do not see the borrowed
+    /// addresses until the next scan of all blocks. The record of a block that was not borrowed costs only an
+    /// additional read in each scan.
     fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
 
     /// Returns the remembered blocks of other owners from which a node may have borrowed addresses.

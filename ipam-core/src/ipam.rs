@@ -41,7 +41,7 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// A function that returns the current time. Tests replace the function by a clock of their own.
+/// A function that returns the current time. Tests replace the system clock by a function of their own.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
 /// A function that returns unique ids for new resources. By default, the ids are random UUIDs.

@@ -6,8 +6,8 @@
 //! `kv`.
 //!
 //! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] make decisions about stored documents without any I/O. The functions of these modules get the time,
-//! host names and random numbers as arguments, so every decision is reproducible. [`Ipam`] is the allocator of
+//! [`utilization`] make decisions about stored documents without any I/O. Functions that decide without I/O get the
+//! time, host names and random numbers as arguments, so every decision is reproducible. [`Ipam`] is the allocator of
 //! addresses. Most operations of the allocator are one transaction on a store, which reads documents, decides and
 //! writes. The largest operation is in [`assign`].
 //!

@@ -1,19 +1,19 @@
 //! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome, the
-//! record allows another process to find it out.
+//! record of the commit allows another process to find out the outcome.
 //!
 //! If the store is another process, such as etcd, a commit may be executed after its sender has died. A commit may even
-//! be executed after another process has searched for the commit's effect in vain. The transaction is therefore
-//! recorded before it is sent, and the record is removed once the transaction can no longer be executed. The next
+//! be executed after another process has searched for the commit's effect in vain. A transaction is therefore recorded
+//! before it is sent, and its record is removed once the store can no longer execute the transaction. The next
 //! operation on the same attachment finds the pending commit and sends the recorded transaction again. If the repeated
 //! transaction succeeds, its addresses can be found in the store. If the guards of the repeated transaction fail, the
 //! transaction was executed before, or a guarded key has changed.
 //!
 //! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
-//! affinity and the handle are absent. The three keys may be absent again when a delayed copy of the transaction
-//! arrives. To exclude a delayed execution, the settling process checks the existing keys that the transaction guards.
-//! If all these keys are unchanged, the settling process rewrites one of the keys with an equal value. Each transaction
-//! guards at least one existing key, the pool's document. After the rewrite, the guards of a delayed copy of the
-//! transaction fail.
+//! affinity and the handle are absent. The keys of the block, the affinity and the handle may be absent again when a
+//! delayed copy of the transaction arrives. To exclude a delayed execution, the settling process checks the existing
+//! keys that the transaction guards. If all guarded keys are unchanged, the settling process rewrites one of them with
+//! an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction guards at least one
+//! existing key, that of the pool's document.
 //!
 //! A pending commit belongs to one attachment. If pending commits are recorded, no commit assigns addresses to several
 //! attachments.
@@ -54,14 +54,14 @@ pub struct PendingCommit {
 
 /// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
 /// the machine. Every assignment waits for the methods of this trait, so the methods must be fast and should not write
-/// to a disk. The methods may be slower if an earlier process left a record.
+/// to a disk. The methods may be slower if an earlier process left the record of a pending commit.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
     /// now on. If the recording fails, the caller does not send the transaction.
     ///
     /// # Errors
-    /// Any I/O error by which the transaction is not recorded.
+    /// Any I/O error that prevents recording the transaction.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId>;
 
     /// Removes the record of a pending commit whose outcome is known. If the removal fails, the next operation on the
@@ -72,7 +72,7 @@ pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// be decoded, are ignored. If there are records, the implementation may query the store for its identity.
     ///
     /// # Errors
-    /// Any I/O error by which the pending commits remain unknown. A store error is passed on unchanged.
+    /// Any I/O error that prevents reading the records of the pending commits. A store error is passed on unchanged.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 

@@ -289,8 +289,8 @@ impl PoolBlocks {
         }
     }
 
-    /// Skips blocks that follow the block with index `current`, which was returned last, and that end at or before
-    /// `last`, an address as an integer.
+    /// Skips all blocks after the block with index `current` that end at or before the address `last` (as an integer).
+    /// The block with index `current` is the last returned block.
     fn pass_over(&mut self, current: u128, last: u128) {
         let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
         let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
@@ -404,7 +404,8 @@ mod tests {
         let error = |requested: &[&str]| names(&pools, requested, &[], |_| ()).unwrap_err();
         assert_eq!(error(&["10.9.0.0/16"]), "the given pool (10.9.0.0/16) does not exist, or is not enabled");
         assert_eq!(error(&["10.3.0.0/24"]), "the given pool (10.3.0.0/24) does not exist, or is not enabled");
-        // As in Calico, if no pool is enabled at all, the error says this and does not name the requested pool.
+        // As in Calico, if no pool is enabled at all, the error says that no pool is enabled, and does not name the
+        // requested pool.
         let only_off = &pools[3..4];
         assert_eq!(names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
         assert_eq!(

@@ -9,8 +9,9 @@
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
-//! must be one that runtimes generate at random, or the other node must not be registered any more.
+//! attachment only if its handle, network and interface match those of the attachment. The allocation is kept if the
+//! other node may have a container with an equal id. The other node has no container with an equal id if runtimes
+//! generated the container id at random, or if the other node is no longer registered.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The blocks show whether another pod is an owner. The commit guards the blocks
@@ -41,8 +42,8 @@ use crate::write_set::{WriteSet, likely_counters};
 /// Maximum number of blocks that one commit of a release changes. Four blocks of the largest usual size have about one
 /// megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
-/// Maximum number of single addresses that one commit releases. Each address can have a handle of its own, which must
-/// be guarded.
+/// Maximum number of single addresses that one commit releases. The commit must guard the handle of each address, and
+/// each address can have a handle of its own.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 /// Number of attempts in which a release lowers the quota counters. Concurrent releases may conflict on the counters
 /// again and again, so later attempts do not lower them.
@@ -51,7 +52,7 @@ const MAX_COUNTER_ATTEMPTS: usize = 3;
 /// The outcome of [`Ipam::release_ips`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// The addresses that the call released.
+    /// The addresses that [`Ipam::release_ips`] has released.
     pub released: Vec<IpAddr>,
     /// The requested addresses that had no holder, so that nothing was to be released.
     pub unallocated: Vec<IpAddr>,
@@ -61,8 +62,8 @@ impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
     /// on its node without a recorded interface. If the node was renamed, addresses of the container may be recorded
     /// under the node's former name. Addresses under the former name are released if the container id is one that
-    /// runtimes generate at random, or if the former name is no longer registered. A call succeeds even if there are no
-    /// addresses to release, so it can be repeated.
+    /// runtimes generate at random, or if the former name is no longer registered. The release succeeds even if there
+    /// are no addresses to release, so it can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is
     /// settled first, so that its commit cannot be executed after the release. `old_handles` are the handles that
@@ -149,7 +150,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `NotFound` if the handle does not exist. Any store error; some addresses may have been released before the
-    /// error, and the call can be repeated.
+    /// error, and the release can be repeated.
     #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
@@ -365,8 +366,8 @@ struct HandleRelease {
 }
 
 impl HandleRelease {
-    /// Adds the changes to the transaction, and releases empty blocks of pools that no longer select the node. Returns
-    /// the released addresses in ascending order.
+    /// Adds the changes of the release to the transaction, and releases empty blocks of pools that no longer select the
+    /// node. Returns the released addresses in ascending order.
     async fn write(mut self, mut work: WriteSet<'_>, node: &str) -> Result<Vec<IpAddr>> {
         release_unselected_blocks(&mut work, node, &self.emptied).await?;
         work.write().await?;
@@ -375,7 +376,8 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` requests. Further requests are included if their address equals that of the last request.
+/// Returns the first `most` release requests, and the requests after them that have the same address as the last of the
+/// first `most`.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
@@ -502,8 +504,8 @@ impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. All addresses of the machine are released if
     /// no owner is left and the machine no longer needs them. A machine no longer needs its addresses if it is being
     /// deleted, or if the setting by which machines keep their addresses is off. The commit also releases addresses of
-    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. A call succeeds even if
-    /// there are no addresses to release, so it can be repeated.
+    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. The release succeeds even
+    /// if there are no addresses to release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.

@@ -141,7 +141,7 @@ impl Spans {
         Self(merged)
     }
 
-    /// Returns the parts of the spans from `first` to `last`, both inclusive.
+    /// Returns those parts of the reserved spans that lie between the addresses `first` and `last`, both inclusive.
     fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
         let start = self.0.partition_point(|span| span.1 < first);
         let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);

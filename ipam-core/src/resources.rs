@@ -14,13 +14,14 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
 use crate::write_set::WriteSet;
 
-/// A key for stores with too many pools to guard each of them. Every commit that creates a pool guards and writes the
-/// key, so concurrent creations of pools conflict.
+/// The key that commits guard instead of all pools, in stores with too many pools to guard each of them. In a store
+/// with too many pools, every commit that creates a pool guards and writes the key, so concurrent creations of pools
+/// conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Creates a pool. If a gateway is given, the gateway of a bridged network is reserved in the pool. First, stale
-    /// affinities of a deleted pool are deleted; see [`Self::drop_affinities_beside`].
+    /// Creates a pool. If a gateway is given, the gateway of a bridged network is reserved in the pool. Before the pool
+    /// is created, stale affinities of a deleted pool are deleted; see [`Self::drop_affinities_beside`].
     ///
     /// The commit fails if any pool was created or changed after the pools were read.
     ///

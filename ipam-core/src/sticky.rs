@@ -98,8 +98,8 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
 /// Returns a corrected end of a wait, if the recorded end is too late because the recording machine's clock was ahead.
-/// The corrected end is computed as if the address were released now. Returns `None` if the recorded end needs no
-/// correction.
+/// The corrected end of the wait is computed as if the address were released now. Returns `None` if the recorded end
+/// needs no correction.
 pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
     if entry.handle_id().is_some() {
         return None;

@@ -20,7 +20,8 @@ pub fn rfc3339(at: OffsetDateTime) -> String {
     at.to_offset(UtcOffset::UTC).format(SECONDS).unwrap_or_default()
 }
 
-/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` if the text is no such time.
+/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` if the text is not an RFC 3339
+/// time.
 pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::parse(text, &Rfc3339).ok()
 }
@@ -41,7 +42,7 @@ pub fn whole_milliseconds(at: OffsetDateTime) -> OffsetDateTime {
     at.checked_add(Duration::nanoseconds(up.into())).unwrap_or(at)
 }
 
-/// Parses a time in the format of [`go_string`]. Returns `None` if the text does not have this format.
+/// Parses a time in the format of [`go_string`]; returns `None` if the text has another format.
 pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
     let text = text.strip_suffix(" +0000 UTC")?;
     let format = if text.contains('.') { GO_FRACTION } else { GO_SECONDS };
@@ -64,8 +65,8 @@ pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
     (now - then).max(Duration::ZERO)
 }
 
-/// Returns the number of nanoseconds since 1970; 0 for an earlier time. A block's sequence numbers start at this
-/// number, as in Calico.
+/// Returns the number of nanoseconds since 1970; 0 for an earlier time. As in Calico, the sequence numbers of a new
+/// block start at the current time in nanoseconds since 1970.
 pub fn unix_nanos(at: OffsetDateTime) -> u64 {
     u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
 }

@@ -42,7 +42,7 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Creates a reader that fails after this deadline.
+    /// Creates a reader whose reads fail after the deadline.
     pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
     }
@@ -72,9 +72,9 @@ pub fn in_time(deadline: Deadline) -> kv::Result<()> {
 pub enum Holding {
     /// The address has no holder.
     Free,
-    /// The address was released and is in cooldown; the entry may describe the former holder.
+    /// The address was released and is in cooldown; the block entry may describe the former holder.
     InCooldown(Attribute),
-    /// The address is held; the entry describes the holder.
+    /// The address is held; the block entry describes the holder.
     Held(Attribute),
 }
 

@@ -156,7 +156,7 @@ impl Ipam {
     /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
     /// a handle. The update names the expected owners; if the address has another owner, nothing is changed. The active
     /// and the alternate owner are changed in one commit. If the attributes are already as requested, nothing is
-    /// written, so the call can be repeated.
+    /// written, so the update can be repeated.
     ///
     /// The new attributes replace all existing attributes of the owner, including `node` and Margay's attributes
     /// (`margay.io/...`), so the caller must pass the attributes to keep. The handle, the sequence number and other

@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::model::{Block, Document, StickyRecord, keys};
 use crate::sticky::STICKY;
 
-/// Reads and guards the record of a workload. A missing or damaged record is returned as an empty record.
+/// Reads and guards the sticky record of a workload, which lists its sticky addresses. A missing or damaged sticky
+/// record is returned as an empty record.
 pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
     let key = keys::sticky(name);
     let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
@@ -18,7 +19,7 @@ pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecor
     }))
 }
 
-/// Writes the record of a workload, or deletes it if the record is empty.
+/// Writes the sticky record of a workload, or deletes the stored record if the new record is empty.
 pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> Result<()> {
     let key = keys::sticky(name);
     if record.addresses.is_empty() {
@@ -29,7 +30,7 @@ pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> 
     Ok(())
 }
 
-/// Removes an address from a workload's record, because the workload no longer keeps the address.
+/// Removes an address from a workload's sticky record, because the workload no longer keeps the address.
 pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
     let mut record = read_record(tx, name).await?;
     if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }

@@ -13,11 +13,11 @@
 //!
 //! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
 //! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
-//! created after the check. Assignments from existing blocks do not conflict with this guard, because they create no
-//! blocks. Calico checks only the key of the block that it creates, so Calico can create overlapping blocks, as could
-//! Margay's first version. An assignment therefore also checks whether the existing block that it uses overlaps with
-//! another block. The check of an existing block has no guard, since Calico could create an overlapping block at any
-//! time.
+//! created after the check. Assignments from existing blocks create no blocks, so they do not conflict with the guard
+//! against overlapping blocks. Calico checks only the key of the block that it creates, so Calico can create
+//! overlapping blocks, as could Margay's first version. An assignment therefore also checks whether the existing block
+//! that it uses overlaps with another block. The check of an existing block has no guard, since Calico could create an
+//! overlapping block at any time.
 
 mod quotas;
 
@@ -45,7 +45,7 @@ pub const BLOCKS_PER_READ: usize = 16;
 /// The blocks, handles and affinities that one transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction, which callers may also use to read and write other keys.
+    /// The transaction of this write set. Callers may use the transaction to read and write keys of other documents.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
@@ -55,7 +55,8 @@ pub struct WriteSet<'t> {
     /// For each changed block, the handles of its held addresses before the first change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
     /// Blocks with an address whose recorded release time is too far in the future. The release time is set to now in
-    /// the copy of the block in memory. Until a commit writes the copy, the address stays in cooldown.
+    /// the copy of the block in memory. Until a commit writes the corrected release time, the stored address stays in
+    /// cooldown.
     misdated: Vec<IpNet>,
     /// For each block whose key was read without the value, the revision of its last write; `None` if the block does
     /// not exist.
@@ -73,7 +74,7 @@ pub struct WriteSet<'t> {
     around: Option<(IpNet, Vec<Range>)>,
 }
 
-/// The result of reading a block, in which a damaged block is not an error.
+/// The result of reading a block; a damaged block is a result and not an error.
 #[derive(Debug)]
 pub enum BlockSlot<'w> {
     /// No value is stored under the block's key.
@@ -116,7 +117,7 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
-    /// the call also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
+    /// the prefetch also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
     /// overlapping blocks are not read, because too many requests would be needed.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
@@ -358,7 +359,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Returns the new count of a handle for a block. The stored count is `counted`.
+    /// Returns the new count of a handle for a block whose stored count is `counted`.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -406,7 +407,7 @@ impl WriteSet<'_> {
     }
 
     /// Returns the reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored
-    /// around it. Returns `None` if the block can be created. The call costs one request, or none if
+    /// around it. Returns `None` if the block can be created. The check costs one request, or none if
     /// [`Self::probe_along`] was called for the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
@@ -442,8 +443,8 @@ impl WriteSet<'_> {
         block.is_some_and(|block| block.is_empty() && block.owner().is_none())
     }
 
-    /// Returns the key ranges that a commit can guard in order to cover all blocks that may overlap with a block.
-    /// Returns `None` if the ranges contain too many keys.
+    /// Returns the key ranges that a commit can guard in order to cover all blocks that may overlap with the block
+    /// `cidr`. Returns `None` if the ranges contain too many keys.
     async fn guardable(&mut self, cidr: IpNet, place: usize, cover: Cover) -> Result<Option<Vec<Range>>> {
         if self.has_few_keys(&cover.coarse).await? {
             return Ok(Some(cover.coarse));
@@ -458,8 +459,8 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The call
-    /// costs one request, or none if the ranges of [`overlaps_of_addresses`] have been read before.
+    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The search
+    /// costs one request, or none if the transaction has already read the ranges of [`overlaps_of_addresses`].
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
             // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.
@@ -473,8 +474,8 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Returns the revisions of blocks like [`Self::probe`]. In addition, the request reads the key ranges that
-    /// [`Self::obstacle`] needs for the first few blocks.
+    /// Returns the revisions of blocks like [`Self::probe`]. The request that reads the revisions also reads the key
+    /// ranges that [`Self::obstacle`] needs for the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         // Neighboring blocks share key ranges. For blocks that are scattered over a pool, more key ranges are needed,
         // so the ranges of fewer blocks fit into one request.
@@ -487,10 +488,10 @@ impl WriteSet<'_> {
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
-    /// Returns the networks in a pool in which no block can be created, because a stored block overlaps. For a stored
-    /// block that is smaller than the pool's block size, the result has the pool's possible block around the stored
-    /// block. For a larger stored block, the result has the stored block itself. The keys of all blocks of the family
-    /// are read without a guard.
+    /// Returns the networks in a pool in which no block can be created, because a stored block overlaps with the
+    /// network. For a stored block that is smaller than the pool's block size, the result has the pool's possible block
+    /// around the stored block. For a larger stored block, the result has the stored block itself. The keys of all
+    /// blocks of the family are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

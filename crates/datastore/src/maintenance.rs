@@ -45,7 +45,7 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
 }
 
 /// Fails if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a store that
-/// is not embedded, this check always succeeds.
+/// is not embedded, the function always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].
@@ -121,7 +121,7 @@ impl StoreStaging {
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller must create the replacement store. No store exists at this location yet.
+    /// The location at which the caller must create the replacement store. No store exists in the staging folder yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }

@@ -13,9 +13,9 @@ pub struct NetConfStore {
     pub datastore_path: String,
     /// `etcd_endpoints`: the endpoint URLs of etcd, separated by commas.
     pub etcd_endpoints: String,
-    /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An empty
-    /// endpoint setting comes from a template without a value. A NetConf with an empty endpoint setting is still for a
-    /// cluster, and must never select a separate store on each host.
+    /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An endpoint
+    /// setting is empty if the NetConf was made from a template without a value for the endpoints. A NetConf with an
+    /// empty endpoint setting is still for a cluster, and must never select a separate store on each host.
     pub has_endpoints: bool,
     /// `etcd_discovery_srv`: the domain whose SRV records list the etcd endpoints.
     pub etcd_discovery_srv: String,

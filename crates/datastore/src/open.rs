@@ -20,7 +20,8 @@ use crate::maintenance::open_here;
 use crate::served::{self, ServedStore};
 use crate::shared_store::{MIN_HOLD_DURATION, SharedStore, SharedStoreOptions};
 
-/// An open store. While an embedded store is open here, no other process can open it, so close it as soon as possible.
+/// An open store. While this process has an embedded store open, no other process can open it, so close it as soon as
+/// possible.
 #[derive(Debug)]
 pub struct OpenStore {
     opened: OpenKind,
@@ -51,7 +52,7 @@ impl OpenStore {
     }
 
     /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster without a raised
-    /// alarm. While a daemon has the store open, this check is skipped.
+    /// alarm. The check for room is skipped while a daemon has the store open.
     ///
     /// # Errors
     /// `NoSpace` if there is no room for a commit; `Io` if the disk cannot be written to; `Corrupt` if the cluster has
@@ -155,7 +156,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // With this sharing mode, all waits of this process for the store together take at most `wait`.
+        // With `Sharing::OnRequest`, all waits of this process for the store together take at most `wait`.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };

@@ -40,8 +40,8 @@ pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains this text, so a client
-/// never uses a daemon that has other credentials.
+/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains the description, so a
+/// client never uses a daemon that has other credentials.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -96,8 +96,8 @@ const MAX_IDLE_CONNECTIONS: usize = 16;
 /// A store that a daemon keeps open, and to which this process sends its calls. Clones of a `ServedStore` share their
 /// connections to the daemon.
 ///
-/// Each call has one of the connections for itself. Dropping the future of a call closes its connection. The daemon
-/// then starts no work for this call.
+/// Each call of the store uses a connection that no other call uses at the time. Dropping the future of a call closes
+/// the call's connection, and the daemon starts no work for a call whose connection is closed.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     shared: Arc<DaemonConnections>,
@@ -110,15 +110,15 @@ struct DaemonConnections {
     /// The store's location as text, for error messages.
     name: String,
     socket: PathBuf,
-    /// Maximum duration of a call, counted from when the daemon begins to work on the call.
+    /// Maximum duration of a call to the daemon, counted from when the daemon begins to work on the call.
     within: Duration,
     /// The identity of the store that the daemon served on the first connection.
     store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
-/// Connects to the daemon of a store. Returns `None` if no daemon serves the store; then the caller must open the store
-/// itself. `within` is the maximum duration of each call.
+/// Connects to the daemon of a store. Returns `None` if no daemon serves the store, so that the caller must open the
+/// store itself. `within` is the maximum duration of each call to the daemon.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
@@ -176,15 +176,15 @@ fn is_broken_off(error: &io::Error) -> bool {
 
 /// The I/O error of a failed call to the daemon, and whether the daemon had begun the call.
 enum FailedCall {
-    /// The call failed before the daemon began it.
+    /// The call to the daemon failed before the daemon began it.
     Before(io::Error),
-    /// The call failed after the daemon had begun it.
+    /// The call to the daemon failed after the daemon had begun it.
     After(io::Error),
 }
 
 impl ServedStore {
-    /// Returns a handle for writes that release addresses. On a full disk, these writes may use the space that is
-    /// reserved for releases.
+    /// Returns a handle for writes that release addresses. On a full disk, writes that release addresses may use the
+    /// reserved disk space.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
@@ -214,7 +214,7 @@ impl ServedStore {
         }
     }
 
-    /// The name of the store's engine, which errors about invalid requests contain.
+    /// The name of the store's engine, for error messages about invalid requests.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }
@@ -268,7 +268,8 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
-        // The daemon knows the time limit of the call from the request, and normally answers before this timeout.
+        // The daemon knows the time limit of the call from the request, and normally answers before the timeout of the
+        // client.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
             Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),
@@ -310,8 +311,8 @@ impl ServedStore {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
-                // The call is retried once, because the daemon may have closed the idle connection or may have been
-                // restarted.
+                // The call to the daemon is retried once, because the daemon may have closed the idle connection or may
+                // have been restarted.
                 Err(FailedCall::Before(_) | FailedCall::After(_)) if attempts == 1 => {}
                 Err(FailedCall::Before(error) | FailedCall::After(error)) => {
                     return Err(self.error(ErrorKind::NotSent, operation).with_source(error));

@@ -79,8 +79,8 @@ pub struct DriverFacts {
 }
 
 impl DriverFacts {
-    /// Creates the facts for a driver with this name and scope, with default values: 8 writes in flight, and 16,384
-    /// keys in a turn.
+    /// Creates the facts for a driver with this name and scope, with default values: 8 large transactions sent
+    /// concurrently, and 16,384 keys that a long reader reads in one turn.
     pub const fn new(name: &'static str, scope: Scope) -> Self {
         Self { name, datastore_type: name, scope, writes_in_flight: 8, keys_in_a_turn: 16_384 }
     }

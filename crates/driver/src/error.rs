@@ -88,7 +88,7 @@ pub enum ConfigError {
     /// The given string should be a store URL, but is not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
-        /// The given string, if it is an absolute path.
+        /// The string that was given instead of a URL, if it is an absolute path.
         path: Option<String>,
     },
     /// No driver of the program has the scheme of the given URL.

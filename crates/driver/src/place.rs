@@ -79,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// Returns the URL of the cluster, which begins with the driver's name. There is no URL for an SRV domain, or for a
-    /// mix of endpoints with and without TLS; the result is then a description.
+    /// Returns the URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints with
+    /// and without TLS, has no URL, so the result is a description of the cluster's address.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);

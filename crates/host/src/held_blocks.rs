@@ -2,13 +2,13 @@
 //! record, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all blocks of
 //! the cluster.
 //!
-//! Each store and node has a separate folder for its record. Before an ADD takes an address from another node's block,
-//! the ADD writes a note. A note is an empty file named after the block and the current minute. Processes need no lock
-//! to write notes, because there is one file for each block and minute. A crash leaves at most one unneeded note. A
-//! scan writes the blocks in which it found addresses of the node to `held.json`. The scan then removes the notes that
-//! are older than the longest possible CNI call. The file `held.json` counts as missing if the file is damaged, was
-//! written in another boot, or has the wrong owner or mode. If `held.json` is missing, the next scan reads all blocks
-//! and restores the record.
+//! For each store and node, the record of blocks with the node's addresses is in a folder of its own. Before an ADD
+//! takes an address from another node's block, the ADD writes a note. A note is an empty file named after the block and
+//! the current minute. Processes need no lock to write notes, because there is one file for each block and minute. An
+//! ADD that crashes leaves at most one unneeded note. A scan writes the blocks in which it found addresses of the node
+//! to `held.json`. After writing `held.json`, the scan removes the notes that are older than the longest possible CNI
+//! call. The file `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong
+//! owner or mode. If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age at which a scan removes a note file. An ADD always commits or fails long before its note reaches this
-/// age.
+/// Minimum age at which a scan removes a note file. An ADD always commits or fails long before its note file reaches
+/// the minimum age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
 /// Maximum size of `held.json`, in bytes. The record for the blocks of one node is far smaller than this limit.
@@ -73,8 +73,8 @@ pub struct BlockNotes {
 }
 
 impl HeldBlocks {
-    /// Returns the record of a store and a node below a base folder such as `/run/margay`. Creates neither files nor
-    /// folders.
+    /// Returns the record of the blocks of a store in which a node holds addresses, below a base folder such as
+    /// `/run/margay`. Creates neither files nor folders.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -124,8 +124,8 @@ impl HeldBlocks {
         notes
     }
 
-    /// Loads the record that the last scan in this boot has saved. Returns `None` if there is no such record, or if
-    /// another user could have written the file.
+    /// Loads `held.json`, which the last scan in this boot has saved. Returns `None` if the file is missing or damaged,
+    /// is of another boot, or could have been written by another user.
     pub fn load(&self, boot_id: &str) -> Option<ScanRecord> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE_NAME)).ok()?;
@@ -147,10 +147,11 @@ impl HeldBlocks {
         is_ours.then_some(stored.held)
     }
 
-    /// Saves the result of a scan, and then removes the note files that were already too old when `notes` was listed.
+    /// Saves the result of a scan in `held.json`, and then removes the note files that were already too old when
+    /// `notes` was listed.
     ///
     /// # Errors
-    /// Any error of writing the record. After an error, no notes are removed.
+    /// Any error of writing `held.json`. After an error, no notes are removed.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };

@@ -54,9 +54,9 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 
 /// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
 /// higher process id than its parent, and `/proc` is listed in ascending order. A round of a scan therefore also visits
-/// children that start meanwhile. A namespace that is handed from process to process can only escape a round if process
-/// ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further rounds follow
-/// while new namespaces are found.
+/// child processes that start during the round. A namespace that is handed from process to process can only escape a
+/// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further
+/// rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
 /// How long a scan keeps starting rounds while rounds still find new namespaces. On a machine that starts many
 /// containers, almost every round finds new namespaces.
@@ -96,8 +96,8 @@ pub struct NetnsScan {
     /// The addresses of all interfaces in all network namespaces.
     pub addresses: BTreeSet<IpAddr>,
     /// The names of all network namespaces, as returned by [`network_namespace`], but without the slash and the inode
-    /// after it. `None` if this process cannot find out the name of a network namespace, because a security module
-    /// denies access to all processes in that namespace.
+    /// of the process id namespace. `None` if this process cannot find out the name of a network namespace, because a
+    /// security module denies access to all processes in that namespace.
     pub namespaces: Option<BTreeSet<String>>,
     /// The process id namespace in which the scan ran; `None` for the machine's initial process id namespace. The scan
     /// visited only processes in this process id namespace.
@@ -136,8 +136,8 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
 /// process's process id namespace, or `None` for the machine's initial process id namespace.
 ///
 /// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
-/// inside a container with its own user namespace belong to that user namespace. Entering a namespace from outside of
-/// the container fails, and the scan reports the failure.
+/// inside a container with its own user namespace belong to that user namespace. A scan in the container cannot enter
+/// namespaces that were created outside of the container, and reports the failure.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -268,8 +268,8 @@ impl NetnsSearch {
         match fs::read(&list) {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
-                    // A mounted network namespace still exists if another mount covers its mount point, so that no path
-                    // leads to it.
+                    // A mounted network namespace exists even if another mount covers its mount point, so that no path
+                    // leads to the namespace.
                     self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
                     self.visit_namespace(mounted.inode, &thread.join("root").join(below_root));

@@ -28,7 +28,7 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// The NDP option "target link-layer address" of a neighbour advertisement.
 const TARGET_MAC: u8 = 2;
-/// How long after its deadline a probe still reads packets that have arrived before.
+/// How long after its deadline a probe still reads packets that arrived before the deadline.
 const READ_GRACE: Duration = Duration::from_millis(10);
 
 /// The result of probing one address.
@@ -132,8 +132,8 @@ struct Probe {
     own: Mac,
     /// The Ethernet frame that the probe sends.
     frame: Vec<u8>,
-    /// The socket that sends the frame; for IPv6, there is a second socket that receives the answers. `None` if the
-    /// probe has failed, or if it needs no packets.
+    /// The socket that sends the frame; for IPv6, there is a second socket that receives the answers. The field is
+    /// `None` if the probe has failed, or if it needs no packets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }

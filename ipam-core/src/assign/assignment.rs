@@ -212,8 +212,8 @@ impl Assignment<'_> {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// Returns the second owner of the node's blocks: the node itself if [`Self::owner`] is the virtual owner of its
-    /// secondary networks, or else that virtual owner.
+    /// Returns the second owner of the node's blocks. Blocks of a node can belong to the node itself or to the virtual
+    /// owner of its secondary networks; the second owner is the one that is not [`Self::owner`].
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -474,7 +474,8 @@ impl Assignment<'_> {
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
-    /// Adds newly assigned addresses to the request's answer and to the workload's record.
+    /// Adds newly assigned addresses to the answer to the request, and to the sticky addresses of the request's
+    /// workload.
     async fn add_new(
         &mut self,
         work: &mut WriteSet<'_>,

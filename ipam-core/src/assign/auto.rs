@@ -28,8 +28,8 @@ use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 /// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that has just
 /// claimed a block may be about to use the block.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// Maximum number of a host's blocks that are read in one request. If a host has more blocks, the revisions of their
-/// last writes are queried first, which costs one more round trip.
+/// Maximum number of a host's blocks whose values are read in one round trip. If a host has more blocks, the revisions
+/// of their last writes are queried first, which costs an additional round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
 /// Maximum number of stored blocks that are searched for an empty block, once a block with an address to borrow is
 /// known.
@@ -56,8 +56,8 @@ pub(super) struct FamilyAssigner<'a> {
     /// The pools from which addresses may be assigned, in the order in which they are tried.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The second owner of the node's blocks: the node itself if `owner` is the virtual owner of its secondary
-    /// networks, or else that virtual owner.
+    /// The second owner of the node's blocks. Blocks of a node can belong to the node itself or to the virtual owner of
+    /// its secondary networks; `other` is the one that is not `owner`.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
@@ -144,7 +144,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns addresses from the host's own blocks, and completes claims of blocks that another writer left
-    /// unfinished. If the free addresses do not suffice, returns the number of the host's blocks in the pools.
+    /// unfinished. Returns the number of the host's blocks in the pools, or a smaller number if the free addresses of
+    /// the first blocks suffice.
     async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
@@ -203,7 +204,7 @@ impl FamilyAssigner<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// Completes or deletes the host's affinity to a block. Returns true if the host then owns the block, so that
+    /// Completes or deletes the host's affinity to a block. Returns true if the host owns the block afterwards, so that
     /// addresses may be assigned from the block. A stale affinity is deleted, and an unconfirmed affinity is confirmed.
     /// A missing block is created if its size equals the pool's block size and it overlaps with no stored block;
     /// otherwise the affinity is deleted.
@@ -529,10 +530,10 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
-/// The order in which a host searches for a block that is not stored yet, in chunks of one round trip. The first chunk
-/// of blocks begins at the host's start block. In a large pool, the next chunks are scattered over the whole pool,
-/// because claimed blocks form long runs of consecutive blocks. The remaining blocks of the pool follow in ascending
-/// order.
+/// The order in which a host searches for a block that is not stored yet. Blocks are searched in chunks, each in one
+/// round trip. The first chunk of blocks begins at the host's start block. In a large pool, the next chunks are
+/// scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. The remaining blocks of
+/// the pool follow in ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,

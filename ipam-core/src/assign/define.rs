@@ -7,12 +7,12 @@
 //! only the addresses outside all these ranges. An assignment for a network uses only addresses in the network's own
 //! ranges.
 //!
-//! An assignment finds the defined pool by its subnet. If the stored pool with the defined name has another subnet, a
-//! new pool is created. The new pool replaces the stored pool if the network no longer uses the stored pool and none of
-//! its addresses is in use. If the stored pool cannot be replaced, the new pool gets a numbered name. The commit that
-//! creates the new pool also deletes the replaced pool with its blocks, affinities and reservations. The commit that
-//! replaces a pool guards the pool and its reservations, and fails if a block of the family was created or changed
-//! after the read.
+//! An assignment finds the stored pool of a definition by the defined subnet. If the stored pool with the defined name
+//! has another subnet, a new pool is created. The new pool replaces the stored pool if the network no longer uses the
+//! stored pool and none of the pool's addresses is in use. If the stored pool cannot be replaced, the new pool gets a
+//! numbered name. The commit that creates the new pool also deletes the replaced pool with its blocks, affinities and
+//! reservations. The commit that replaces a pool guards the pool and its reservations, and fails if a block of the
+//! family was created or changed after the read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -46,7 +46,7 @@ pub fn reservation_name(pool: &str) -> String {
     format!("margay-range-{pool}")
 }
 
-/// Ensures that the pool of a definition and the reservation for the pool exist, and returns the pool's name.
+/// Ensures that the pool of a pool definition and the reservation for the pool exist, and returns the pool's name.
 ///
 /// The commit guards the pool and the reservation, and fails if any other pool or reservation was created or changed
 /// after the read.
@@ -67,7 +67,7 @@ pub(super) async fn prepare(
     Ok(name)
 }
 
-/// Finds the stored pool that a definition describes.
+/// Finds the stored pool that a pool definition describes.
 pub(super) fn pool_of<'s>(context: &'s AssignContext, definition: &PoolDefinition) -> Option<&'s Pool> {
     let family = Family::of_net(definition.cidr);
     context.pools.iter().find(|pool| match definition.free_of {
@@ -131,8 +131,9 @@ async fn create(
 }
 
 /// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has. A
-/// pool that overlaps with the new pool, or has one of the tried names, is deleted if the network no longer uses it and
-/// none of its addresses is in use. The blocks of a deleted pool are removed from `stored`.
+/// stored pool that overlaps with the new pool, or has one of the tried names, is deleted if it is unused. A pool is
+/// unused if the network no longer uses the pool and none of the pool's addresses is in use. The blocks of a deleted
+/// pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -157,7 +158,8 @@ async fn name_for(
             }
             continue;
         }
-        // The store may have a damaged pool document of this name, which is not in `context.pools`.
+        // The store may have a damaged pool document with the tried name. Damaged pool documents are not in
+        // `context.pools`.
         if work.tx.get(&keys::resource(ResourceKind::IpPool, &name)).await?.is_none() {
             return Ok(name);
         }
@@ -277,8 +279,8 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of a family for which an unused pool of the family is replaced. The commit guards
-/// all blocks of the family, and the store must check each of them.
+/// Maximum number of stored blocks of a family. If a family has more stored blocks, its unused pools are not replaced,
+/// because the commit guards all blocks of the family, and the store must check each of them.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of deleted keys per pool, in addition to its blocks and affinities: the keys of the pool and of its two
 /// reservations.

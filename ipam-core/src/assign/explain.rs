@@ -53,8 +53,8 @@ pub struct Explanation {
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. An error if a
-    /// selector of the pool cannot be parsed.
+    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. The field is an
+    /// error if a selector of the pool cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
     /// The address counts of the pool.
     pub stock: PoolStock,
@@ -110,8 +110,8 @@ pub enum AddressSource {
     New,
     /// A stored block that the node would take over from its present owner; `None` if the block has no owner.
     TakenOver(Option<Owner>),
-    /// A block from which the node would borrow the address. The value is the block's owner; `None` if the block has no
-    /// owner.
+    /// A block from which the node would borrow the address. The field is the owner of the block; `None` if the block
+    /// has no owner.
     Borrowed(Option<Owner>),
 }
 

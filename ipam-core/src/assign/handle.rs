@@ -106,16 +106,16 @@ impl HandleRequest {
 }
 
 impl Ipam {
-    /// Assigns free or specific addresses to a handle, from the blocks of a node or of a virtual owner. Each call
+    /// Assigns free or specific addresses to a handle, from the blocks of a node or of a virtual owner. Each request
     /// assigns additional addresses, even if the handle already holds addresses.
     /// [`HandleRequest::with_most_per_family`] limits the number of addresses that the handle may hold. The attributes
     /// of the request are recorded unchanged.
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
-    /// records no pending commit. If the calling process is killed during the call, a store in another process may
-    /// still execute the commit. The handle may then hold addresses that no caller knows, and should be released. Two
-    /// concurrent requests must differ in an attribute. Two requests with equal attributes write equal values, so both
-    /// may return the same address if the store's answer to one of them is lost.
+    /// records no pending commit. If the calling process is killed during the assignment, a store in another process
+    /// may still execute the commit. If the caller was killed, the handle should be released, because it may hold
+    /// addresses that no process knows. Two concurrent requests must differ in an attribute. Two requests with equal
+    /// attributes write equal values, so both may return the same address if the store's answer to one of them is lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -154,8 +154,8 @@ impl Ipam {
 /// the commit guards the handle.
 ///
 /// If the handle's count for a block differs from the addresses in the block, another writer was interrupted or is
-/// about to write the block. The block is then rewritten and the handle's count corrected, so the commit of a
-/// concurrent writer fails and is retried.
+/// about to write the block. The function rewrites a block with a wrong count and corrects the handle's count, so the
+/// commit of a concurrent writer fails and is retried.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;

@@ -52,8 +52,8 @@ const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 /// Findings of one attempt at an assignment that the next attempt needs.
 #[derive(Debug, Default)]
 struct AttemptFindings {
-    /// The blocks from which the attempt assigned addresses, followed by the blocks that were used before, most recent
-    /// first.
+    /// The blocks from which the attempt assigned addresses, followed by the blocks that earlier assignments used, most
+    /// recent first.
     used: Vec<IpNet>,
     /// Blocks with an address whose recorded release time is too far in the future.
     misdated: Vec<IpNet>,
@@ -110,8 +110,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The evidence must be gathered after the leftovers were listed. An attachment that gets an address while the
-        // evidence is gathered is then not in the list of leftovers.
+        // The evidence of live attachments must be gathered after the leftovers were listed. Because the leftovers are
+        // listed first, an attachment that gets an address while the evidence is gathered is not in the list.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -176,7 +176,8 @@ impl Ipam {
         let given = wanted.these.iter().take(MAX_ADDRESSES_READ_AHEAD);
         for ip in given {
             keys.extend(hints::possible_blocks(*ip).into_iter().map(keys::block));
-            // The usual block size is assumed here; a new block of another size costs one more request later.
+            // The prefetch assumes that a new block has the default block size; a new block of another size costs an
+            // additional request.
             let family = Family::of(*ip);
             if let Some(usual) = family.network(*ip, default_block_size(family)) {
                 named.extend(covers_of_overlaps(usual, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse));
@@ -195,7 +196,8 @@ impl Ipam {
         Ok(context)
     }
 
-    /// Carries out all requests in one transaction, one after the other. All attachments must be on one node.
+    /// Carries out all assignment requests in one transaction, one after the other. All attachments must be on one
+    /// node.
     async fn assign_in(
         &self,
         tx: &mut Transaction,
@@ -335,9 +337,9 @@ impl Ipam {
     /// [`assign`](Self::assign) for each attachment in order, but each changed block is written only once. The answers
     /// are in the order of the requests. The requests of about a hundred attachments fit into one commit.
     ///
-    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. The caller should
-    /// then call [`assign`](Self::assign) for each attachment separately, which can also free leftover addresses of
-    /// earlier boots.
+    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. If the common
+    /// assignment fails, the caller should call [`assign`](Self::assign) for each attachment separately, which can also
+    /// free leftover addresses of earlier boots.
     ///
     /// # Errors
     /// Any error of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several
@@ -367,8 +369,9 @@ impl Ipam {
         Ok(self.assign_all(requests, &mut AttemptFindings::default(), deadline).await?.answers)
     }
 
-    /// Carries out all requests, using the hints for the network and node of the first request. If pending commits are
-    /// recorded, there is only one request, and the pending commit is recorded for its attachment.
+    /// Carries out all assignment requests, using the hints for the network and node of the first request. If pending
+    /// commits are recorded, `requests` has only one request, and the pending commit is recorded for the attachment of
+    /// this request.
     async fn assign_all(
         &self,
         requests: &[AssignRequest],

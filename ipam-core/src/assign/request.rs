@@ -58,10 +58,10 @@ impl RequestedAddresses {
 /// The answer to a request for a specific address that the requesting attachment already holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RepeatPolicy {
-    /// The attachment gets the address again.
+    /// The attachment gets the address that it already holds as the answer to the request.
     #[default]
     SameAnswer,
-    /// The request for the address fails, as in Calico.
+    /// As in Calico, a request for an address that the attachment already holds fails.
     Refused,
 }
 
@@ -73,7 +73,7 @@ pub enum NamespaceLabels {
     #[default]
     Known,
     /// The labels of the container's namespace have not been read yet. If a pool's namespace selector needs the labels,
-    /// the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). The caller must then read
+    /// the assignment fails with [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and the caller must read
     /// the labels and repeat the request.
     NotYetRead,
 }
@@ -115,10 +115,10 @@ pub struct PoolDefinition {
     pub name: String,
     /// The network of the pool.
     pub cidr: IpNet,
-    /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list is
-    /// empty, all addresses of the pool's network are assignable.
+    /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list of
+    /// ranges is empty, all addresses of the pool's network are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
+    /// The index of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
     /// family: from the first pool of the set that has a free address.
     #[serde(default)]
     pub set: usize,
@@ -148,8 +148,8 @@ pub struct AssignRequest {
     /// The attachment that gets the addresses. The attachment's handle and attributes are recorded with each address.
     pub attachment: Attachment,
     /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`. The keys
-    /// of the map are Calico's attribute names. For a secondary network, the attributes are recorded under Margay's
-    /// names; see [`AttributeNames`].
+    /// of the attribute map are Calico's attribute names. For a secondary network, the attributes are recorded under
+    /// Margay's names; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,

@@ -1,6 +1,6 @@
 //! Assigns the sticky addresses that a workload keeps; see [`crate::sticky`].
 //!
-//! The commit guards the workload's record, and the block of each sticky address that it assigns or releases.
+//! The commit guards the workload's sticky record, and the block of each sticky address that it assigns or releases.
 
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ pub(super) struct WorkloadAddresses {
     elsewhere: Vec<Family>,
 }
 
-/// The state of a sticky address that a workload's record lists.
+/// The state of a sticky address that a workload's sticky record lists.
 enum StickyState {
     /// The address waits for the workload to start again.
     Waits,
@@ -50,8 +50,8 @@ enum StickyState {
 }
 
 impl WorkloadAddresses {
-    /// Reads the record of the request's workload; returns `None` if the request names no workload. `plain` is the
-    /// block entry for addresses that the workload does not keep.
+    /// Reads the sticky record of the request's workload; returns `None` if the request names no workload. `plain` is
+    /// the block entry for addresses that the workload does not keep.
     pub(super) async fn read(
         work: &mut WriteSet<'_>,
         request: &AssignRequest,
@@ -139,8 +139,8 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // If the record names no network for an address, another network of the workload may use the address,
-                // so the address stays in the record.
+                // If the sticky record names no network for an address, another network of the workload may use the
+                // address, so the address stays in the sticky record.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // The pool of the address may be disabled only temporarily, so the address continues to wait for the
@@ -212,7 +212,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Adds newly assigned addresses of a family to the workload's record, as sticky addresses.
+    /// Adds newly assigned addresses of a family to the workload's sticky record.
     pub(super) fn keep_new(&mut self, family: Family, new: &[(IpAddr, IpNet)]) {
         let Some(kept) = self.kept.as_mut().filter(|kept| !kept.elsewhere.contains(&family)) else { return };
         let attachment = &self.request.attachment;

@@ -33,7 +33,7 @@ pub(super) enum QuotaLimits {
 }
 
 /// For each subject with a quota, the change that a transaction makes to the subject's number of addresses. The changes
-/// are in a list, because few subjects change in one transaction.
+/// are in lists instead of maps, because one transaction changes the numbers of only a few subjects.
 #[derive(Debug)]
 pub(super) struct QuotaChanges {
     quotas: Quotas,
@@ -46,14 +46,15 @@ pub(super) struct QuotaChanges {
     leaves: bool,
 }
 
-/// The change of the number of addresses of one subject with a quota.
+/// How a transaction changes the number of addresses of one subject with a quota.
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The change of the number of the subject's addresses that Margay has assigned to attachments.
+    /// The increase or decrease of the number of the subject's addresses that Margay has assigned to attachments.
     own: i64,
-    /// The change of the number of the subject's other addresses. The quota counter may not include the other
-    /// addresses, because other programs assign addresses without updating it.
+    /// The increase or decrease of the number of the subject's addresses that have no attribute of an attachment. The
+    /// quota counter may lack addresses without an attachment, because other programs assign addresses without updating
+    /// the counter.
     other: i64,
     /// The number of the subject's addresses before this change; set when the check of the quota has succeeded.
     used: Option<u64>,
@@ -72,8 +73,8 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// Returns the change of the subject's counter. The release of addresses that the counter may not include does not
-    /// lower the counter.
+    /// Returns by how much the transaction changes the subject's quota counter. The release of addresses that the
+    /// counter may not include does not lower the counter.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }
@@ -113,7 +114,7 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Subtracts the numbers of a block's current addresses, before the block is changed.
+    /// Subtracts the numbers of a block's current addresses from the quota changes, before the block is changed.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -230,7 +231,7 @@ impl QuotaChanges {
         Ok(())
     }
 
-    /// Keeps the number of a subject's addresses, which the check has found, for [`Self::write`].
+    /// Keeps the number of a subject's addresses, which the quota check has found, for [`Self::write`].
     fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,
@@ -252,8 +253,8 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // The quota counter is set to an invalid value. The write makes the commit of a concurrent assignment
-                // that is counting addresses fail, and the assignment counts again.
+                // The quota counter is set to an invalid value. Because of the write, the commit of a concurrent
+                // assignment that is counting addresses fails, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };

@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A test world, and the holders that its addresses must have according to all answers so far.
+/// A test world, and the holders that its addresses must have according to all answers of the allocator so far.
 struct Life {
     world: World,
     held: BTreeMap<String, (&'static str, IpAddr)>,

@@ -30,7 +30,8 @@ fn refusal(explained: Explanation) -> Error {
     }
 }
 
-/// Asserts that the next assignment gets the predicted address, and returns the address's source.
+/// Asserts that the next assignment gets the predicted address, and returns the kind of block that contains the
+/// address.
 async fn next(world: &World, node: &str, container: &str) -> AddressSource {
     let explained = explain(world, node, &[]).await;
     let PredictedOutcome::Given { address, .. } = explained.outcome else { panic!("{explained:?}") };

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::world::{World, attachment, held, soon};
 
-/// A record of pending commits that is kept in memory.
+/// A list of pending commits that is kept in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     kept: Mutex<BTreeMap<String, (Attachment, Txn)>>,
@@ -226,8 +226,9 @@ async fn note_does_no_harm_when_its_guards_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn note_stays_while_its_commit_could_come_again() {
-    // Each case lists the faults of the commit and of its repetition, and the number of pending commits that stay
-    // recorded. If the guards of a repeated commit fail, the first commit or another writer may have changed the keys.
+    // Each test case lists the store faults for the commit and for its repetition, and the number of pending commits
+    // that stay recorded. If the guards of a repeated commit fail, the first commit or another writer may have changed
+    // the keys.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),

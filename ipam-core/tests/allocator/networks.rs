@@ -379,7 +379,7 @@ async fn network_gateway_of_ipv6_may_lie_outside_subnet() {
         let refused = world.assign(&request).await;
         assert!(matches!(refused, Err(Error::Bridge(BridgeError::BadGateway { .. }))), "{bad} {refused:?}");
     }
-    // The test also covers a network that names its pool, and a network with two pools.
+    // A network that names its pool, and a network with two pools, can have a gateway outside the subnet.
     let mut named = AssignRequest::new(attachment("a", "d1"), RequestedAddresses::any(0, 1));
     world.add_pool("six", "fd06::/64").await;
     named.v6_pools = vec!["six".into()];

@@ -368,8 +368,8 @@ async fn quota_is_never_exceeded_under_churn_with_faults() {
     let quiet = with_shop(LIMIT).await;
     let start = quiet.store.list(Range::All).await.unwrap().revision;
     let world = faulty(&quiet);
-    // In the first round, every caller requests an address before any caller releases an address, so that some callers
-    // are refused.
+    // In the first round of assignments, every caller requests an address before any caller releases an address, so
+    // that some callers are refused.
     let asked = Arc::new(Barrier::new(9));
     let callers = (0..9).map(|caller| {
         let (world, asked) = (world.clone(), Arc::clone(&asked));

@@ -350,7 +350,7 @@ async fn sticky_address_costs_no_round_trip() {
     let hints = Arc::<Memory>::default();
     let (ipam, counting) = counted(&world, &hints);
     let add = |container: &str| request("a", container, "w");
-    // The workload's block must not be the most recently used block.
+    // After 70 more assignments, the most recently used block is not the block with the workload's address.
     let own = ipam.assign(&add("c1"), soon()).await.unwrap();
     for number in 0..70 {
         let other = AssignRequest::new(attachment("a", &format!("o{number}")), RequestedAddresses::any(1, 0));

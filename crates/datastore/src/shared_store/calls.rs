@@ -1,5 +1,5 @@
-//! Implements the reads, writes and watches of a shared store. Each call runs in its own task, and keeps the store open
-//! while the task runs. A watch can resume after a hand-over, because its only state is a revision.
+//! Implements the reads, writes and watches of a shared store. Each read or write runs in its own task, and keeps the
+//! store open while the task runs. A watch can resume after a hand-over, because its only state is a revision.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -37,7 +37,7 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // The error of a call whose task panicked, or whose runtime is shutting down.
+        // The error of a read or write whose task panicked, or whose runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
@@ -70,7 +70,7 @@ impl SharedStore {
     /// Checks that the store has room for writes of every purpose, not only for releases of addresses.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room for such writes; any error of opening the store.
+    /// `NoSpace` if there is no room for writes of every purpose; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }

@@ -26,7 +26,8 @@ pub(super) struct StoreGate {
 struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
     users: usize,
-    /// True while a task closes or opens the store. While this flag is set, no new use of the store can begin.
+    /// True while a task closes or opens the store. While a task closes or opens the store, no new use of the store can
+    /// begin.
     is_turning: bool,
     /// True once the store is closed permanently.
     has_ended: bool,
@@ -69,7 +70,7 @@ impl StoreGate {
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
-    /// Begins a use of the store if the store is open; returns the reason if it is not.
+    /// Begins a use of the store if the store is open; returns the reason if the store is not open.
     pub(super) fn enter(self: &Arc<Self>) -> GateStatus {
         let mut found = GateStatus::Closed;
         self.state.send_if_modified(|state| {
@@ -96,8 +97,8 @@ impl StoreGate {
                 GateStatus::Turning => {}
                 found => return found,
             }
-            // The first attempt is repeated after subscribing, because a state change before the subscription would be
-            // missed.
+            // The first attempt to use the store is repeated after subscribing to the gate's state, because a state
+            // change before the subscription would be missed.
             match &mut changes {
                 None => changes = Some(self.state.subscribe()),
                 // Waiting for a state change cannot fail, because the sender exists as long as the gate.

@@ -2,11 +2,11 @@
 //! store over when other processes wait for the store lock. A long reader hands the store over between two of its
 //! calls. The main plugin hands the store over while another program runs.
 //!
-//! Each call has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits until all guards
-//! are dropped and closes the store. The hand-over then waits until the queued processes have had the store, and opens
-//! the store again. Calls that arrive during a hand-over wait until the hand-over has ended. Watches resume after a
-//! hand-over, because the only state of a watch is a revision. A watch ends with an error if a different store is at
-//! the location after the hand-over.
+//! Each call of a store method has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits
+//! until all guards are dropped, and closes the store. After closing the store, the hand-over waits until the queued
+//! processes have had the store, and opens it again. Calls that arrive during a hand-over wait until the hand-over has
+//! ended. Watches resume after a hand-over, because the only state of a watch is a revision. A watch ends with an error
+//! if a different store is at the location after the hand-over.
 //!
 //! The owner of a future may stop polling it without dropping it. Examples are a stream whose client does not read, and
 //! an arm of a `select!` while another arm runs. A future that is returned to a caller must therefore not keep an
@@ -137,7 +137,7 @@ impl SharedStore {
     }
 
     /// Opens the store at this location and returns a handle to the open store. Later calls fail with
-    /// `RevisionRegressed` if a different store is then found at this location.
+    /// `RevisionRegressed` if a different store has replaced the store at this location.
     ///
     /// # Errors
     /// `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
@@ -221,7 +221,7 @@ impl SharedStore {
                 Err(_) => return Err(locked()),
             }
             // If waiting for the store times out, the error names the process that has the store open. Finding out
-            // which process this is takes some time after the deadline.
+            // which process has the store open takes some time after the deadline.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -313,8 +313,8 @@ impl SharedStore {
     }
 
     /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
-    /// announced itself, this method waits at most 20 ms until that process has queued. Callers that waited during the
-    /// previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
+    /// announced itself, the hand-over waits at most 20 ms until that process has queued. Callers that waited during
+    /// the previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -361,8 +361,8 @@ impl SharedStore {
         }
     }
 
-    /// Closes the store at the end of a call, if a process waits for the store lock and the store has been open for
-    /// long enough.
+    /// Closes the store at the end of a store call, if a process waits for the store lock and the store has been open
+    /// for long enough.
     async fn yield_now(&self) {
         let (Some(least), Some(open_for)) = (self.shared.holding.yields_after, self.shared.gate.open_for()) else {
             return;
@@ -457,7 +457,8 @@ pub enum YieldAnnouncement {
     No,
 }
 
-/// The wait that replaces a wait so long that the deadline would overflow the clock; no process runs this long.
+/// The maximum wait for the store, which is used if a longer wait would overflow the clock. No process runs for the
+/// whole maximum wait.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
@@ -470,12 +471,12 @@ pub struct SharedStoreOptions {
     /// The deadline for all waits for the store together; with `None`, [`OpenOptions::wait`] limits each wait
     /// separately.
     pub until: Option<Instant>,
-    /// The time that the store must have been open before it is yielded to a waiting process at the end of a call. With
-    /// `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
+    /// The time that the store must have been open before it is yielded to a waiting process at the end of a store
+    /// call. With `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
     /// [`SharedStore::release_store`](SharedStore::release_store) yield the store.
     pub yields_after: Option<Duration>,
-    /// Whether a store whose disk is too full for opening it for all purposes is opened for releases of addresses only.
-    /// Releases of addresses may use disk space that is reserved for them.
+    /// Whether a store on a full disk is opened for releases of addresses only; otherwise, opening it fails. Releases
+    /// of addresses may use disk space that is reserved for them.
     pub opens_when_full: bool,
     /// The limits on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
     /// limits.
@@ -490,7 +491,7 @@ impl SharedStoreOptions {
         Self { options, until: None, yields_after: None, opens_when_full: false, history: None, observer: Arc::new(()) }
     }
 
-    /// Returns the deadline until which a call that begins now waits for the store.
+    /// Returns the deadline until which a store call that begins now waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
         // If the deadline would overflow the clock, a practically unlimited wait is used.

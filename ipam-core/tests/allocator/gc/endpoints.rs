@@ -84,8 +84,8 @@ async fn endpoint_stays_while_container_may_live() {
     }
     let host_local: IpAddr = "192.0.2.1".parse().unwrap();
     store(&world, "alone", "eth0", &[given[0]]).await;
-    // The freed attachment of container `other` is in another network. The endpoint of this container therefore has
-    // neither the attachment's interface nor its address.
+    // The freed attachment of container `other` is in another network. The endpoint of container `other` has neither
+    // the interface nor the address of the freed attachment.
     store(&world, "other", "eth0", &[host_local]).await;
     store(&world, "several", "eth0", &[given[2]]).await;
     // The endpoint of container `live` also has an address outside all pools, which is still in use.
