@@ -209,6 +209,17 @@ impl EtcdCluster {
         }
     }
 
+    /// Returns the quota of each member in bytes, as its metrics report it.
+    ///
+    /// # Errors
+    /// `Closed`; the error of looking up the members.
+    pub(crate) async fn quotas(&self, operation: Operation, deadline: Instant) -> Result<Vec<Option<u64>>> {
+        self.check_open(operation)?;
+        let members = self.members.current(operation, deadline).await?;
+        let endpoints = (0..members.count()).filter_map(|place| members.get(place));
+        Ok(futures::future::join_all(endpoints.map(|endpoint| endpoint.quota())).await)
+    }
+
     /// Sends a request to every member at the same time, and returns each member's URL with its answer.
     ///
     /// # Errors

@@ -172,10 +172,40 @@ impl EtcdStore {
         } else if is_raised("alarm:CORRUPT") {
             (ErrorKind::Corrupt, CORRUPT_ADVICE)
         } else {
+            self.warn_when_filled(&answer, deadline).await;
             return Ok(());
         };
         let endpoints = self.cluster.endpoints(Operation::Open, deadline).await?.join(",");
         Err(Error::new(kind, Operation::Open, format!("{STORE_NAME} {endpoints}")).with_detail(advice))
+    }
+}
+
+/// The quota of etcd if it is started without `--quota-backend-bytes`.
+const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
+/// The share of the quota in use, in percent, above which a check of the alarms logs a warning.
+const MAX_PERCENT_IN_USE: u64 = 60;
+
+impl EtcdStore {
+    /// Logs a warning if much of the quota is in use. If etcd does not report its quota, asks for it only when the
+    /// database would have used much of the default quota, since the metrics of a member have some 100 KB.
+    async fn warn_when_filled(&self, answer: &StatusResponse, deadline: tokio::time::Instant) {
+        let about = describe(answer, Vec::new());
+        let percent = |quota: u64| about.db_bytes_in_use.saturating_mul(100) / quota.max(1);
+        let quota = match about.db_quota_bytes {
+            Some(quota) => quota,
+            None if percent(DEFAULT_QUOTA_BYTES) <= MAX_PERCENT_IN_USE => return,
+            None => {
+                let quotas = self.cluster.quotas(Operation::Open, deadline).await.unwrap_or_default();
+                quotas.into_iter().flatten().min().unwrap_or(DEFAULT_QUOTA_BYTES)
+            }
+        };
+        if percent(quota) > MAX_PERCENT_IN_USE {
+            tracing::warn!(
+                in_use = about.db_bytes_in_use,
+                quota,
+                "more than 60 % of etcd's quota is in use; etcd refuses changes at 100 %: see margay etcd status"
+            );
+        }
     }
 }
 
@@ -195,13 +225,25 @@ impl ClusterStore for EtcdStore {
 
     async fn members(&self) -> Result<Vec<MemberReport>> {
         let work = |connection: Connection| async move { connection.client().status().await };
-        let answers = self.cluster.call_each(Operation::Range, self.cluster.deadline(), work).await?;
+        let deadline = self.cluster.deadline();
+        let answers = self.cluster.call_each(Operation::Range, deadline, work).await?;
         let endpoints: Vec<String> = answers.iter().map(|(endpoint, _)| endpoint.clone()).collect();
-        let report = |(endpoint, answer): (String, Result<StatusResponse>)| MemberReport {
-            endpoint,
-            description: answer.map(|answer| describe(&answer, endpoints.clone())),
-        };
-        Ok(answers.into_iter().map(report).collect())
+        let mut reports: Vec<MemberReport> = answers
+            .into_iter()
+            .map(|(endpoint, answer)| MemberReport {
+                endpoint,
+                description: answer.map(|answer| describe(&answer, endpoints.clone())),
+            })
+            .collect();
+        if reports.iter().flat_map(|report| &report.description).any(|about| about.db_quota_bytes.is_none()) {
+            let quotas = self.cluster.quotas(Operation::Range, deadline).await?;
+            for (report, quota) in reports.iter_mut().zip(quotas) {
+                if let Ok(about) = &mut report.description {
+                    about.db_quota_bytes = about.db_quota_bytes.or(quota);
+                }
+            }
+        }
+        Ok(reports)
     }
 }
 

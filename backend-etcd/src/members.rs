@@ -20,6 +20,7 @@ use crate::address::{Address, TlsUse, Transport};
 use crate::discovery::resolve_members;
 use crate::error::{STORE_NAME, says_no_login_needed};
 use crate::options::{Credentials, Discovery, Options};
+use crate::quota::read_quota;
 use crate::tls::{FileStamps, LoadedTls, Tls};
 
 /// The known members of a cluster, and the settings for finding them.
@@ -424,6 +425,12 @@ impl Endpoint {
         let kv = client.kv_client().max_decoding_message_size(MAX_ANSWER_BYTES);
         let watch = client.watch_client().max_decoding_message_size(MAX_ANSWER_BYTES);
         Ok(Connection(Arc::new(MemberClients { client, kv, watch })))
+    }
+
+    /// Returns the quota of the member in bytes, as its metrics report it.
+    pub(crate) async fn quota(&self) -> Option<u64> {
+        let channel = self.connect_settings.channel(&self.address, self.connect_settings.loaded.as_ref()).ok()?;
+        read_quota(&self.address, channel).await
     }
 
     /// Returns true if a user and a password are configured, with which the login token can be renewed.

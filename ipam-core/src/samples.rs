@@ -114,6 +114,26 @@ impl Samples {
         }
     }
 
+    /// Adds the size, the quota and the number of alarms of a member of a cluster.
+    pub fn of_member(&mut self, endpoint: &str, bytes: u64, bytes_in_use: u64, quota_bytes: u64, alarms: usize) {
+        for (name, help, value) in [
+            ("margay_member_database_bytes", "Size of a cluster member's database file in bytes.", bytes as f64),
+            (
+                "margay_member_database_in_use_bytes",
+                "Bytes in use in a cluster member's database.",
+                bytes_in_use as f64,
+            ),
+            (
+                "margay_member_database_quota_bytes",
+                "Size at which a cluster member refuses writes.",
+                quota_bytes as f64,
+            ),
+            ("margay_member_alarms", "Number of alarms that a cluster member reports.", alarms as f64),
+        ] {
+            self.add(name, help, vec![("member", endpoint.to_owned())], value);
+        }
+    }
+
     fn of_pool(&mut self, pool: &PoolCensus) {
         let labels = || vec![("pool", pool.pool.name().to_owned()), ("cidr", pool.pool.cidr().to_string())];
         let count = |wanted| pool.blocks.iter().map(|block| block.count(wanted)).sum::<usize>() as f64;

@@ -11,10 +11,12 @@ use std::time::{Duration, SystemTime};
 use ipam_core::attachment::TIMESTAMP;
 use ipam_core::model::{Block, Document, keys};
 use ipam_core::samples::oldest_revision;
-use ipam_core::timestamps::parse_go_string;
+use ipam_core::timestamps::{parse_go_string, rfc3339};
 use kv::{Compare, Content, ErrorKind, Kv, Op, Range, RangeRequest, Result, Revision, Store, StoreExt, Txn};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
+
+use crate::inspect::{Code, Finding, Subject};
 
 /// The key that guards compactions: `compactRevKey` of kube-apiserver. The value is the revision of the last
 /// compaction, as decimal text.
@@ -128,6 +130,63 @@ impl CompactionMark {
             at: now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         })
     }
+}
+
+/// The size of a member of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSize {
+    /// The member's endpoint.
+    pub endpoint: String,
+    /// The number of bytes in use in the member's database file.
+    pub bytes_in_use: u64,
+    /// The database size at which the member refuses writes, in bytes.
+    pub quota_bytes: u64,
+    /// The problems that the member reports, for example a raised alarm.
+    pub problems: Vec<String>,
+}
+
+/// The share of the quota, in percent, above which [`Code::QuotaNearlyUsed`] is reported.
+const MAX_PERCENT_IN_USE: u64 = 60;
+/// The share of the quota, in percent, above which [`Code::NobodyCompacts`] is reported.
+const MAX_PERCENT_UNCOMPACTED: u64 = 10;
+/// The age of the oldest readable revision above which [`Code::NobodyCompacts`] is reported.
+const MAX_HISTORY_AGE: time::Duration = time::Duration::DAY;
+
+/// Finds alarms, members whose quota is nearly used up, and a history that nobody deletes.
+///
+/// If no member has used much of its quota, sends no request.
+///
+/// # Errors
+/// Any store error.
+pub async fn find_in_cluster(
+    store: &dyn Store,
+    newest: Revision,
+    members: &[MemberSize],
+    now: OffsetDateTime,
+) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    let percent = |member: &MemberSize| member.bytes_in_use.saturating_mul(100) / member.quota_bytes.max(1);
+    for member in members {
+        let subject = || Subject::Member(member.endpoint.clone());
+        findings.extend(member.problems.iter().map(|problem| Finding::new(Code::ClusterAlarm, subject(), problem)));
+        if percent(member) > MAX_PERCENT_IN_USE {
+            let used = format!("{} % of the quota of {} MiB", percent(member), member.quota_bytes >> 20);
+            findings.push(Finding::new(Code::QuotaNearlyUsed, subject(), format!("{used} are in use")));
+        }
+    }
+    if members.iter().any(|member| percent(member) > MAX_PERCENT_UNCOMPACTED) {
+        let oldest = oldest_revision(store, newest).await?;
+        let time = match time_after(store, oldest).await {
+            // Another program has deleted this part of the history meanwhile.
+            Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => None,
+            time => time?,
+        };
+        if let Some(time) = time.filter(|time| now - *time > MAX_HISTORY_AGE) {
+            let since = format!("revision {oldest} is still readable, and was written before {}", rfc3339(time));
+            findings.push(Finding::new(Code::NobodyCompacts, Subject::History, since));
+        }
+    }
+    Ok(findings)
 }
 
 /// Maximum number of versions of a block that [`time_after`] reads.

@@ -8,6 +8,7 @@ use clap::Args;
 use ipam_core::samples::{Samples, oldest_revision};
 use kv::Deadline;
 
+use super::etcd::sample_members;
 use super::show;
 use crate::command::{CommandAnswer, READ_ALL_TIMEOUT, StoreCommand};
 use crate::error::CommandResult;
@@ -88,6 +89,9 @@ impl StoreCommand for Metrics {
             .await?;
         if let Some(census) = counted {
             show::forecast_census(at, &census).await?.pools.iter().for_each(|pool| pool.sample(&mut samples));
+        }
+        if self.cluster && at.location.is_shared() {
+            sample_members(at, &mut samples).await?;
         }
         let text = samples.text();
         match &self.file {

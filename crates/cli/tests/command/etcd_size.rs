@@ -1,12 +1,15 @@
 //! Tests the commands about the size and the history of an etcd cluster on a real etcd.
 
-use std::fs;
 use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use etcd_client::{AlarmAction, AlarmType, Client, Compare, CompareOp, Txn, TxnOp};
 use serde_json::{Value, json};
+use testkit::certificates::Certificates;
 
-use crate::common::{Done, margay};
+use crate::common::{Done, PATIENCE, margay};
 use crate::support::Etcd;
 
 /// An etcd, and a node on which `margay` keeps its notes.
@@ -171,4 +174,74 @@ fn etcd_plan_grows_with_changes_and_block_size() {
     // An etcd 3.4.23 grew by 20,582 bytes with each change of a block of /26 with 60 pods.
     assert!((18_000..24_000).contains(&bytes(0)), "{}", bytes(0));
     assert!(bytes(3) < bytes(2) && bytes(2) < bytes(0));
+}
+
+#[test]
+fn etcd_quota_is_read_from_metrics() {
+    let quota = ["--quota-backend-bytes=33554432".to_owned()];
+    let certificates = Certificates::make().unwrap();
+    let plain = Etcd::start_with("http", &quota).unwrap();
+    let tls = certificates.etcd(&quota).unwrap();
+    for etcd in [&plain, &tls] {
+        let store = etcd.url().replace("http", "etcd").replace("etcds:", "etcd+https:");
+        let notes = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+        command.args(["--store", &store, "etcd", "status", "-o", "json", "--notes"]).arg(notes.path());
+        let output = command.env_clear().env("ETCD_CA_CERT_FILE", certificates.path("authority.pem")).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        let member = &report["members"][0];
+        assert_eq!(
+            (&member["quota_bytes"], &member["quota_is_assumed"]),
+            (&json!(33_554_432), &json!(false)),
+            "{store}"
+        );
+    }
+}
+
+#[test]
+fn etcd_check_warns_before_quota_is_used_up() {
+    let etcd = Etcd::start_with("http", &["--quota-backend-bytes=33554432".to_owned()]).unwrap();
+    let store = etcd.url().replace("http:", "etcd:");
+    let check = || {
+        let args = ["--store", &store, "--cni-conf-dir", "/nowhere", "ipam", "check", "-o", "json"];
+        let done = margay(args);
+        let report: Value = serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{done:?}"));
+        let findings = report["findings"].as_array().unwrap();
+        let codes = findings.iter().map(|finding| finding["code"].as_str().unwrap().to_owned());
+        codes.filter(|code| code.starts_with("CLU")).collect::<Vec<_>>()
+    };
+    // etcd counts pages, and frees the pages of deleted history, some time after a change.
+    let until = |expected: &[&str]| {
+        let end = Instant::now() + PATIENCE;
+        while check() != expected {
+            assert!(Instant::now() < end, "{:?} instead of {expected:?}", check());
+            thread::sleep(Duration::from_millis(100));
+            // etcd counts its pages again only with the next change.
+            with_client(&etcd, async |mut client| client.put("/y", "", None).await.unwrap());
+        }
+    };
+    let block = |time: &str| {
+        let holder = json!({"handle_id": "net.c1", "secondary": {"node": "node1", "timestamp": time}});
+        json!({"cidr": "10.65.0.0/30", "affinity": "host:node1", "allocations": [0, null, null, null],
+            "unallocated": [1, 2, 3], "attributes": [holder], "sequenceNumber": 1,
+            "sequenceNumberForAllocation": {"0": 1}, "deleted": false})
+    };
+    let key = "/calico/ipam/v2/assignment/ipv4/block/10.65.0.0-30";
+    let write = |mebibytes: usize, time: &str| {
+        with_client(&etcd, async |mut client| {
+            client.put(key, block(time).to_string(), None).await.unwrap();
+            for _ in 0..mebibytes {
+                client.put("/x", vec![b'x'; 1 << 20], None).await.unwrap();
+            }
+        });
+    };
+    write(1, "2020-01-01 00:00:00 +0000 UTC");
+    assert_eq!(check(), [""; 0], "little is used");
+    write(5, "2020-01-02 00:00:00 +0000 UTC");
+    until(&["CLU-03"]);
+    write(15, "2020-01-03 00:00:00 +0000 UTC");
+    until(&["CLU-02", "CLU-03"]);
+    let node = Node::new(&etcd);
+    assert_eq!(node.margay("etcd compact --keep 0s -o json").json()["outcome"], json!("compacted"));
+    until(&[]);
 }

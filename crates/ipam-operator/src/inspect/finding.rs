@@ -36,6 +36,10 @@ pub enum Subject {
     Workload(String),
     /// The finding concerns a key of the store.
     Key(String),
+    /// The finding concerns the member of an etcd cluster with this endpoint.
+    Member(String),
+    /// The finding concerns the history of a cluster's store.
+    History,
 }
 
 impl fmt::Display for Subject {
@@ -52,6 +56,8 @@ impl fmt::Display for Subject {
             Self::Endpoint(namespace, name) => write!(f, "endpoint {namespace}/{name}"),
             Self::Workload(name) => write!(f, "workload {name}"),
             Self::Key(key) => write!(f, "key {key}"),
+            Self::Member(endpoint) => write!(f, "member {endpoint}"),
+            Self::History => f.write_str("history"),
         }
     }
 }
@@ -342,6 +348,12 @@ codes! {
         "restore the configuration from a backup, or delete its key to use the defaults", "";
     ContradictoryConfig = "CFG-02", Problem, "Settings of the IPAM configuration contradict each other.",
         "correct the settings with: margay ipam configure", "";
+    ClusterAlarm = "CLU-01", Problem, "An etcd member has raised an alarm, so that etcd refuses changes.",
+        "for NOSPACE: margay etcd compact --keep 0s, etcdctl defrag --cluster, etcdctl alarm disarm", "";
+    QuotaNearlyUsed = "CLU-02", Problem, "More than 60 % of an etcd member's quota is in use. At 100 % etcd refuses changes.",
+        "margay etcd status; then margay etcd compact, or a larger --quota-backend-bytes", "";
+    NobodyCompacts = "CLU-03", Problem, "Nobody has deleted etcd's history for a day, and more than 10 % of the quota is in use.",
+        "on one or more nodes: systemctl enable --now margay-compact.timer", "";
     ReleasedInFuture = "COO-01", Problem, "Addresses are in cooldown since a time in the future.", "",
         "restarts the cooldown of the addresses";
     HandleMissing = "HND-01", Problem,

@@ -32,6 +32,7 @@ use crate::command::{CommandAnswer, Format, StoreCommand};
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
+use crate::subcommands::etcd::find_in_cluster;
 use crate::transfer::{Snapshot, TransferStop, retry_at_one_revision, run_blocking};
 
 pub(crate) const HELP: &str = "\
@@ -134,6 +135,14 @@ impl StoreCommand for Check {
         let inspection = &mut inspected.inspection;
         let (others, mut notes) = machine::find_overlapping_networks(at, inspection).await;
         inspection.findings.extend(others);
+        if at.location.is_shared() {
+            match find_in_cluster(at, inspection.revision).await {
+                Ok(found) => inspection.findings.extend(found),
+                Err(failure) => {
+                    notes.push(format!("the sizes of the etcd members could not be read: {}", failure.message()));
+                }
+            }
+        }
         match host::all_routes() {
             Ok(all) => {
                 let Inspection { pools, prefix_lengths, .. } = &*inspection;

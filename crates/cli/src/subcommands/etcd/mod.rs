@@ -11,9 +11,12 @@ use async_trait::async_trait;
 use clap::{Args, Subcommand};
 use datastore::{ClusterDescription, ClusterStore, Location, MemberReport, MemberRole, OpenStore, all_for_operator};
 use indicatif::{HumanBytes, HumanDuration};
-use ipam_core::samples::oldest_revision;
+use ipam_core::samples::{Samples, oldest_revision};
 use ipam_core::timestamps::rfc3339;
-use ipam_operator::compaction::{COMPACTION_KEY, CompactionMark, CompactionOutcome, compact_older, time_after};
+use ipam_operator::compaction::{
+    self, COMPACTION_KEY, CompactionMark, CompactionOutcome, MemberSize, compact_older, time_after,
+};
+use ipam_operator::inspect::Finding;
 use kv::{Revision, Store, StoreExt};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -35,6 +38,8 @@ Examples:
   margay etcd compact --keep 10m
   margay etcd plan --nodes 100 --pods-per-node 30 --churn 20";
 
+/// The role of a member that has not answered.
+const NO_ANSWER: &str = "no answer";
 /// The quota of etcd if `--quota-backend-bytes` is not set.
 const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
 
@@ -48,7 +53,7 @@ Examples:
   margay etcd status --watch 10s
   margay etcd status -o json | jq '.members[] | {endpoint, percent}'
 
-etcd before 3.6 does not tell its quota: pass the value of --quota-backend-bytes.")]
+etcd before 3.6 tells its quota only among its metrics; where these are not served to clients, pass --quota.")]
     Status(EtcdStatus),
     /// Delete history that is older than --keep, unless another program does
     #[command(after_help = "\
@@ -72,7 +77,7 @@ pub(crate) struct EtcdStatus {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     watch: Option<Duration>,
 
-    /// The members' quota in bytes, if they do not report it [default: 2147483648]
+    /// Quota of each member in bytes [default: as each member reports, or else 2147483648]
     #[arg(long, value_name = "BYTES")]
     quota: Option<u64>,
 
@@ -116,6 +121,32 @@ impl EtcdNotes {
     fn path(folder: &Path, cluster: u64) -> PathBuf {
         folder.join(format!("etcd-{cluster:016x}.json"))
     }
+}
+
+/// Returns the findings of `margay ipam check` about the sizes of a cluster's members and about its history.
+pub(crate) async fn find_in_cluster(at: StoreAccess<'_>, newest: Revision) -> CommandResult<Vec<Finding>> {
+    with_cluster(at, async |store, cluster| {
+        let rows = cluster.members().await?.into_iter().map(|report| MemberRow::of(report, None));
+        let sizes: Vec<MemberSize> = rows
+            .map(|row| MemberSize {
+                endpoint: row.endpoint,
+                bytes_in_use: row.bytes_in_use,
+                quota_bytes: row.quota_bytes,
+                problems: if row.role == NO_ANSWER { Vec::new() } else { row.problems },
+            })
+            .collect();
+        compaction::find_in_cluster(store, newest, &sizes, OffsetDateTime::now_utc()).await
+    })
+    .await
+}
+
+/// Adds the sizes of a cluster's members to the metrics. A member that does not answer is left out.
+pub(crate) async fn sample_members(at: StoreAccess<'_>, samples: &mut Samples) -> CommandResult<()> {
+    let reports = with_cluster(at, async |_, cluster| cluster.members().await).await?;
+    for row in reports.into_iter().map(|report| MemberRow::of(report, None)).filter(|row| row.role != NO_ANSWER) {
+        samples.of_member(&row.endpoint, row.bytes, row.bytes_in_use, row.quota_bytes, row.problems.len());
+    }
+    Ok(())
 }
 
 /// Runs work on the open store of a cluster.
@@ -275,17 +306,17 @@ struct MemberRow {
 }
 
 impl MemberRow {
-    fn of(report: MemberReport, quota: Option<u64>) -> (Self, Option<ClusterDescription>) {
+    fn of(report: MemberReport, quota: Option<u64>) -> Self {
         let (description, problems) = match report.description {
             Ok(description) => (Some(description), Vec::new()),
             Err(error) => (None, vec![error.to_string()]),
         };
         let reported = description.as_ref().and_then(|about| about.db_quota_bytes);
-        let quota_bytes = reported.or(quota).unwrap_or(DEFAULT_QUOTA_BYTES).max(1);
+        let quota_bytes = quota.or(reported).unwrap_or(DEFAULT_QUOTA_BYTES).max(1);
         let bytes = description.as_ref().map_or(0, |about| about.db_bytes);
-        let row = Self {
+        Self {
             endpoint: report.endpoint,
-            role: description.as_ref().map_or("no answer", |about| match about.role {
+            role: description.as_ref().map_or(NO_ANSWER, |about| match about.role {
                 MemberRole::Leader => "leader",
                 MemberRole::Follower => "follower",
                 MemberRole::Learner => "learner",
@@ -295,11 +326,10 @@ impl MemberRow {
             bytes,
             bytes_in_use: description.as_ref().map_or(0, |about| about.db_bytes_in_use),
             quota_bytes,
-            quota_is_assumed: reported.or(quota).is_none(),
+            quota_is_assumed: quota.or(reported).is_none(),
             percent: bytes.saturating_mul(100) / quota_bytes,
             problems: description.as_ref().map_or(problems, |about| about.problems.clone()),
-        };
-        (row, description)
+        }
     }
 }
 
@@ -344,8 +374,7 @@ impl StoreCommand for OneStatus<'_> {
                 Err(error) if matches!(error.kind(), kv::ErrorKind::Compacted { .. }) => None,
                 Err(error) => return Err(error),
             };
-            let members: Vec<MemberRow> =
-                reports.into_iter().map(|report| MemberRow::of(report, args.quota).0).collect();
+            let members: Vec<MemberRow> = reports.into_iter().map(|report| MemberRow::of(report, args.quota)).collect();
             Ok((members, about, oldest, compacted_by, oldest_time))
         });
         let (members, about, oldest, compacted_by, oldest_time) = report.await?;
@@ -417,7 +446,7 @@ impl ClusterReport {
             line("Growth", format!("{} per hour since the last call", HumanBytes(growth)));
         }
         if self.members.iter().any(|member| member.quota_is_assumed) {
-            line("Quota", "assumed: etcd before 3.6 does not report it; pass --quota BYTES".to_owned());
+            line("Quota", "assumed, because a member does not report its quota: pass --quota BYTES".to_owned());
         }
         for member in &self.members {
             for problem in &member.problems {
