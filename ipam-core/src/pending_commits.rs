@@ -160,7 +160,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
     let Some((key, revision, value)) = unchanged else {
         tracing::warn!(
-            "the store may still apply an unanswered commit: none of the keys that the commit compares exists"
+            "cannot prevent the store from applying an unanswered commit later, because the commit compares \
+             no existing key"
         );
         return Ok(());
     };

@@ -184,7 +184,10 @@ impl Ipam {
             Ok((new.into_keys().collect::<Vec<_>>(), dropped))
         })?;
         if !dropped.is_empty() {
-            tracing::warn!(?dropped, "the quarantine is full; the addresses quarantined first can be assigned again");
+            tracing::warn!(
+                ?dropped,
+                "the quarantine is full; the addresses that were quarantined earliest can be assigned again"
+            );
         }
         Ok(done)
     }

@@ -201,7 +201,8 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     if !is_meant(location, &connection.hello) {
         tracing::debug!(
             hello = ?connection.hello,
-            "the margay daemon serves another store or none, or has another version; opening the store directly"
+            "the margay daemon does not serve this store, or is not the same version as the plugin; \
+             opening the store directly"
         );
         return DaemonReply::NotRunning;
     }

@@ -110,7 +110,8 @@ impl FileHints {
         if let Err(error) = bytes.and_then(|bytes| whole_file::replace(&self.folder, name, &bytes)) {
             tracing::debug!(
                 %error,
-                "cannot cache which blocks this node uses or found full; the next CNI call reads blocks from the store"
+                "cannot cache which blocks this node uses and which are full; the next CNI \
+                 call reads blocks from the store"
             );
         }
     }

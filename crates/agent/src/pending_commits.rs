@@ -141,7 +141,7 @@ impl PendingCommitFolder {
             tracing::warn!(
                 id = id.0,
                 store,
-                "skipping the record of an unanswered commit that was sent to another store"
+                "skipping the record of an unanswered commit that was sent to a store other than this one"
             );
         }
         Ok(is_here)

@@ -118,10 +118,10 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Manage pools, the ranges to assign addresses from
+    /// Manage pools, from which addresses are assigned
     #[command(subcommand, visible_alias = "pools", after_help = POOL)]
     Pool(PoolSubcommand),
-    /// Manage reserved (never assigned) addresses
+    /// Manage addresses that are never assigned
     #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
     Reservation(ReservationSubcommand),
     /// Limit addresses per namespace, network or node
@@ -178,13 +178,13 @@ Examples:
   margay ipam show --show-configuration
   margay ipam show -o json | jq '.pools[] | {name, available}'")]
     Show(Show),
-    /// Draw a map of addresses in use, free, reserved, in cooldown and borrowed
+    /// Draw a map that shows which addresses are in use, free, reserved, in cooldown or borrowed
     #[command(after_help = map::HELP)]
     Map(Map),
     /// Check IPAM's data for problems, and repair what can be repaired safely
     #[command(after_help = check::HELP)]
     Check(Check),
-    /// Release addresses: one address, or all of a handle, a container or a report
+    /// Release one address, or all addresses of a handle, a container or a report
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5
@@ -218,7 +218,7 @@ A released address can be handed out at once. Release nothing that a running con
     /// Undo margay ipam pin: stop reserving an address for a workload
     #[command(after_help = sticky::UNPIN_HELP)]
     Unpin(Unpin),
-    /// List sticky addresses: in use, or reserved until their workload returns
+    /// List sticky addresses, in use or reserved until their workload returns
     #[command(after_help = sticky::LIST_HELP)]
     List(ListStickyAddresses),
 }

@@ -64,7 +64,7 @@ pub(crate) struct GlobalOptions {
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = parse_duration)]
     lock_timeout: Option<Duration>,
 
-    /// Accepted for scripts written for calicoctl, and ignored
+    /// Ignored; accepted so that scripts written for calicoctl keep working
     #[arg(long = "allow-version-mismatch", global = true, hide = true)]
     _allow_version_mismatch: bool,
 }

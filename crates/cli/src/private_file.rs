@@ -21,7 +21,11 @@ pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let about = file.metadata().ok()?;
     let is_private = about.is_file() && about.uid() == geteuid().as_raw() && about.mode() & 0o077 == 0;
     if !is_private || about.len() > MAX_BYTES {
-        tracing::warn!(path = %path.display(), "ignoring the notes of an earlier run: other users can access the file, or the file is too large");
+        tracing::warn!(
+            path = %path.display(),
+            "ignoring the data that an earlier run has saved, because other users can access the file or the file is \
+             too large"
+        );
         return None;
     }
     let mut bytes = Vec::new();

@@ -83,7 +83,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Age up to which --history-revisions deletes nothing [default with --listen: 5m]
+    /// Apply --history-revisions only to history older than AGE [default with --listen: 5m]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 

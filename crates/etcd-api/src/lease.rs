@@ -371,7 +371,8 @@ impl LeaseClock {
             {
                 tracing::warn!(
                     %error,
-                    "cannot read the leases of etcd's API from the store; trying again; expired keys stay until then"
+                    "cannot read the leases of etcd's API from the store; keys of expired leases stay until a retry \
+                     succeeds"
                 );
                 let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;

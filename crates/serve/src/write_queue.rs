@@ -195,7 +195,12 @@ impl QueueWorker {
                 }
                 Err(_) if !clients.iter().all(Client::is_waiting) => {}
                 Err(error) => {
-                    tracing::debug!(count = jobs.len(), %error, "cannot assign addresses to several containers in one commit; assigning them one by one");
+                    tracing::debug!(
+                        count = jobs.len(),
+                        %error,
+                        "cannot assign addresses to several containers in one commit; assigning addresses to one \
+                         container at a time"
+                    );
                     break;
                 }
             }

@@ -281,7 +281,7 @@ impl FamilyAssigner<'_> {
             tracing::info!(
                 %ip,
                 workload = name,
-                "a sticky address no longer waits for its workload; assigning the address to another container"
+                "the workload of a sticky address did not return in time; assigning the address to another container"
             );
             work.change(cidr, |block| block.keep(ip, self.holder)).await?;
             work.touch_handle(self.handle, cidr);

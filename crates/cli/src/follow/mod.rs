@@ -197,7 +197,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result
         return Ok(());
     }
     let failure = CommandFailure::new(format!("the watch begins after revision {after}, and {at} is only at {newest}"))
-        .hint("delete the cursor file to start with the addresses in use now: the store was replaced or restored");
+        .hint("the store was replaced or restored; delete the cursor file to start with the addresses in use now");
     Err(FollowStop::OtherStore(failure))
 }
 

@@ -117,7 +117,10 @@ fn read_departed_nodes(
             return Err(CommandFailure::new(
                 "no node is registered in the store, so nobody can tell which are gone; nothing was freed",
             )
-            .hint("list the existing nodes with --nodes FILE, or name the node that is gone: --node NAME --free"));
+            .hint(
+                "use --nodes FILE with a list of the existing nodes, or free the addresses of one node with: \
+                 margay gc --node NAME --free",
+            ));
         }
         Some(list) => check_list(list, &known, &nodes, &ours)?,
         None => {}

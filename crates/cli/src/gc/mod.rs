@@ -52,7 +52,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
 pub(crate) struct Gc {
-    /// Free this node's addresses from before its last boot
+    /// Free addresses of this node that were assigned before its last boot
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
@@ -60,7 +60,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free addresses of containers that none of these runtime lists names (- reads stdin)
+    /// Free addresses of containers that are in none of the given runtime lists (- reads stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
@@ -68,7 +68,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// File of existing nodes for --gone (- reads stdin)
+    /// List of existing nodes for --gone (- reads stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
@@ -80,7 +80,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
-    /// Free or move the addresses, instead of showing them
+    /// Free or move the addresses; the default is a dry run
     #[arg(long)]
     pub(crate) apply: bool,
 
@@ -92,7 +92,7 @@ pub(crate) struct Gc {
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// Node for --free or --move-to; otherwise this machine's node name in the store
+    /// Node for --free or --move-to; with other options, this machine's node name in the store
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
@@ -497,7 +497,7 @@ impl Machine {
             None => Ok(evidence),
             Some(_) => {
                 Err(CommandFailure::new("nothing was freed: in a container nothing is seen of the machine around it")
-                    .hint("run margay gc --gone and --free on the machine itself, or in a pod with hostPID"))
+                    .hint("run margay gc with --gone or --free on the machine itself, or in a pod with hostPID"))
             }
         }
     }

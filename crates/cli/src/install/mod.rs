@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Second step: replace the main plugin calico; --undo restores calico
+    /// Replace the main plugin calico in a second step; --undo restores it
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 
@@ -58,7 +58,7 @@ pub(crate) struct Install {
     #[arg(long, conflicts_with = "status")]
     pub(crate) dry_run: bool,
 
-    /// Plugin folder of the runtime; repeat the option in search order
+    /// Plugin folder of the runtime; repeat for each folder, in search order
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
@@ -414,7 +414,7 @@ impl RoleStatus {
         if self.folders.iter().any(|seen| self.is_overwritten(seen)) {
             let failure = CommandFailure::new(format!("{file} was overwritten since Margay's was put there"));
             return Some(failure.hint(format!(
-                "run {again} again; keep calico-node from overwriting the plugin with: {KEEP_PLUGIN_COMMAND}"
+                "run {again} again; to keep calico-node from overwriting the plugin, run: {KEEP_PLUGIN_COMMAND}"
             )));
         }
         if let Some(seen) = self.folders.iter().find(|seen| seen.unfinished) {
@@ -602,8 +602,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
                 role.program()
             ))
             .hint(
-                "let calico-node install Calico's plugin in another folder of CNI_PATH, then remove Margay's plugin at \
-                 the path that margay install --status shows",
+                "configure calico-node to install Calico's plugin in a CNI_PATH folder other than Margay's, then \
+                 delete Margay's plugin (margay install --status shows its path)",
             ),
         ),
         None => answer,

@@ -126,7 +126,8 @@ impl PluginFolder {
         state.filter(|state| state.format == STATE_FORMAT).map(Some).ok_or_else(|| {
             CommandFailure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(
                 format!(
-                    "use the newer version of margay that made this installation; the replaced plugin is kept as {}",
+                    "use the margay version that made this installation (newer than this one); the original plugin was \
+                     saved as {}",
                     self.previous().display()
                 ),
             )
@@ -299,7 +300,7 @@ impl PluginFolder {
         match error.kind() {
             ErrorKind::PermissionDenied => failure.hint("run margay install as root, on the node itself"),
             ErrorKind::ReadOnlyFilesystem => {
-                failure.hint("name a writable folder with --own-folder DIR: the folder is read-only")
+                failure.hint("the plugin folder is read-only; name a writable folder with --own-folder DIR")
             }
             _ => failure.hint(format!(
                 "correct the error and run the command again, or undo the installation with: {}",

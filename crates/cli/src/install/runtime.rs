@@ -112,7 +112,8 @@ impl PluginPath {
                     self.listed()
                 ))
                 .hint(format!(
-                    "install without --own-folder, or update to containerd 2.1 and list both folders as bin_dirs in {}",
+                    "install without --own-folder, or update to containerd 2.1 and list the existing plugin folder and \
+                     the --own-folder folder as bin_dirs in {}",
                     config.display()
                 )))
             }

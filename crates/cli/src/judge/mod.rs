@@ -52,7 +52,8 @@ pub(crate) struct Conformance {
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store, so that all cases can run; HOST repeats the host and port, or the path, of URL
+    /// Delete every key in the store, so that all cases can run; as confirmation, HOST must be
+    /// the host and port, or the path, of URL
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }

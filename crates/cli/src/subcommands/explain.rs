@@ -54,7 +54,7 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// Another label of the namespace, as NAME=VALUE; repeatable
+    /// Label of the namespace, as NAME=VALUE; repeatable
     #[arg(long = "namespace-label", value_name = "NAME=VALUE", requires = "namespace")]
     pub(crate) namespace_labels: Vec<String>,
 }

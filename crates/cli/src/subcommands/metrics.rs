@@ -29,7 +29,7 @@ Examples:
 /// The arguments of `margay metrics`.
 #[derive(Debug, Args)]
 pub(crate) struct Metrics {
-    /// Write the metrics to this file, replacing an existing file, not to stdout
+    /// Write the metrics to this file instead of stdout; an existing file is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 

@@ -74,8 +74,8 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
-    /// Prefix length of the pool's blocks: IPv4 20 to 32, IPv6 116 to 128 [default: 26 or 122; in a smaller pool,
-    /// the whole pool]
+    /// Prefix length of a block: IPv4 20 to 32 [default: 26], IPv6 116 to 128 [default: 122]; a smaller pool is
+    /// one block
     #[arg(long, value_name = "BITS")]
     pub(crate) block_size: Option<u8>,
 
@@ -83,7 +83,7 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "BITS", conflicts_with_all = ["block_size", "gateway", "auto"])]
     pub(crate) prefix_length: Option<u8>,
 
-    /// For a bridged network: reserve this address as its gateway, and the network and broadcast addresses
+    /// Reserve this address as the gateway of a bridged network, and reserve the network and broadcast addresses
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) gateway: Option<IpAddr>,
 

@@ -44,7 +44,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
     pub(crate) from_report: Vec<PathBuf>,
 
-    /// Release even if Calico's ClusterInformation has changed since the reports
+    /// Release even if Calico's ClusterInformation has changed since the reports were written
     #[arg(long, requires = "from_report")]
     pub(crate) force: bool,
 
@@ -190,8 +190,8 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Comman
         return Ok(());
     }
     Err(CommandFailure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
-        "write a new report with: margay ipam check --report FILE; or use the old reports with --force, which keeps \
-         addresses that have changed since",
+        "write a new report with: margay ipam check --report FILE; or add --force to use the old reports; \
+         addresses that have changed since then are not released",
     ))
 }
 

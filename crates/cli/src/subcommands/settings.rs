@@ -37,7 +37,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("setting").required(true).multiple(true))]
 pub(crate) struct Configure {
-    /// Whether a node may use only addresses of its own blocks
+    /// Whether a node is limited to addresses of its own blocks
     #[arg(long, value_name = "true|false", group = "setting")]
     pub(crate) strictaffinity: Option<bool>,
 

@@ -295,12 +295,12 @@ impl ImportPlan {
             (Some(from), _) if nodes.contains(&from) => from,
             (Some(from), _) => {
                 return Err(CommandFailure::new(format!("there is no node {from} in the file"))
-                    .hint(format!("use --from-node with a node of the file: {}", list())));
+                    .hint(format!("use --from-node with one of the nodes in the file: {}", list())));
             }
             (None, 0 | 1) => nodes.first().cloned().unwrap_or_else(|| to.clone()),
             (None, _) => {
                 return Err(CommandFailure::new("there are several nodes in the file")
-                    .hint(format!("use --from-node to choose the node that is renamed to {to}: {}", list())));
+                    .hint(format!("choose the node to rename to {to} with --from-node; candidates: {}", list())));
             }
         };
         if from == to {

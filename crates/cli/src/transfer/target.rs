@@ -530,7 +530,7 @@ fn foreign_keys_failure(found: &Differences) -> CommandFailure {
     CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
-    .hint("delete the imported data with --abort, and start again: another process has written to the store")
+    .hint("another process has written to the store; delete the imported data with --abort, and start again")
 }
 
 /// A SHA-256 over keys and values, each preceded by its length in bytes.

@@ -119,7 +119,7 @@ pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
     let end = Instant::now() + within;
     loop {
         let add = lab.add(container).ok();
-        let by_daemon = !["opening the store directly", "serves another store", "declined the CNI call"]
+        let by_daemon = !["opening the store directly", "does not serve this store", "declined the CNI call"]
             .iter()
             .any(|words| add.err.contains(words));
         lab.del(container).ok();

@@ -125,11 +125,11 @@ fn fallback_when_daemon_has_other_protocol() {
 
 #[test]
 fn fallback_when_daemon_has_other_store() {
-    with_listener(all_is_well, "serves another store", |_, mut stream| {
+    with_listener(all_is_well, "does not serve this store", |_, mut stream| {
         greet(&mut stream, &Hello::new(StoreIdentity::Nothing));
         keep(stream);
     });
-    with_listener(all_is_well, "serves another store", |folder, mut stream| {
+    with_listener(all_is_well, "does not serve this store", |folder, mut stream| {
         let file = folder.join("store.id");
         let queue = FileId::at(&file).unwrap();
         greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));

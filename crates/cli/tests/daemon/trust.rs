@@ -154,13 +154,13 @@ fn missing_store_is_waited_for_by_daemon() {
         let mut daemon = Daemon::start(&lab);
         assert_eq!(greeting(&lab).unwrap().store, StoreIdentity::Nothing);
         let none = lab.add("c1").run().failed();
-        assert!(none.err.contains("serves another store or none"), "{none:?}");
+        assert!(none.err.contains("does not serve this store"), "{none:?}");
         lab.del("c1").ok();
         lab.margay("ipam show").failed();
         assert!(!lab.store.exists(), "the daemon has made a store");
         let conf = lab.conf_with("bridge", json!({"subnet": POOL}));
         let made = Call::new("ADD", "c1", &conf).ok();
-        made.clone().alone("serves another store or none");
+        made.clone().alone("does not serve this store");
         assert!(lab.store.exists());
         let second = Call::new("ADD", "c2", &conf).ok().by_daemon();
         assert_ne!(second.address(), made.address());

@@ -37,7 +37,7 @@ fn broken_off(lab: &Lab, container: &str) -> String {
 }
 
 fn passes_over(outcome: &Outcome) -> bool {
-    outcome.stderr.contains("skipping the record of an unanswered commit that was sent to another store")
+    outcome.stderr.contains("skipping the record of an unanswered commit that was sent to a store other than this one")
 }
 
 #[test]

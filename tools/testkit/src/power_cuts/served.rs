@@ -16,7 +16,7 @@ use crate::programs::command;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that the plugin logs if the daemon did not serve its call.
-const WITHOUT: [&str; 3] = ["opening the store directly", "serves another store", "declined the CNI call"];
+const WITHOUT: [&str; 3] = ["opening the store directly", "does not serve this store", "declined the CNI call"];
 
 /// A running daemon. Dropping this value kills the daemon's process, as a power cut would.
 #[derive(Debug)]

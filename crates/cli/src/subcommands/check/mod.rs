@@ -173,11 +173,11 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     let mendable = inspection.findings.iter().filter(|finding| finding.is_problem() && finding.mendable).count();
     match (mendable, args.repair.is_some(), args.apply) {
         (0, ..) => {
-            failure.hint("follow the advice in the column MEND: none of these problems can be repaired automatically")
+            failure.hint("none of these problems can be repaired automatically; follow the advice in the column MEND")
         }
-        (_, false, _) => {
-            failure.hint(format!("show the automatic repairs ({mendable}) with: margay ipam check --repair"))
-        }
+        (_, false, _) => failure.hint(format!(
+            "problems that can be repaired automatically: {mendable}; show the repairs with: margay ipam check --repair"
+        )),
         (_, true, false) => failure.hint("carry out the possible repairs with: margay ipam check --repair --apply"),
         (_, true, true) => {
             failure.hint("run the check again: other processes have changed the store, or a repair failed")

@@ -395,7 +395,7 @@ impl<'a> NamespaceScope<'a> {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {
                 CommandFailure::new(printable(&error.to_string()))
-                    .hint("leave out --namespace: the resource in the file has another namespace")
+                    .hint("the file names a namespace other than --namespace; leave out --namespace")
             }),
             Self::All | Self::Default => Ok(manifest),
         }

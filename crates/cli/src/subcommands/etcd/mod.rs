@@ -46,7 +46,7 @@ const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
 /// Commands about an etcd cluster.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EtcdSubcommand {
-    /// Show the members' sizes against the quota, the age of the history, and who compacts it
+    /// Show each member's database size and quota, the age of the oldest history, and which program compacts it
     #[command(after_help = "\
 Examples:
   margay etcd status
@@ -55,7 +55,7 @@ Examples:
 
 etcd before 3.6 tells its quota only among its metrics; where these are not served to clients, pass --quota.")]
     Status(EtcdStatus),
-    /// Delete history that is older than --keep, unless another program does
+    /// Delete history older than --keep, unless another program already deletes it
     #[command(after_help = "\
 Examples:
   margay etcd compact
@@ -66,7 +66,7 @@ a later run deletes the history before it. The nodes, kube-apiserver and Calico'
 that only one of them compacts. --keep 0s deletes the whole history at once. The members' files do not shrink:
 etcd uses the space again, and only etcdctl defrag --cluster gives it back to the disk.")]
     Compact(EtcdCompact),
-    /// Calculate the size of an etcd from the number of nodes and pods, and the rate of changes
+    /// Estimate the database size of an etcd cluster from the number of nodes and pods and the rate of changes
     #[command(after_help = plan::HELP)]
     Plan(EtcdPlan),
 }
@@ -77,11 +77,11 @@ pub(crate) struct EtcdStatus {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     watch: Option<Duration>,
 
-    /// Quota of each member in bytes [default: as each member reports, or else 2147483648]
+    /// Database quota of each member in bytes [default: as the member reports, else 2147483648]
     #[arg(long, value_name = "BYTES")]
     quota: Option<u64>,
 
-    /// Folder with the facts that earlier runs have noted
+    /// Folder with data that earlier runs of margay etcd have saved
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     notes: PathBuf,
 }
@@ -96,7 +96,7 @@ pub(crate) struct EtcdCompact {
     #[arg(long)]
     all_stores: bool,
 
-    /// Folder with the facts that earlier runs have noted
+    /// Folder with data that earlier runs of margay etcd have saved
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     notes: PathBuf,
 }
@@ -204,8 +204,9 @@ impl StoreCommand for EtcdCompact {
         })
         .await?;
         write_private(&EtcdNotes::path(&self.notes, cluster), &notes).map_err(|error| {
-            CommandFailure::new(format!("cannot note the newest revision in {}: {error}", self.notes.display()))
-                .hint("run the command as root: without the note no later run can compact")
+            CommandFailure::new(format!("cannot note the newest revision in {}: {error}", self.notes.display())).hint(
+                "run the command as root; a later run can compact only if an earlier run has saved the newest revision",
+            )
         })?;
         let keep = self.keep.as_secs();
         let (outcome, revision, text) = match outcome {

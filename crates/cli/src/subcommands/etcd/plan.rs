@@ -46,7 +46,7 @@ pub(crate) struct EtcdPlan {
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pods_per_node: u64,
 
-    /// Starts and ends of pods in the whole cluster, per second
+    /// Number of pod starts and pod ends per second in the whole cluster
     #[arg(long, value_name = "N", value_parser = parse_rate)]
     churn: f64,
 

@@ -27,7 +27,7 @@ use crate::transfer::{
 /// Commands that move the contents of a store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MovingSubcommand {
-    /// Write all IPAM data of one moment to a file
+    /// Write a snapshot of all IPAM data to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
     /// Fill an empty store from a file or another plugin's records
@@ -106,7 +106,7 @@ pub(crate) struct Import {
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// Rename the file's only node, or --from-node, to NAME in all blocks and addresses
+    /// Rename the node given by --from-node, or the file's only node, to NAME in all blocks and addresses
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 

@@ -95,7 +95,8 @@ fn check_tells_plans_and_repairs_damage() {
         assert_eq!(found.code, 1, "{}", found.out);
         assert_eq!(
             found.err,
-            "error: 4 problems were found\nhint: show the automatic repairs (3) with: margay ipam check --repair\n"
+            "error: 4 problems were found\n\
+             hint: problems that can be repaired automatically: 3; show the repairs with: margay ipam check --repair\n"
         );
         assert!(found.out.contains("| AFF-02 | affinity of host:node1 to 10.65.9.0/26 |"), "{}", found.out);
         assert!(!found.out.contains('\u{1b}') && found.out.contains("odd/\\x1b[2J"), "{}", found.out);
@@ -114,7 +115,8 @@ fn check_tells_plans_and_repairs_damage() {
         let rest = check(&lab, "--repair --apply");
         assert!(rest.out.contains("| OUTCOME |") && rest.out.contains("| mended  |"), "{}", rest.out);
         let reported = "error: 1 problem was found\n\
-                        hint: follow the advice in the column MEND: none of these problems can be repaired";
+                        hint: none of these problems can be repaired automatically; follow the \
+                        advice in the column MEND";
         assert!(rest.err.starts_with(reported), "{}", rest.err);
         assert_eq!(get(&lab, PENDING), None);
         let shown = lab.margay(&format!("ipam show --ip {ip}")).answer();
