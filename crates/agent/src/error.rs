@@ -72,23 +72,23 @@ pub struct CniError {
 }
 
 impl CniError {
-    /// Creates an error without details.
+    /// Creates a CNI error without details.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: String::new() }
     }
 
-    /// Creates an error with code 999, the code of every plain error of Calico's plugin.
+    /// Creates a CNI error with code 999, the code of every plain error of Calico's plugin.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Code::Internal, message)
     }
 
-    /// Creates an error for an invalid or impossible setting (code 7).
+    /// Creates a CNI error with code 7, for an invalid or impossible setting in the network configuration.
     pub fn config(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// Creates an error with code 999. The error's message consists of the messages of `error` and of all its sources,
-    /// with colons between them. A source of the error is left out if its message already occurs in the joined message.
+    /// Creates a CNI error with code 999. The message of the CNI error consists of the messages of `error` and of all
+    /// its sources, joined with colons. A source whose message already occurs in the joined message is left out.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -102,14 +102,14 @@ impl CniError {
         Self::internal(message)
     }
 
-    /// Replaces the error code.
+    /// Replaces the code of this CNI error.
     #[must_use]
     pub fn with_code(mut self, code: Code) -> Self {
         self.code = code;
         self
     }
 
-    /// Replaces the error's details, which contain a remedy or the invalid value. Empty details are omitted from the
+    /// Replaces the details of this CNI error: a remedy or the invalid value. Empty details are omitted from the
     /// error's JSON.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
@@ -117,17 +117,17 @@ impl CniError {
         self
     }
 
-    /// Returns the error code.
+    /// Returns the code of this CNI error.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// Returns the message of the error, which says what is wrong.
+    /// Returns the message of this CNI error, which says what is wrong.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the details of the error: a remedy, the invalid value, or nothing.
+    /// Returns the details of this CNI error: a remedy, the invalid value, or nothing.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -196,9 +196,8 @@ impl From<VerbFailure> for CniError {
     }
 }
 
-/// Converts an error of IPAM into the error for the runtime. The error code is 7 if the user can avoid the error by
-/// changing the configuration of a secondary network. On a Calico network, an error of IPAM has the code 999, as in
-/// Calico.
+/// Converts an IPAM error into the CNI error for the runtime. The CNI error code is 7 if the user can avoid the error
+/// by changing the configuration of a secondary network. On a Calico network, the CNI error code is 999, as in Calico.
 pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
@@ -219,7 +218,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     }
 }
 
-/// Returns advice on an error of IPAM whose own message contains no advice.
+/// Returns advice for the user on an IPAM error whose own message contains no advice.
 pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
     Some(match error {
         ipam_core::Error::Exhausted { .. } => {

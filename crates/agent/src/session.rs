@@ -35,20 +35,21 @@ pub struct StoreAccess {
     pub lock_file: PathBuf,
     /// Time limit of a plugin call on a cluster's store: the setting `datastore_timeout`, or 10 s.
     pub patience: Duration,
-    /// If the store is embedded, the time that earlier steps of the plugin call have used.
+    /// Time that earlier steps of the plugin call have used; counted only for an embedded store.
     pub spent: Duration,
 }
 
 impl StoreAccess {
-    /// Returns a copy whose time limit is the remaining time of the plugin call, because one time limit covers all
-    /// steps of the call. The remaining time is always long enough to report a failure to the runtime.
+    /// Returns a copy whose time limit is what is left of the plugin call's time limit, which covers all steps of the
+    /// call. The time limit in the copy is at least [`MIN_STEP_BUDGET`], which is enough to report a failure to the
+    /// runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
         Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
     }
 
-    /// Returns how much time the rest of the plugin call may take.
+    /// Returns the time limit for the rest of the plugin call.
     pub fn budget(&self) -> Duration {
         if self.location.is_shared() {
             self.patience
@@ -82,7 +83,7 @@ impl Session {
         Ok(Self { location, deadline, open, runtime })
     }
 
-    /// Returns the open store.
+    /// Returns the store that this session has opened.
     pub fn store(&self) -> Arc<dyn Store> {
         self.open.store()
     }
@@ -128,7 +129,7 @@ impl Session {
     }
 }
 
-/// Sets the options with which a process opens the store if it carries out one operation and then ends.
+/// Sets the open options for a process that carries out one operation and then ends.
 pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
     options.with_blocking(Blocking::InPlace)
 }

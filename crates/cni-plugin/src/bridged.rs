@@ -79,12 +79,11 @@ pub(crate) struct OwnPool {
 }
 
 impl OwnPool {
-    /// Returns a pool whose whole subnet is assignable.
+    /// Creates a pool without ranges, so that its whole subnet is assignable.
     pub(crate) fn of(subnet: IpNet) -> Self {
         Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false, gateway: None }
     }
 
-    /// True if one of the pool's ranges contains the address.
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|(first, last)| *first <= address && address <= *last)
     }
@@ -153,7 +152,6 @@ pub(crate) enum PrefixMask {
     Block,
 }
 
-/// All settings of a secondary network that an ADD needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
     pub(crate) mask: PrefixMask,
@@ -324,9 +322,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses a configuration whose pool keys are present but define no address. A template of a configuration that is
-/// rendered without values has pool keys that define no address. A network whose pool keys define no address must fail
-/// instead of using an arbitrary pool of the store.
+/// Refuses a configuration whose pool keys are present but define no address, as in a template that was rendered
+/// without values. Without this check, the network would use an arbitrary pool of the store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());

@@ -84,7 +84,7 @@ impl Dataplane {
 
 impl GrpcDataplane {
     /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
-    /// The gRPC call has a time limit of five seconds, or of `left` if less time remains.
+    /// The time limit of the gRPC call is five seconds, or `left` if `left` is shorter.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -98,8 +98,8 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Asks the external data plane to remove a container's interface. The gRPC call has a time limit of five seconds,
-    /// or of `left` if less time remains.
+    /// Asks the external data plane to remove a container's interface. The time limit of the gRPC call is five seconds,
+    /// or `left` if `left` is shorter.
     ///
     /// # Errors
     /// Any error of [`add`](Self::add).
@@ -245,7 +245,7 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// Converts an assigned address, whose prefix length is the one that the IPAM plugin returned.
+    /// Converts a container's address, which has the prefix length that the IPAM plugin returned, for the gRPC request.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
         // Go prints a gateway that is missing as `<nil>`.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());

@@ -83,7 +83,6 @@ impl CniVerb {
         verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
     }
 
-    /// Returns the CNI verb as `CNI_COMMAND` spells it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -96,7 +95,6 @@ impl CniVerb {
         }
     }
 
-    /// True if the CNI verb concerns one attachment.
     fn has_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
@@ -130,8 +128,8 @@ impl CniCall {
     }
 
     /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. The form of each variable that the verb
-    /// needs is checked before a single error reports all missing variables. As in Go's CNI library, `CNI_PATH` is
-    /// required, although the CNI specification does not require this variable.
+    /// needs is checked first; then, a single error reports all missing variables. As in Go's CNI library, `CNI_PATH`
+    /// is required, although the CNI specification does not require this variable.
     ///
     /// # Errors
     /// CNI error code 4 if a `CNI_*` variable is missing or malformed.
@@ -218,7 +216,7 @@ fn check_interface(name: &str) -> Result<()> {
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no network
-/// namespace. Runtimes pass the path of a namespace even after the namespace is gone.
+/// namespace; runtimes pass such a path after the namespace is gone.
 ///
 /// The function only calls stat on `path` and never opens the file, because `path` may name anything, for example a
 /// pipe.

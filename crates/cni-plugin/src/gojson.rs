@@ -59,7 +59,8 @@ impl GoJson {
         named.map(|(_, value)| value).next_back()
     }
 
-    /// Returns the string in the last non-null field with this name, or an empty string if there is no such field.
+    /// Returns the string in an object's last non-null field with this name, or an empty string if there is no such
+    /// field.
     ///
     /// # Errors
     /// The [kind](Self::kind) of the first field with this name that is not a string.
@@ -69,7 +70,6 @@ impl GoJson {
         named.map(|(_, value)| value.as_str().ok_or_else(|| value.kind())).try_fold("", |_, text| text)
     }
 
-    /// Returns the value of a JSON string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::String(text) = self { Some(text) } else { None }
     }
@@ -141,13 +141,13 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The rendered JSON does not end with a
-/// newline. As in Go, the characters `<`, `>`, `&`, U+2028 and U+2029 are escaped.
+/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The JSON does not end with a newline.
+/// The characters `<`, `>`, `&`, U+2028 and U+2029 are escaped, as in Go.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Serializing a plain struct into a buffer in memory cannot fail. If serializing did fail, the empty output would
-    // fail the tests.
+    // Serializing a plain struct into a buffer in memory cannot fail. If it did fail, the empty output would fail the
+    // tests.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
@@ -205,8 +205,8 @@ pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Strin
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of error messages: a message of `serde_json`, and Go's message for the same error and the character where it
-/// occurred.
+/// Pairs of the beginning of a `serde_json` error message and the end of Go's message for the same error. Go's message
+/// begins with the invalid character.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -239,8 +239,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Translates a syntax error of `serde_json` to Go's error message. Go's message is only guessed if `serde_json` and Go
-/// check the text in different orders.
+/// Translates a syntax error of `serde_json` to Go's error message. The returned message is a guess if `serde_json` and
+/// Go check the text in different orders.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();

@@ -121,7 +121,8 @@ impl ContainerIdentity {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([
             ("node".to_owned(), node.clone()),
-            // Each digit is written again with every change of the block, so the time has no more of them than needed.
+            // Every change of the block rewrites this time, so the time has only milliseconds, which keeps the block
+            // small.
             ("timestamp".to_owned(), go_string(whole_milliseconds(now))),
             ("margay.io/net".to_owned(), network.clone()),
             ("margay.io/ifname".to_owned(), interface.clone()),
@@ -148,7 +149,6 @@ impl ContainerIdentity {
     }
 }
 
-/// Returns the error for a node without a name.
 pub(crate) fn no_node_error() -> CniError {
     CniError::config("the name of this node is not known").with_details("set nodename")
 }

@@ -129,8 +129,8 @@ impl<'a> MakeWriter<'a> for LogWriters {
     }
 }
 
-/// Writes a log line to all destinations, and ignores every write error. An ADD may already have committed an address,
-/// so a closed standard error or a full disk must not make the ADD fail.
+/// A writer of one log line to all destinations, which ignores every write error. An ADD may already have committed an
+/// address, so a closed standard error or a full disk must not make the ADD fail.
 struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
@@ -188,9 +188,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
-/// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. If
-/// several log files are rotated within one millisecond, times after the clock's time keep the names of the rotated
-/// files in order.
+/// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. When
+/// log files are rotated several times within one millisecond, the names of the later files get later times, which
+/// keeps the names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
 /// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
@@ -290,7 +290,7 @@ impl LogFile {
         length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
     }
 
-    /// Renames the log file to the name of a rotated file. The caller holds the lock on the log file.
+    /// Renames the log file to the name of a rotated file. The caller must hold the lock on the log file.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
@@ -342,13 +342,12 @@ impl LogFile {
     }
 }
 
-/// Opens a file for appending, and creates the file if it is missing.
 fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Locks a file. Returns false if another process locks the log file for too long, or if the file system does not
-/// support file locks.
+/// Locks the log file. Returns false if another process keeps the log file locked for longer than `patience`, or if the
+/// file system does not support file locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {

@@ -17,9 +17,8 @@ const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// This struct is decoded by the rules of Go's JSON library, which Calico uses for the configuration. The names of
 /// configuration fields are case-insensitive, unknown fields are ignored, and null counts as absent. Of several
-/// configuration fields with one name, the last counts. If several values have a wrong type, the error concerns the
-/// first of these values. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an
-/// invalid setting.
+/// configuration fields with one name, the last counts. If several values have a wrong type, the error names the first
+/// of them. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an invalid setting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,

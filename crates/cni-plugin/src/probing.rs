@@ -28,8 +28,9 @@ pub(crate) struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    /// Assigns addresses. If a pool's selector needs the labels of the pod's namespace, this function adds these labels
-    /// to the request. Reading the labels from the Kubernetes API counts towards the store's time limit.
+    /// Assigns the addresses of an ADD. If a pool's selector needs the labels of the pod's namespace, this function
+    /// adds these labels to the request. Reading the labels from the Kubernetes API counts towards the store's time
+    /// limit.
     ///
     /// # Errors
     /// Any error of the allocator or of the Kubernetes API.
@@ -46,7 +47,7 @@ impl Assigner<'_> {
     }
 }
 
-/// Maximum time to wait for an answer to a probe, in milliseconds; also the default.
+/// Maximum and default time to wait for an answer to a probe, in milliseconds.
 const MAX_PROBE_MILLIS: u64 = 200;
 /// Maximum number of addresses that one ADD probes before the ADD fails.
 const MAX_TRIES: usize = 3;
@@ -89,8 +90,8 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
-            // The containers are connected to a VLAN of the master interface, and the machine itself has no interface
-            // in that VLAN.
+            // The configuration names no interface for the probe: the containers are in a VLAN of the master interface,
+            // and the machine itself has no interface in that VLAN.
             "vlan" => None,
             _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
@@ -165,9 +166,8 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// Returns the addresses that the attachment had before the ADD. The addresses that the attachment already had are
-    /// not probed, because the container itself may answer for them. Returns `None` if the earlier addresses cannot be
-    /// read.
+    /// Returns the addresses that the attachment had before the ADD, which are not probed, because the container itself
+    /// may answer for them. Returns `None` if these addresses cannot be read from the store.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());

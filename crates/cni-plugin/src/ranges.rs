@@ -23,8 +23,8 @@ pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. For the error message, `setting` is the name of the setting, and `or` lists what it allows
-/// besides an address.
+/// Parses an address. The arguments `setting` and `or` are for the error message: the name of the setting, and what it
+/// allows besides an address.
 ///
 /// # Errors
 /// CNI error code 7 if the configured value is not an IP address.
@@ -124,7 +124,6 @@ pub(crate) fn read_range(
     Ok(AddressRange { subnet, first, last, gateway })
 }
 
-/// Returns the error for a gateway whose address family differs from that of its subnet.
 pub(crate) fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
     CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
 }

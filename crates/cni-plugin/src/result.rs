@@ -39,7 +39,6 @@ pub(crate) enum ResultPart<T> {
     Theirs(Value),
 }
 
-/// An interface in a CNI result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct ResultInterface {
     pub(crate) name: String,
@@ -51,7 +50,6 @@ pub(crate) struct ResultInterface {
     pub(crate) sandbox: Option<String>,
 }
 
-/// An address in a CNI result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultIp {
     pub(crate) address: IpNet,
@@ -84,8 +82,8 @@ impl AddResult {
         self
     }
 
-    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. The network mask
-    /// is that of the pool or, if so configured, that of the block.
+    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. Each address has
+    /// the network mask of its pool or, if so configured, of its block.
     ///
     /// # Errors
     /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
@@ -145,8 +143,8 @@ impl AddResult {
 
     /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
     /// result, its own interfaces follow the interfaces of the IPAM plugin. In the main plugin's result, each address
-    /// belongs to the last interface, and has no gateway. The main plugin prints an address with the length of the
-    /// assigned prefix if there is one, and otherwise as a host address.
+    /// belongs to the last interface, has no gateway, and has the length of the assigned prefix if there is one, or
+    /// else of a host address.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -291,7 +289,6 @@ enum ResultForm {
     Since100,
 }
 
-/// Returns an empty `dns` object.
 fn no_dns() -> Value {
     Value::Object(Map::new())
 }

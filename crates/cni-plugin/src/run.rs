@@ -248,11 +248,10 @@ impl<'a> CniContext<'a> {
         assign
     }
 
-    /// Carries out DEL. If the container's network namespace seems to be the plugin's own namespace, DEL releases the
-    /// container's addresses and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
-    /// of the host by now. DEL releases the addresses even if the network namespace is wrong, because a repeated DEL
-    /// would get the same wrong network namespace. DEL also releases the addresses under the container's own handle if
-    /// the Kubernetes API cannot tell whether the pod runs a virtual machine.
+    /// Carries out DEL. If `CNI_NETNS` seems to name the plugin's own network namespace, DEL still releases the
+    /// container's addresses, and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
+    /// of the host by now, and a repeated DEL would get the same path. If the Kubernetes API cannot tell whether the
+    /// pod runs a virtual machine, DEL also releases the addresses under the container's own handle.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -303,7 +302,7 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // In host-local's notation, ranges belong to one node; in whereabouts' notation, they belong to the whole
+        // A range in host-local's notation belongs to one node; a range in whereabouts' notation belongs to the whole
         // cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
@@ -329,8 +328,8 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // If a family has several sets of ranges, the allocator chooses one address in each set in which no address is
-        // requested.
+        // If an address family has several sets of ranges, the allocator chooses one address in each set in which no
+        // address is requested.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =

@@ -1,8 +1,8 @@
 //! Carries out CHECK, STATUS and GC of the IPAM plugin.
 //!
 //! CHECK fails if the container holds no address in the store. CHECK also fails if an address of its `prevResult` is
-//! free in the store, or belongs to another container. A runtime stops a container whose CHECK fails. If the state of
-//! an address is unknown, CHECK therefore succeeds and writes a log line.
+//! free in the store, or belongs to another container. A runtime stops a container whose CHECK fails. CHECK therefore
+//! succeeds, with a line in the log, if the state of an address is unknown.
 //!
 //! STATUS reports whether an ADD with the same configuration and store would succeed now. When STATUS fails, a runtime
 //! marks the whole node as not ready, and the node's pods are evicted. STATUS therefore succeeds even if no pool has a

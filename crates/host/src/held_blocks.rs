@@ -102,8 +102,7 @@ impl HeldBlocks {
     }
 
     /// Lists the notes about blocks of this store and node. The caller must list the notes before it calls
-    /// [`load`](Self::load) and before it reads the store. If the caller lists the notes later, a scan could miss a
-    /// block.
+    /// [`load`](Self::load) and before it reads the store; otherwise, a scan could miss a block.
     pub fn notes(&self) -> BlockNotes {
         let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();

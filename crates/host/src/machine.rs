@@ -45,8 +45,8 @@ pub fn uptime() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
 }
 
-/// The time since boot, without any time in which the machine was suspended. Setting the system clock does not change
-/// the time since boot.
+/// The time since boot, without any time in which the machine was suspended. The result does not change when the system
+/// clock is set.
 pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }

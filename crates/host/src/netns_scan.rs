@@ -58,8 +58,8 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 /// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further
 /// rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
-/// How long a scan keeps starting rounds while rounds still find new namespaces. On a machine that starts many
-/// containers, almost every round finds new namespaces.
+/// How long a scan keeps starting rounds because each round has found new namespaces. On a machine that starts many
+/// containers, almost every round of a scan finds new namespaces.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of reasons in the error message of an incomplete scan.
 const MAX_REASONS: usize = 3;
@@ -339,7 +339,7 @@ fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
-        // Since the path was found, the namespace's file was replaced by another file, or another mount covers the
+        // After the scan had found the path, another file replaced the namespace's file, or another mount covered the
         // file.
         return Err(io::Error::other("another file is in the way"));
     }

@@ -97,8 +97,8 @@ impl DaemonConnection {
     }
 }
 
-/// Connects to a socket, and gives up at the time `end`. While the socket's backlog is full, the kernel lets `connect`
-/// wait, because a busy daemon soon accepts connections again.
+/// Connects to a socket, and gives up at the time `end`. While the socket's backlog is full, `connect` waits in the
+/// kernel, because a busy daemon soon accepts connections again.
 fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;
@@ -106,7 +106,7 @@ fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     Ok(stream.into())
 }
 
-/// A stream whose reads end at a deadline, even if the bytes arrive one at a time.
+/// A connection to the daemon whose reads end at a deadline, even if the bytes arrive one at a time.
 struct DeadlineReader<'a> {
     stream: &'a UnixStream,
     end: Instant,
@@ -124,7 +124,6 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Frame> {
     Frame::read_blocking(&mut DeadlineReader { stream, end }, MAX_ANSWER_BODY_BYTES)
 }
 
-/// Returns the time left until `end`.
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     // The kernel reads a socket timeout of zero as no timeout, and rounds timeouts to microseconds.

@@ -46,7 +46,6 @@ fn note() -> CommitRecord {
     CommitRecord::new("etcd://h:1", &attachment("c"), &txn())
 }
 
-/// Encodes a pending commit in form 1, which earlier versions of Margay wrote.
 fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     let mut content = Vec::new();
     let mut form = FirstForm(&mut content);
@@ -64,7 +63,6 @@ fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     bytes
 }
 
-/// Writes the content of a pending commit's file in form 1.
 struct FirstForm<'b>(&'b mut Vec<u8>);
 
 impl FirstForm<'_> {
@@ -191,7 +189,6 @@ fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result
     runtime.block_on(intents.pending(attachment))
 }
 
-/// Records a transaction as a pending commit of this container.
 fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> PendingCommitId {
     intents.record(&attachment(container), txn).unwrap()
 }
@@ -385,7 +382,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     let sound = ipam(Arc::new(store.clone()));
     sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
     sound.assign(&one("before"), soon()).await.unwrap();
-    // The test store carries out the first transaction and delays all later ones.
+    // The test store carries out the first transaction and delays all later transactions.
     let asked = AtomicU32::new(0);
     let late = FaultyStore::new(store.clone(), move |operation| {
         (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)

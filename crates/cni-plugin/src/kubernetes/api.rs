@@ -40,11 +40,10 @@ pub(super) struct Api {
     pub(super) agent: &'static str,
     /// The connection of the previous request, kept for reuse.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
-    /// The secret part of the credentials, which error messages must not contain.
+    /// The secret part of the credentials, masked in error messages.
     pub(super) secret: String,
 }
 
-/// A response of the Kubernetes API.
 #[derive(Debug)]
 pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
@@ -67,8 +66,8 @@ impl Api {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path of the Kubernetes API. `left` limits the total time of the request and its
-    /// retries.
+    /// Sends a GET request for a path of the Kubernetes API. The argument `left` limits the total time of the request
+    /// and its retries.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -91,8 +90,8 @@ impl Api {
 
     async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The API server may close an idle connection at any time. A request that fails on a reused connection is
-            // therefore sent again on a new connection.
+            // The API server may close an idle connection at any time, so a request that fails on a reused connection
+            // is sent again on a new one.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
             }

@@ -29,7 +29,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// A connection to a server, with or without TLS.
+/// An open connection to an HTTP server or proxy, with or without TLS.
 pub(crate) trait ApiStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ApiStream for T {}
 
@@ -131,13 +131,13 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if requests are sent to a proxy without TLS, which the proxy reads and forwards. A request that a proxy
-    /// forwards must contain the server's full URL.
+    /// True if a proxy reads and forwards the requests, because the server uses no TLS. A request that a proxy forwards
+    /// must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// Returns the address to connect to: that of the proxy if there is one, or else that of the server.
+    /// Returns the address to connect to: the proxy's address if there is a proxy, or else the server's address.
     pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
@@ -240,8 +240,8 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
     builder.with_client_auth_cert(certificates, key).map_err(|_| unusable("the client certificate"))
 }
 
-/// Parses the certificates of certificate authorities; returns `None` if the text contains no certificate or an invalid
-/// one.
+/// Parses the certificates of certificate authorities; returns `None` if the text contains no certificate, or an
+/// invalid certificate.
 fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -368,8 +368,8 @@ impl ApiProblem {
     }
 }
 
-/// The reason why a request to a server failed. The main plugin and the IPAM plugin word `Unreachable` and `Late`
-/// differently.
+/// The reason why a request to a server failed. The main plugin and the IPAM plugin report `Unreachable` and `Late` in
+/// different words.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
     /// The connection to the server or proxy could not be opened.

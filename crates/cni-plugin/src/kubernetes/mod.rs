@@ -43,12 +43,12 @@ const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"))
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The configured address of the Kubernetes API and the credentials for it. The credential files that are named here
-/// are only read when the Kubernetes API is used.
+/// The configured address of the Kubernetes API and the credentials for it. The plugin reads the named credential files
+/// only if it sends a request to the Kubernetes API.
 ///
 /// As in Calico's plugin, a value in [`Kubernetes`] overrides the kubeconfig's value. If both the kubeconfig and the
-/// API root are empty, the API of the cluster in which this process runs is used. The `Debug` output of [`Kubernetes`]
-/// shows no secrets.
+/// API root are empty, the plugin uses the Kubernetes API of the cluster in which its process runs. The `Debug` output
+/// of [`Kubernetes`] shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
@@ -109,8 +109,8 @@ impl Kubernetes {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// Reads which virtual machine a pod runs, with up to three API requests. The API requests of one call of this
-    /// function take at most `patience`, and at most five seconds.
+    /// Reads which virtual machine a pod runs, with up to three API requests, which together take at most `patience`
+    /// and at most five seconds.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message, and advice in the error's `details`.
@@ -169,7 +169,6 @@ impl Kubernetes {
     }
 }
 
-/// Runs a future to completion on this thread.
 fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
@@ -214,8 +213,8 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A client of the Kubernetes API for several requests. The client must run in a tokio runtime with time and I/O. The
-/// client's tokio runtime must be shut down in the background, because a name lookup may still be running there.
+/// A client of the Kubernetes API for several requests. The client's tokio runtime needs timers and I/O. The runtime
+/// must be shut down in the background, because a name lookup may still be running in it.
 pub(crate) struct KubeClient {
     api: Api,
 }
@@ -356,7 +355,8 @@ pub(crate) struct VmInstance {
     pub(crate) uid: String,
     /// The uid of the virtual machine that owns the instance; `None` for an instance without an owner.
     pub(crate) machine: Option<String>,
-    /// The uid of the migration that moves the virtual machine to this pod.
+    /// The uid of the migration that moves the virtual machine to this pod; `None` if the virtual machine is not being
+    /// migrated here.
     pub(crate) migration: Option<String>,
     /// True if the virtual machine (or an instance without an owner) is deleted or being deleted.
     pub(crate) ends: bool,
@@ -369,8 +369,8 @@ pub(crate) enum Launcher {
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod of the virtual machine no longer exists. The value is the virtual machine that the deleted pod ran,
-    /// judged by the pod's name; `None` if the API does not report the machine's state.
+    /// The pod no longer exists. The value is the virtual machine that the deleted pod ran, judged by the pod's name,
+    /// or `None` if the Kubernetes API does not report the machine's state.
     Gone(Option<VmInstance>),
 }
 

@@ -125,8 +125,8 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of a pod that is not read
-    /// from the Kubernetes API is named after the network.
+    /// Returns the facts for a pod that is not read from the Kubernetes API, with the network's name as the only
+    /// profile.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
@@ -163,9 +163,9 @@ impl PodFacts {
         }
     }
 
-    /// Returns pairs of addresses. Each pair is an address of the pod, and the floating address (written as in the
-    /// annotation) that leads to the pod's address. As in Calico, if the pod has several addresses of one family, a
-    /// floating address leads to the last of them.
+    /// Returns pairs of a pod's address and a floating address that leads to the pod's address. The floating address is
+    /// written as in the pod's annotation. As in Calico, if the pod has several addresses of one family, a floating
+    /// address leads to the last of them.
     ///
     /// # Errors
     /// CNI error code 999 if the pod has no address of the same family as a floating address. Calico itself panics if
@@ -298,7 +298,6 @@ fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &AllowedAnnotat
     }
 }
 
-/// A Kubernetes namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubeNamespace {
     pub(crate) name: String,
@@ -306,7 +305,6 @@ pub(crate) struct KubeNamespace {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// A Kubernetes pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubePod {
     pub(crate) labels: BTreeMap<String, String>,
@@ -326,7 +324,7 @@ pub(crate) struct KubePort {
     /// The protocol of the port, which is `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    /// The port on the host; 0 means that there is none.
+    /// The port on the host, or 0 if the container's port has no host port.
     pub(crate) host_port: u16,
     pub(crate) host_ip: String,
 }
@@ -425,8 +423,8 @@ struct ContainerPort {
 }
 
 impl ContainerPort {
-    /// Converts a container's port; returns `None` if an endpoint cannot list the port. A port needs a name for network
-    /// policies, or a host port for port maps.
+    /// Converts a container's port; returns `None` if an endpoint cannot list the port. An endpoint lists a port only
+    /// if the port has a name, for network policies, or a host port, for port maps.
     fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",

@@ -104,8 +104,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container. If another container already has the planned name of the host interface, the plan is
-    /// changed to an alternative name. Names collide if the ids of both containers start with the same characters.
+    /// Creates the container's interface. If another container already has the planned name of the host interface, the
+    /// plan is changed to an alternative name. Names of host interfaces collide if the ids of two containers start with
+    /// the same characters.
     ///
     /// # Errors
     /// An error with the message of [`wiring::Error`]. After an error, the container has no interface.
@@ -133,9 +134,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
-    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container.
-    /// A newer ADD of the same pod may already use the name of the host's end. A failure to remove the interface is
-    /// only logged, because the runtime also calls DEL after a failed ADD.
+    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container,
+    /// because a newer ADD of the same pod may already use the name of the host's end. A failure to remove the
+    /// interface is only logged, because the runtime also calls DEL after a failed ADD.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -149,7 +150,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Returns the allocator to use if the IPAM plugin is contained in this program.
+    /// Returns the allocator for the IPAM plugin that is part of this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
         MainContext::allocator(&self.session)
     }
@@ -166,7 +167,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.pause();
     }
 
-    /// Runs a future to completion, with the deadline of the plugin call as its argument.
+    /// Runs an async closure to completion. The argument of the closure is the deadline of the plugin call.
     ///
     /// # Errors
     /// Any error that the future returns.
@@ -174,7 +175,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores a new WorkloadEndpoint with the given facts, or updates the stored WorkloadEndpoint with them.
+    /// Stores the WorkloadEndpoint with these facts. If the store already has the WorkloadEndpoint, its document is
+    /// updated.
     ///
     /// # Errors
     /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
@@ -296,8 +298,8 @@ pub(super) fn make_interfaces(
     Ok(())
 }
 
-/// Refuses an assigned prefix if the data plane is external. The protocol of an external data plane has no field for
-/// prefixes. The data plane would only route a prefix's first address to the container.
+/// Refuses an assigned prefix if the data plane is external. The gRPC protocol has no field for prefixes, so the data
+/// plane would route only a prefix's first address to the container.
 fn routes_addresses(plan: &Plan) -> Result<()> {
     let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
     let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
@@ -374,8 +376,7 @@ struct MasqueradedPools {
     /// The name that distinguishes the store's daemon from the daemons of other stores on the machine.
     store: String,
     masqueraded: Vec<IpNet>,
-    /// All pools of the store. Disabled pools are included, because running containers may still have addresses in
-    /// them.
+    /// All pools of the store, including disabled pools, in which running containers may still have addresses.
     all: Vec<IpNet>,
 }
 
@@ -387,7 +388,7 @@ impl OutgoingRules {
         Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Returns an empty value, because Felix sets up the firewall rules.
+    /// Returns no firewall rules, because Felix sets them up.
     fn by_calico() -> Self {
         Self(None)
     }
@@ -476,7 +477,7 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = container_facts(add, add.host_interface(), profiles);
-    // Check the names in the WorkloadEndpoint first; Calico checks them only after all changes.
+    // Check the names in the WorkloadEndpoint before any change; Calico checks these names only after all changes.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
     add.release_store(&plugin);

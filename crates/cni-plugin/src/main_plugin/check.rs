@@ -175,7 +175,7 @@ fn ready(setup: &MainContext<'_>) -> Result<String> {
     }
 }
 
-/// Checks that etcd's user may write the WorkloadEndpoint of a container.
+/// Checks that the plugin's etcd user may write the WorkloadEndpoint of a container.
 fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     let results = format!("endpoints of {}", setup.conf.net.name);
     let Some(rights) = WriteRights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };

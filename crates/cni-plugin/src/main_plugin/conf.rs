@@ -177,7 +177,7 @@ impl MainConf {
         u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
     }
 
-    /// Returns the number of queues of each interface in the pair.
+    /// Returns the number of queues of each interface in the veth or netkit pair.
     pub(crate) fn queues(&self) -> u32 {
         u32::try_from(self.num_queues).unwrap_or(1).max(1)
     }

@@ -26,8 +26,8 @@ use crate::versions;
 /// Time limit for a call of an IPAM plugin that is another program. The IPAM plugin `dhcp` may wait for a DHCP server
 /// for a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. A process usually
-/// exits within the pause after it has closed its output.
+/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. Usually, a process
+/// exits sooner than this after it has closed its output.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The IPAM plugin of a network.
@@ -63,7 +63,7 @@ impl MainContext<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
-    /// Calls the IPAM plugin for CHECK or DEL, which concern addresses that it assigned earlier. In host-local's
+    /// Calls the IPAM plugin for a CHECK or DEL of addresses that the plugin assigned earlier. In host-local's
     /// configuration, a network of all addresses replaces each pod range of the node, so the Kubernetes API is not
     /// needed (see [`HostLocal::for_del`]).
     ///

@@ -88,7 +88,6 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
     ProcessOutcome::of(|| carry_out(invocation, stdin))
 }
 
-/// Converts an error of the crate `wiring` to a CNI error.
 fn wiring_error(error: wiring::Error) -> CniError {
     CniError::internal(error.to_string())
 }

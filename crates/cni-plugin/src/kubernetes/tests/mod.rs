@@ -69,7 +69,6 @@ fn reported(error: CniError) -> (u32, String) {
     (error.code().number(), error.message().to_owned())
 }
 
-/// A test server's reply to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
     /// An HTTP response with this status line, these additional header lines and this body.
@@ -164,7 +163,6 @@ impl Server {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// Returns the heads of all HTTP requests that the server has received.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.seen.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
