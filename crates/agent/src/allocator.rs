@@ -237,8 +237,8 @@ pub struct DirectAllocator {
 }
 
 impl DirectAllocator {
-    /// Creates an allocator on a store that the caller has already opened. Every call uses the caller's store, even if
-    /// the call names another location. The allocator never closes the store.
+    /// Creates an allocator that uses the caller's open store for every call, even if the call names another location.
+    /// The allocator never closes the caller's store.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A result whose error is a [`CniError`] by default.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
-/// The kind of a CNI error. Most kinds are well-known codes of the CNI specification.
+/// The kind of a CNI error, in most cases a well-known error code of the CNI specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
@@ -17,9 +17,9 @@ pub enum Code {
     IncompatibleVersion,
     /// 4: a CNI environment variable is missing or has an invalid value.
     InvalidEnvironment,
-    /// 5: reading standard input failed.
+    /// 5: the plugin could not read the network configuration from standard input.
     Io,
-    /// 6: the configuration cannot be decoded.
+    /// 6: the network configuration cannot be decoded.
     Decode,
     /// 7: a setting in the network configuration is invalid or impossible.
     InvalidConfig,
@@ -27,7 +27,7 @@ pub enum Code {
     InvalidNetns,
     /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: an ADD would fail now. Only STATUS returns the code 50.
+    /// 50: STATUS has found that an ADD would fail now. No other verb returns this code.
     Unavailable,
     /// 100: the datastore does not answer the test request of the option `-t`.
     Unreachable,
@@ -109,8 +109,7 @@ impl CniError {
         self
     }
 
-    /// Replaces the details of this CNI error: a remedy or the invalid value. Empty details are omitted from the
-    /// error's JSON.
+    /// Replaces the details of this CNI error: a remedy or the invalid value. The error's JSON omits empty details.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
@@ -155,9 +154,9 @@ impl From<kv::Error> for CniError {
 /// Which rules apply to the addresses and error messages of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkRules {
-    /// Calico's rules and error messages.
+    /// The network has Calico's rules and error messages.
     Calico,
-    /// The rules of a secondary network, whose pools are subnets of a layer-2 segment.
+    /// The network has the rules of a secondary network, whose pools are subnets of a layer-2 segment.
     Bridged,
 }
 
@@ -168,7 +167,8 @@ pub enum VerbFailure {
     Store(kv::Error),
     /// A pool's selector needs the labels of the pod's namespace, and the request does not contain these labels.
     NamespaceWanted,
-    /// No address is free. An ADD may still succeed after leftover addresses of earlier boots have been released.
+    /// No address is free for an ADD. The ADD may still succeed after leftover addresses of earlier boots have been
+    /// released.
     NoRoom(CniError),
     /// Any other error.
     Cni(CniError),

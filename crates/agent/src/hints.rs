@@ -94,8 +94,8 @@ impl FileHints {
         format!("{}-{}", kind.prefix(), self.name(attachment))
     }
 
-    /// Reads a hint file. Returns `None` if the file is about another store than this one, or about another network or
-    /// node than the attachment's.
+    /// Reads a hint file. Returns `None` if the hint file is about another store, or about another network or node than
+    /// the attachment's.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
         let hint: HintFile<T> = serde_json::from_slice(&bytes).ok()?;

@@ -50,8 +50,7 @@ impl HostLock {
     }
 }
 
-/// Locks the file at the given path. Returns `None` if other processes hold the file lock during the whole waiting
-/// time.
+/// Locks the file at `path`, or returns `None` if other processes hold the file lock during the whole waiting time.
 async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) -> io::Result<Option<File>> {
     // Like Calico's plugin, this function creates a missing lock file, and opens the file for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);

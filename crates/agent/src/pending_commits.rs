@@ -26,12 +26,12 @@
 //! have changed.
 //!
 //! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
-//! bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In form 2, the length of the
-//! content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
-//! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
-//! other, only the earlier step counts. Steps exist because one of a file's attachments may be released before the
-//! file's transaction is first sent. Without steps, the transaction would then assign an address to the released
-//! attachment, and no later call would release this address.
+//! bincode encoding of the `LegacyRecord` types. In form 2, which is for several attachments, the length of the content
+//! precedes the checksum, the additional attachments are at the end of the content, and steps follow the content. A
+//! step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each other, only
+//! the earlier step counts. Steps exist because one of a file's attachments may be released before the file's
+//! transaction is first sent. Without steps, the transaction would then assign an address to the released attachment,
+//! and no later call would release this address.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -276,7 +276,7 @@ const CURRENT_FORM: u8 = 3;
 /// form 2 for several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes to decode from a file of form 1 or 2. Pending commits in these forms are always smaller.
+/// Maximum number of bytes to decode from a file of form 1 or 2, whose pending commits are always smaller.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();

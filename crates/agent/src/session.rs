@@ -27,11 +27,11 @@ const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 /// How to use a store: its location, the lock file of this host, and the time limit of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAccess {
-    /// The location of the store.
+    /// The location of the store to open.
     pub location: Location,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store. The setting
-    /// `ipam_lock_file` overrides Calico's default file. An embedded store has its own lock and does not use Calico's
-    /// lock file.
+    /// `ipam_lock_file` overrides Calico's default lock file. An embedded store has its own lock and does not use
+    /// Calico's lock file.
     pub lock_file: PathBuf,
     /// Time limit of a plugin call on a cluster's store: the setting `datastore_timeout`, or 10 s.
     pub patience: Duration,

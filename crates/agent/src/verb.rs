@@ -22,8 +22,7 @@ use crate::rights::WriteRights;
 /// A request to the daemon: a CNI verb and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// Time limit for carrying out the verb. When the time limit has passed, the daemon starts no further work for the
-    /// verb.
+    /// Time limit for carrying out the verb, after which the daemon starts no further work for the verb.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
@@ -31,7 +30,8 @@ pub struct VerbRequest {
     pub verb: Verb,
 }
 
-/// A CNI verb with its request. The plugin has already made all checks of the request that need no store.
+/// A CNI verb with its request. The plugin has already checked everything in the request that can be checked without
+/// the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verb {
     /// Assigns all requested addresses, or none of them.
@@ -111,7 +111,7 @@ pub struct Gc {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that still exist, as pairs of container id and interface name. An empty list means that no
+    /// The attachments that still exist, as pairs of container id and interface name. If the set is empty, no
     /// attachment exists.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the GC call, in nanoseconds since 1970.

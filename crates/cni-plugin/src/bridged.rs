@@ -97,9 +97,10 @@ impl OwnPool {
     }
 }
 
-/// Returns the definitions of the pools in a network's configuration. A configuration's pools are named after the
-/// network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6 addresses later, and the
-/// reverse. The second and each later pool of an address family has its number at the end of its name.
+/// Returns the definitions of the pools in a network's configuration. The pools that a network configuration defines
+/// are named after the network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6
+/// addresses later, and the reverse. The second and each later pool of an address family has its number at the end of
+/// its name.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
@@ -269,8 +270,8 @@ fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     Ok(Some(given))
 }
 
-/// Reads the pools that the network configuration defines. As in host-local, the runtime's ranges come first, then the
-/// range of `ipam.subnet`, then the ranges of `ipam.ranges`.
+/// Reads the pools that the network configuration defines. In the returned list, the runtime's ranges come first, as in
+/// host-local, then the range of `ipam.subnet`, then the ranges of `ipam.ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
     let mut sets: Vec<Vec<AddressRange>> = Vec::new();
@@ -336,8 +337,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
 }
 
 /// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
-/// the ranges. An empty set of ranges has no pools. The parameter `others` contains the pools of the preceding sets of
-/// ranges.
+/// the ranges. If the set of ranges is empty, no pools are returned. The parameter `others` contains the pools of the
+/// preceding sets of ranges.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -367,7 +368,6 @@ fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<V
     Ok(pools)
 }
 
-/// A route in a CNI result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ResultRoute {
     pub(crate) dst: IpNet,

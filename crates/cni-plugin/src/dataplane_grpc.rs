@@ -46,7 +46,7 @@ pub(crate) enum Dataplane {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
-    /// The fields of `dataplane_options` whose values are strings.
+    /// The fields of `dataplane_options` whose values are strings, which are sent with each request.
     options: BTreeMap<String, String>,
 }
 
@@ -223,7 +223,7 @@ pub(crate) struct AddRequest {
     pub(crate) container_routes: Vec<String>,
     #[prost(message, optional, tag = "7")]
     pub(crate) workload: Option<WorkloadIds>,
-    /// The fields of `dataplane_options` whose values are strings.
+    /// The fields of the network configuration's `dataplane_options` whose values are strings.
     #[prost(btree_map = "string, string", tag = "8")]
     pub(crate) dataplane_options: BTreeMap<String, String>,
 }

@@ -15,8 +15,8 @@ use crate::gojson::{quoted, quoted_list};
 /// Maximum length of an interface's name on Linux, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// A copy of the process's environment variables. The plugin never reads environment variables from the process
-/// directly, but only from an [`Environment`].
+/// A copy of the process's environment variables. The plugin reads all environment variables from an [`Environment`],
+/// never directly from the process.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
@@ -112,7 +112,6 @@ pub(crate) enum OwnNetns {
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
-    /// The value of `CNI_COMMAND`.
     pub(crate) command: String,
     pub(crate) container: String,
     pub(crate) netns: Option<PathBuf>,

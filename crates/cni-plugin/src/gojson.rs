@@ -141,8 +141,8 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The JSON does not end with a newline.
-/// The characters `<`, `>`, `&`, U+2028 and U+2029 are escaped, as in Go.
+/// Renders a value as JSON without a final newline, like Go's `json.MarshalIndent` with an indent of four spaces. The
+/// characters `<`, `>`, `&`, U+2028 and U+2029 are escaped, as in Go.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
@@ -196,7 +196,6 @@ pub(crate) fn quoted(text: &str) -> String {
 
 fn push_escape(out: &mut String, c: char) {
     let code = u32::from(c);
-    // Writing to a `String` cannot fail.
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
@@ -275,7 +274,7 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parsed().map(|net| net.trunc()).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// Parses an IP address. An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
+/// Parses an IP address, where an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }

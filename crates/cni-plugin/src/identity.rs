@@ -16,11 +16,11 @@ use crate::netconf::NetConf;
 /// The machine that a plugin call runs on.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// The kernel's host name.
+    /// The host name that the kernel reports.
     pub hostname: String,
     /// The boot id of the running kernel; `None` if the kernel does not report a boot id.
     pub boot_id: Option<String>,
-    /// The time of the plugin call.
+    /// The time at which the plugin call started.
     pub now: OffsetDateTime,
     /// The file that contains the node's name, unless the network configuration names another file.
     pub nodename_file: PathBuf,

@@ -51,8 +51,7 @@ pub struct Invocation {
 pub enum PluginName {
     /// The name `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// The name `calico-ipam` or `calico`. Under the names `calico-ipam` and `calico`, the plugin treats every network
-    /// as a Calico network.
+    /// The name `calico-ipam` or `calico`, under which the plugin treats every network as a Calico network.
     CalicoIpam,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Many plugin processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and
 //! rotated names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same
-//! file. Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log
-//! rotation are made for one process, because they cache the size of the open file and rename it without taking a lock.
-//! Margay therefore implements its own log rotation.
+//! file. Calico's plugins rotate their log with Go's library lumberjack. Margay implements its own log rotation,
+//! because lumberjack and the Rust libraries for log rotation are made for one process: they cache the size of the open
+//! file and rename it without taking a lock.
 //!
 //! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After locking the log
 //! file, a process checks whether the log's path still refers to the locked file. If the log's path refers to another
@@ -193,8 +193,8 @@ const MAX_WRITE_ATTEMPTS: usize = 100;
 /// keeps the names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
-/// apply.
+/// The maximum size of the log file, and the maximum number and age of rotated files. A field that is `None` sets no
+/// limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
     /// Maximum size of a log file, in bytes. Only a log file with a single, longer line exceeds the maximum size.
@@ -253,7 +253,7 @@ impl LogFile {
         Ok(log)
     }
 
-    /// Appends a line to the log file.
+    /// Appends a line to the log file, and first rotates the log file if it is too full for the line.
     ///
     /// # Errors
     /// Any I/O error of writing the line.
@@ -346,8 +346,8 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Locks the log file. Returns false if another process keeps the log file locked for longer than `patience`, or if the
-/// file system does not support file locks.
+/// Locks the log file, and returns false if another process keeps the log file locked for longer than `patience`, or if
+/// the file system does not support file locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {

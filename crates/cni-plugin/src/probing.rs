@@ -2,9 +2,9 @@
 //! reads the labels of the pod's namespace. On a secondary network with a probe, the module assigns a new address only
 //! if no device on the layer-2 segment answers for that address.
 //!
-//! The plugin probes on the container's node, between the commit of the ADD and the result of the ADD. The daemon
-//! therefore never waits for a probe. If the plugin is killed during a probe, the probed addresses stay assigned until
-//! the runtime's DEL releases them.
+//! The plugin itself, not the daemon, sends the probe: on the container's node, between the commit and the result of
+//! the ADD. If the plugin is killed during a probe, the probed addresses stay assigned until the runtime's DEL releases
+//! them.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -166,7 +166,7 @@ fn has_elements(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
-/// Returns the value of `network_name`. An empty `network_name` counts as absent.
+/// Returns the value of whereabouts' key `network_name`, or `None` if the value is empty.
 ///
 /// # Errors
 /// CNI error code 7 if `network_name` is not a string, or contains no letter or digit.
@@ -258,7 +258,7 @@ fn read_whereabouts_range(
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
-/// Parses the networks in the setting `exclude`. The address of an excluded network may have host bits. A single
+/// Parses the networks in whereabouts' key `exclude`. The address of an excluded network may have host bits. A single
 /// address in `exclude` counts as a network with one address.
 fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));

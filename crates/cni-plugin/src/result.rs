@@ -273,7 +273,8 @@ impl AddResult {
 }
 
 impl ResultPart<ResultRoute> {
-    /// True if the route is an IPv4 route. Returns `None` for a route of another plugin that has no destination.
+    /// True if the route is an IPv4 route. Returns `None` if the route comes from another plugin and has no
+    /// destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
             Self::Ours(route) => Some(route.dst.addr().is_ipv4()),

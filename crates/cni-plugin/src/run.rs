@@ -109,8 +109,8 @@ pub(crate) struct CniContext<'a> {
 }
 
 impl<'a> CniContext<'a> {
-    /// Decodes a call of the IPAM plugin that was started under the given name. The values in `variables` override the
-    /// environment variables.
+    /// Decodes a call of the IPAM plugin that was started under the given name. The values in the argument `variables`
+    /// override the environment variables of the plugin call.
     ///
     /// # Errors
     /// Any error of decoding the network configuration.

@@ -74,7 +74,7 @@ pub struct BlockNotes {
 
 impl HeldBlocks {
     /// Returns the record of the blocks of a store in which a node holds addresses, below a base folder such as
-    /// `/run/margay`. Creates neither files nor folders.
+    /// `/run/margay`. This function creates neither files nor folders.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -150,7 +150,7 @@ impl HeldBlocks {
     /// `notes` was listed.
     ///
     /// # Errors
-    /// Any error of writing `held.json`. After an error, no notes are removed.
+    /// Any error of writing `held.json`, after which no notes are removed.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };

@@ -54,7 +54,7 @@ pub fn running() -> Option<Duration> {
 /// The sources from which a node's name can come, as in Calico. An empty name counts as not configured.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
-    /// The node name that is explicitly configured.
+    /// The node name in the configuration.
     pub given: &'a str,
     /// The path of a file that contains the node name.
     pub file: &'a Path,
@@ -91,9 +91,8 @@ pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
-/// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty. The
-/// function stops reading at the maximum length, because the configuration could name a file without an end, such as a
-/// device.
+/// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty, because
+/// the configuration could name a file without an end, such as a device.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;

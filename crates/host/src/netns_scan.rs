@@ -55,8 +55,8 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 /// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
 /// higher process id than its parent, and `/proc` is listed in ascending order. A round of a scan therefore also visits
 /// child processes that start during the round. A namespace that is handed from process to process can only escape a
-/// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further
-/// rounds follow while new namespaces are found.
+/// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around, and
+/// further rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
 /// How long a scan keeps starting rounds because each round has found new namespaces. On a machine that starts many
 /// containers, almost every round of a scan finds new namespaces.
@@ -171,15 +171,15 @@ fn check_visibility() -> Result<Option<String>, IncompleteScan> {
 /// The namespaces, names and addresses that a scan has found so far, and its failures.
 #[derive(Debug, Default)]
 struct NetnsSearch {
-    /// Inodes of the network namespaces that were entered. The inode alone identifies a namespace, because all
+    /// Inodes of the network namespaces that the scan has entered. The inode alone identifies a namespace, because all
     /// namespaces are files on one file system of the kernel.
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
-    /// Inodes of address lists (see [`listing_inode`]). The set `entered` is for namespaces that were entered, and the
-    /// set `shielded` for namespaces of threads to which access was denied. Each network namespace has its own address
-    /// list. An inode in both `entered` and `shielded` therefore means that the shielded thread's namespace was entered
-    /// by another path.
+    /// Inodes that identify network namespaces by their address lists (see [`listing_inode`]). The set `entered` is for
+    /// namespaces that were entered, and the set `shielded` for namespaces of threads to which access was denied. Each
+    /// network namespace has its own address list. An inode in both `entered` and `shielded` therefore means that the
+    /// shielded thread's namespace was entered by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
     /// Network namespaces that could not be visited, each with its inode if known, because another path may still lead

@@ -74,7 +74,6 @@ pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Pr
     probes.into_iter().map(|probe| probe.outcome).collect()
 }
 
-/// An Ethernet interface that is up.
 struct Link {
     name: String,
     address: LinkAddr,
@@ -126,7 +125,6 @@ impl Link {
     }
 }
 
-/// The probe of one IP address.
 struct Probe {
     address: IpAddr,
     own: Mac,

@@ -29,7 +29,8 @@ const RTF_REJECT: u32 = 0x200;
 const MIN_PREFIX_LENGTH: u8 = 2;
 
 /// Returns the destinations of all routes of this network namespace, in all routing tables, without default routes. The
-/// result includes the addresses of the namespace's own interfaces. It is no error if IPv6 is disabled.
+/// destinations include the addresses of the namespace's own interfaces. If IPv6 is disabled, only IPv4 routes are
+/// returned.
 ///
 /// # Errors
 /// Any error of reading the routes in `/proc`.
@@ -63,8 +64,8 @@ fn v6_routes() -> io::Result<Vec<Route>> {
     }
 }
 
-/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, each with its interface. Default routes
-/// are left out.
+/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, without default routes, each with its
+/// interface.
 ///
 /// # Errors
 /// Any error of reading the routes in `/proc`.

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The version of the frame format. Programs with different versions do not exchange requests.
+/// The version of the frame format. A client and a daemon with different versions do not exchange requests.
 pub const FRAME_VERSION: u8 = 4;
 /// Maximum size of a request's body, in bytes. A request to the store has at most 1.5 MiB, and the list of attachments
 /// in a request for the CNI verb GC is shorter.
@@ -38,7 +38,7 @@ const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_
 pub enum FrameKind {
     /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
-    /// The daemon's confirmation that it has received a request. The frame's body is empty.
+    /// The daemon's confirmation, with an empty body, that it has received a request.
     Taken = b't',
     /// A [`StallReport`] that the daemon sends every second while a CNI verb is queued or in progress.
     Alive = b'l',
@@ -49,7 +49,7 @@ pub enum FrameKind {
     /// The client's announcement that it is about to wait for the store lock. The frame's body is empty, and the daemon
     /// sends no answer.
     Yield = b'y',
-    /// The answer to a request. The daemon sends one answer for each item of a watch.
+    /// The daemon's answer to a request, or one item of a watch that a client has requested.
     Answer = b'a',
 }
 
@@ -135,7 +135,7 @@ impl Frame {
         if bytes.is_empty() { Ok(frame) } else { Err(malformed("bytes behind a frame")) }
     }
 
-    /// Reads a frame like [`read`](Self::read), but from a blocking stream. The end of the stream is an error.
+    /// Reads a frame like [`read`](Self::read), but from a blocking stream, whose end is an error.
     pub(crate) fn read_blocking(stream: &mut impl Read, limit: usize) -> io::Result<Self> {
         let mut header = [0; HEADER_BYTES];
         stream.read_exact(&mut header)?;
@@ -199,7 +199,7 @@ fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(FrameKind, usi
     Ok((kind, length))
 }
 
-/// Returns the error for malformed bytes.
+/// Returns the error for bytes from a connection that are malformed.
 pub fn malformed(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
@@ -207,7 +207,7 @@ pub fn malformed(what: impl Into<String>) -> io::Error {
 /// The identity of a file: the numbers by which the kernel distinguishes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
-    /// The number of the file's device.
+    /// The number of the device that contains the file.
     pub device: u64,
     /// The number of the file's inode.
     pub inode: u64,
@@ -232,7 +232,7 @@ pub enum StoreIdentity {
     Nothing,
     /// An embedded store.
     Embedded {
-        /// The id of the store.
+        /// The id that the store was given when it was created.
         id: String,
         /// The identity of the file `queue` in the store's folder. If a client finds a different file under that name,
         /// the client's store is not the daemon's.

@@ -15,7 +15,6 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 enum Reply {
-    /// A reply message in protobuf encoding.
     Message(Vec<u8>),
     /// A gRPC status code and the status message.
     Status(&'static str, &'static str),

@@ -36,7 +36,6 @@ pub(super) struct Api {
     /// The path prefix of every request, taken from the API's URL.
     pub(super) prefix: String,
     pub(super) login: Login,
-    /// The User-Agent header of API requests.
     pub(super) agent: &'static str,
     /// The connection of the previous request, kept for reuse.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
@@ -140,8 +139,8 @@ impl Api {
         ApiProblem::transient(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
-    /// Parses an error response of the Kubernetes API. The message in the response is shortened, and the secret part of
-    /// the credentials is masked in the message.
+    /// Parses an error response of the Kubernetes API, shortens the message in the response, and masks the secret part
+    /// of the credentials in the message.
     pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
         let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -208,7 +207,7 @@ pub(super) struct Credential {
 }
 
 impl Login {
-    /// Returns the credential for the next API request. The token file is read again for each API request.
+    /// Returns the credential for the next API request, for which a token file is read again.
     pub(super) fn credential(&self) -> Result<Option<Credential>, ApiProblem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),

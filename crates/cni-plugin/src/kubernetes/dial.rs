@@ -194,13 +194,13 @@ impl ApiRoute {
     }
 }
 
-/// Which server certificates are trusted.
+/// Which server certificates a TLS client trusts.
 pub(super) enum TlsTrust {
-    /// Trusts the certificate authorities that this system trusts.
+    /// The client trusts the certificate authorities that the machine's system trusts.
     System,
-    /// Trusts only the given certificate authorities, in PEM format.
+    /// The client trusts only the given certificate authorities, in PEM format.
     Authority(Vec<u8>),
-    /// Trusts every server certificate (`insecure-skip-tls-verify`).
+    /// The client trusts every server certificate (`insecure-skip-tls-verify`).
     Everyone,
 }
 
@@ -307,7 +307,7 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
             "check kubernetes.kubeconfig, and that the file is there",
         )
     };
-    // Without O_NONBLOCK, opening a named pipe would block.
+    // Without O_NONBLOCK, opening a path that is a named pipe would block.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
     check_file(path, &file, WHY_KUBERNETES).map_err(unreadable)??;
     let mut bytes = Vec::new();

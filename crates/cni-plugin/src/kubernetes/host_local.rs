@@ -332,7 +332,7 @@ mod tests {
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
         // If a configuration has several fields with one name, the last field counts. The names of configuration fields
-        // are case-sensitive.
+        // are case-sensitive, as in Calico.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
         // The parser accepts a subnet that is not a string, because host-local itself reports the mistake.

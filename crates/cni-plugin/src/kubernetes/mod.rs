@@ -213,8 +213,8 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A client of the Kubernetes API for several requests. The client's tokio runtime needs timers and I/O. The runtime
-/// must be shut down in the background, because a name lookup may still be running in it.
+/// A client for several requests to the Kubernetes API, which needs a tokio runtime with timers and I/O. This tokio
+/// runtime must be shut down in the background, because a name lookup may still be running in it.
 pub(crate) struct KubeClient {
     api: Api,
 }
@@ -365,11 +365,11 @@ pub(crate) struct VmInstance {
 /// How a pod relates to a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
-    /// The pod runs no virtual machine.
+    /// The pod exists and runs no virtual machine.
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod no longer exists. The value is the virtual machine that the deleted pod ran, judged by the pod's name,
+    /// The pod no longer exists. The field is the virtual machine that the deleted pod ran, judged by the pod's name,
     /// or `None` if the Kubernetes API does not report the machine's state.
     Gone(Option<VmInstance>),
 }
@@ -475,7 +475,8 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an API object. The inner error is the API's message for an object that does not exist.
+    /// Reads the metadata of an API object. If the object does not exist, the inner error is the API's message about
+    /// the missing object.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

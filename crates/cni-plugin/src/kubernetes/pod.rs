@@ -183,8 +183,8 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// Reads the annotations that choose pools. If the pod's annotation is absent or empty, the namespace's annotation
-    /// counts.
+    /// Reads the annotations that choose the pod's pools. If the pod's annotation is absent or empty, the namespace's
+    /// annotation counts.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -233,7 +233,6 @@ impl HardwareAddress {
         let mut text = String::new();
         for (at, byte) in bytes.iter().enumerate() {
             let separator = if at == 0 { "" } else { ":" };
-            // Writing to a `String` cannot fail.
             let _ = write!(text, "{separator}{byte:02x}");
         }
         Ok(Self { bytes, text })
@@ -368,8 +367,8 @@ struct KubeObject {
 }
 
 impl KubeObject {
-    /// Parses an API object. The JSON parser's error is dropped because it quotes a part of the text, and a pod may
-    /// contain secrets.
+    /// Parses an object of the Kubernetes API. The JSON parser's error is dropped because it quotes a part of the text,
+    /// and a pod may contain secrets.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }

@@ -30,7 +30,7 @@ use crate::result::{AddResult, ResultInterface};
 /// Carries out an ADD of the main plugin.
 ///
 /// # Errors
-/// An error with Calico's message. All changes of the failed ADD have been undone.
+/// An error with Calico's message, after all changes of the failed ADD have been undone.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     // Calico detects a wrong network namespace only after making all changes of the ADD, and does not undo the changes.
     if setup.is_own_netns() {
@@ -109,7 +109,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// the same characters.
     ///
     /// # Errors
-    /// An error with the message of [`wiring::Error`]. After an error, the container has no interface.
+    /// An error with the message of [`wiring::Error`]. After an error, the ADD has left no interface in the container.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
@@ -170,13 +170,12 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Runs an async closure to completion. The argument of the closure is the deadline of the plugin call.
     ///
     /// # Errors
-    /// Any error that the future returns.
+    /// Any error that the async closure returns.
     pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores the WorkloadEndpoint with these facts. If the store already has the WorkloadEndpoint, its document is
-    /// updated.
+    /// Stores a new WorkloadEndpoint with these facts, or updates the WorkloadEndpoint that is already stored.
     ///
     /// # Errors
     /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
@@ -426,7 +425,7 @@ impl OutgoingRules {
 /// Carries out the ADD of a plain container, which belongs to no pod.
 ///
 /// # Errors
-/// An error with Calico's message. All changes of the failed ADD have been undone.
+/// An error with Calico's message, after all changes of the failed ADD have been undone.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";

@@ -185,7 +185,7 @@ impl MainConf {
     /// Returns the device type of the pair of interfaces: veth or netkit.
     ///
     /// # Errors
-    /// An error for an unknown value of `device_type`.
+    /// An error if the value of `device_type` is unknown.
     pub(crate) fn device(&self) -> Result<Device> {
         match self.device_type.as_str() {
             "" | "veth" => Ok(Device::Veth),

@@ -89,7 +89,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     if setup.is_own_netns() { Err(env::own_netns_error()) } else { Ok(String::new()) }
 }
 
-/// Removes the container's interface in a DEL that cannot use the store. Returns the error `error` of the store.
+/// Removes the container's interface in a DEL that cannot use the store, and returns the store's error.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
         tracing::warn!(%error, "cannot remove the container's interface, and cannot reach the store");

@@ -30,7 +30,7 @@ const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
 /// exits sooner than this after it has closed its output.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// The IPAM plugin of a network.
+/// The IPAM plugin that a network configuration names.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
     /// The IPAM plugin in this program, called under the given plugin name.

@@ -29,7 +29,7 @@ struct PodRequest {
 /// stored.
 ///
 /// # Errors
-/// An error with Calico's message. All changes of the failed ADD have been undone.
+/// An error with Calico's message, after all changes of the failed ADD have been undone.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;

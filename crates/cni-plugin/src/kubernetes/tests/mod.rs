@@ -77,7 +77,6 @@ pub(crate) enum Reply {
     Bytes(Vec<u8>),
     /// The test server sends these bytes slowly, one every tenth of a second.
     Drip(Vec<u8>),
-    /// The test server never replies.
     Nothing,
     /// The test server opens a tunnel to the host of the CONNECT request, as a proxy does.
     Tunnel,
