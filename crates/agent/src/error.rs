@@ -27,7 +27,7 @@ pub enum Code {
     InvalidNetns,
     /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: STATUS has found that an ADD would fail now. No other verb returns this code.
+    /// 50: STATUS has found that an ADD would fail now. Verbs other than STATUS never return the code 50.
     Unavailable,
     /// 100: the datastore does not answer the test request of the option `-t`.
     Unreachable,
@@ -88,7 +88,8 @@ impl CniError {
     }
 
     /// Creates a CNI error with code 999. The message of the CNI error consists of the messages of `error` and of all
-    /// its sources, joined with colons. A source whose message already occurs in the joined message is left out.
+    /// its sources, joined with colons. A source of the error is left out if the joined message already contains its
+    /// message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -142,8 +143,8 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// Converts a store error into a CNI error. The error code is 11 if the store is unchanged and the same call may
-    /// succeed a little later.
+    /// Converts a store error into a CNI error. The CNI error code is 11 if the store is unchanged and the same plugin
+    /// call may succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
         let again = transient && error.outcome() == kv::Outcome::NotApplied;

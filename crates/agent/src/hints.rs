@@ -71,8 +71,7 @@ impl FullKind {
 
 /// How long a list of full blocks or full pools is used, in seconds since its first entry was read from the store.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that lists full blocks, in bytes. A list of full blocks has at most tens of thousands of
-/// blocks.
+/// Maximum size of the file that lists full blocks, in bytes. The file lists at most tens of thousands of full blocks.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {

@@ -1,11 +1,11 @@
 //! Keeps the pending commits of ADDs in files. [`ipam_core::pending_commits`] explains the purpose of pending commits.
 //!
 //! The files of pending commits are in a folder in memory (`/run`), which only its owner can read. There is one file
-//! for each pending commit, which is a transaction whose outcome is unknown. The file's name begins with a checksum of
-//! the attachment, so an attachment's files are found without opening the files of other attachments. The allocator
-//! writes the whole file of a pending commit before it sends the transaction. A checksum in the file of a pending
-//! commit shows whether the file is complete. The files of pending commits are not synced to a disk. A pending commit
-//! must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
+//! for each pending commit, which is a transaction whose outcome is unknown. The name of a pending commit's file begins
+//! with a checksum of the attachment, so finding an attachment's files does not require opening all files. The
+//! allocator writes the whole file of a pending commit before it sends the transaction. A checksum in the file of a
+//! pending commit shows whether the file is complete. The files of pending commits are not synced to a disk. A pending
+//! commit must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -30,8 +30,8 @@
 //! precedes the checksum, the additional attachments are at the end of the content, and steps follow the content. A
 //! step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each other, only
 //! the earlier step counts. Steps exist because one of a file's attachments may be released before the file's
-//! transaction is first sent. Without steps, the transaction would then assign an address to the released attachment,
-//! and no later call would release this address.
+//! transaction is first sent. Without steps, a transaction sent after the release would assign an address to a released
+//! attachment, and no later call would release this address.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -375,8 +375,8 @@ impl CommitRecord {
     }
 }
 
-/// Returns the checksum of the number of a file's form and the file's content. The checksum includes the form's number,
-/// because the content of one form might also be decodable in another form.
+/// Returns the checksum of the number of a file's form and the file's content. The checksum covers the form's number,
+/// because bytes of one form might also be decodable in another form.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

@@ -3,8 +3,8 @@
 //! The rights check is a transaction that changes nothing ([`Txn::trial`]). Like a write, the rights check needs the
 //! agreement of the etcd cluster's members. Runtimes call STATUS every few seconds, so the result of a rights check is
 //! kept for a minute in a file in memory (`/run`). There is one file with a kept result for each login, network and
-//! node. An ADD that fails with a store error removes the file with the kept result, whatever the result is. An ADD
-//! that succeeds removes the file with the kept result only if the result is a refusal.
+//! node. An ADD that fails with a store error always removes the file with the kept result. An ADD that succeeds
+//! removes the file only if the kept result is a refusal.
 
 use std::fs;
 use std::path::PathBuf;

@@ -41,7 +41,7 @@ pub struct StoreAccess {
 
 impl StoreAccess {
     /// Returns a copy whose time limit is what is left of the plugin call's time limit, which covers all steps of the
-    /// call. The time limit in the copy is at least [`MIN_STEP_BUDGET`], which is enough to report a failure to the
+    /// call. The copy's time limit is at least [`MIN_STEP_BUDGET`], which is enough time to report a failure to the
     /// runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {

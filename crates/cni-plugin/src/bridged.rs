@@ -39,8 +39,8 @@ pub(crate) struct BridgedNetwork {
     /// Gateways of a network that has several pools in one address family. Each configured gateway applies to the pool
     /// that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
-    /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
-    /// configuration defines pools, an ADD uses only these pools. The ADD creates the store and the configured pools if
+    /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the network
+    /// configuration defines pools, an ADD uses only these pools, and creates the store and the configured pools if
     /// they are missing.
     pub(crate) own_pools: Vec<OwnPool>,
     /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
@@ -64,15 +64,16 @@ pub(crate) struct OwnPool {
     /// The pool's subnet, without host bits. The subnet is at least a /30 for IPv4, and at least a /126 for IPv6.
     pub(crate) subnet: IpNet,
     /// The pool's assignable addresses: the first and last address of each range, in ascending order, without overlap,
-    /// inside the subnet. An empty list of ranges means that the whole subnet is assignable.
+    /// inside the subnet. If the list of ranges is empty, the whole subnet is assignable.
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
     /// The index of the set of ranges that this pool belongs to. An attachment gets one address from each set of
     /// ranges.
     pub(crate) set: usize,
     /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
-    /// True if the configuration has `"subnet": "auto"` for this pool. The store finds an automatic pool by its name. A
-    /// new automatic pool uses a free network of the size of `subnet`.
+    /// True if the configuration has `"subnet": "auto"` for this pool. A pool with an automatic subnet is found in the
+    /// store by its name. If the store does not have the pool yet, a free network of the size of `subnet` becomes the
+    /// pool's subnet.
     pub(crate) is_auto: bool,
     /// The gateway that the configuration names in this pool's ranges.
     pub(crate) gateway: Option<IpAddr>,
@@ -99,8 +100,8 @@ impl OwnPool {
 
 /// Returns the definitions of the pools in a network's configuration. The pools that a network configuration defines
 /// are named after the network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6
-/// addresses later, and the reverse. The second and each later pool of an address family has its number at the end of
-/// its name.
+/// addresses later, and the reverse. The names of the second and all later pools of an address family end with the
+/// pool's number.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
@@ -337,8 +338,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
 }
 
 /// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
-/// the ranges. If the set of ranges is empty, no pools are returned. The parameter `others` contains the pools of the
-/// preceding sets of ranges.
+/// the ranges. If the set of ranges is empty, no pools are returned. The argument `others` contains the pools of the
+/// sets of ranges that were already parsed.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -377,8 +378,8 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The fields of a route other than its destination and gateway. CNI results contain route options such as the MTU
-/// since CNI version 0.3.0.
+/// The fields of a route other than its destination and gateway. Since CNI version 0.3.0, the routes of CNI results
+/// contain options such as the MTU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -469,8 +470,8 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     members.iter().map(weight).collect()
 }
 
-/// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, a pool is
-/// at the front in proportion to its weight, which is 1 by default. All pools except the moved pool keep their order.
+/// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, each pool
+/// is at the front in proportion to its weight, which is 1 by default. All other pools keep their order in `pools`.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;

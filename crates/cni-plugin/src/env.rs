@@ -107,8 +107,8 @@ pub(crate) enum OwnNetns {
     Accepted,
 }
 
-/// The values of the `CNI_*` environment variables, as passed to the plugin. A variable is empty here if the CNI verb
-/// does not need the variable.
+/// The values of the `CNI_*` environment variables, as passed to the plugin. The field of a variable that the CNI verb
+/// does not need is empty.
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
@@ -126,9 +126,9 @@ impl CniCall {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. The form of each variable that the verb
-    /// needs is checked first; then, a single error reports all missing variables. As in Go's CNI library, `CNI_PATH`
-    /// is required, although the CNI specification does not require this variable.
+    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. If a variable that the verb needs is
+    /// malformed, the error names only this variable; otherwise, one error names all missing variables. As in Go's CNI
+    /// library, `CNI_PATH` is required, although the CNI specification does not require this variable.
     ///
     /// # Errors
     /// CNI error code 4 if a `CNI_*` variable is missing or malformed.

@@ -146,16 +146,15 @@ impl<'de> Visitor<'de> for JsonVisitor {
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Serializing a plain struct into a buffer in memory cannot fail. If it did fail, the empty output would fail the
-    // tests.
+    // Serializing a plain struct into a buffer in memory cannot fail; the tests would detect the empty output.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. The escaped characters occur in JSON only inside strings, so they
-/// can be replaced without parsing the JSON.
+/// Escapes the characters that Go escapes in JSON. These characters occur in JSON only inside strings, so the function
+/// need not parse the JSON.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -204,8 +203,8 @@ pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Strin
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of the beginning of a `serde_json` error message and the end of Go's message for the same error. Go's message
-/// begins with the invalid character.
+/// Pairs of the beginning of a `serde_json` error message and the corresponding text in Go's error message, which
+/// follows the invalid character.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),

@@ -152,8 +152,8 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences Rust's panic messages in the whole process. Instead, [`run`](crate::run) and each store's adapter catch a
-/// panic and return an error.
+/// Silences Rust's panic messages in the whole process. Panics are reported as errors instead: [`run`](crate::run) and
+/// each store's adapter catch panics.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);

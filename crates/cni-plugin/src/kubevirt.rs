@@ -90,9 +90,9 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 }
 
 /// Returns the handle under which a virtual machine's addresses are assigned. If the handle would be too long, a
-/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut to the characters that
-/// remain up to [`MAX_HANDLE_BYTES`]. If more characters remain than the checksum has, Calico panics, but this function
-/// uses the whole checksum.
+/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut so that the handle has at
+/// most [`MAX_HANDLE_BYTES`], but never to fewer than [`MIN_SUM_CHARS`] characters. If the whole checksum leaves the
+/// handle shorter than [`MAX_HANDLE_BYTES`], Calico panics, but this function uses the whole checksum.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();

@@ -180,11 +180,11 @@ const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock on the log file. After one timeout, the process writes all later lines without
-/// waiting for the lock on the log file.
+/// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
+/// on the log file when it writes a log line.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock the log file. Another process locks the log file only while it writes one line,
-/// which takes less time than the pause.
+/// Pause between two attempts to lock the log file. Processes lock the log file only while they write one line, which
+/// takes less time than this pause.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
@@ -193,8 +193,8 @@ const MAX_WRITE_ATTEMPTS: usize = 100;
 /// keeps the names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// The maximum size of the log file, and the maximum number and age of rotated files. A field that is `None` sets no
-/// limit.
+/// The maximum size of the log file, and the maximum number and age of rotated files. A size, number or age of `None`
+/// is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
     /// Maximum size of a log file, in bytes. Only a log file with a single, longer line exceeds the maximum size.
@@ -206,8 +206,8 @@ pub(crate) struct RotationLimits {
 }
 
 impl RotationLimits {
-    /// Converts the configured limits in megabytes, days and files. The value 0 means the default limit, and a negative
-    /// value means no limit.
+    /// Converts the configured limits in megabytes, days and files. A configured limit of 0 means the default limit,
+    /// and a negative value means no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -295,8 +295,8 @@ impl LogFile {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest rotated file gets the name that sorts last, even if several files are rotated within one
-        // millisecond. If the clock was far ahead when an older log file was rotated, the older file's name still sorts
-        // last.
+        // millisecond. If the system clock was far ahead at an earlier rotation, the name of that rotated file still
+        // sorts last.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -334,8 +334,8 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may already have removed the same rotated file. If a rotated file could not be
-                // removed for another reason, the next rotation tries again.
+                // Another process may already have removed the same rotated file. If removing a rotated file fails for
+                // another reason, the next rotation of the log tries again.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }

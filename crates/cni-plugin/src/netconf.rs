@@ -288,8 +288,8 @@ fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
     }
 }
 
-/// Decodes the values of a network configuration, and keeps the first error about a value of a wrong type. The field
-/// `path` is the position of the current value in the configuration, as printed in Go's error messages.
+/// Decodes the values of a network configuration, and keeps the first error about a value of a wrong type. The argument
+/// `path` of the methods is the position of the decoded value in the configuration, as printed in Go's error messages.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     error: Option<String>,

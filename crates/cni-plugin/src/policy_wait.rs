@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 
 /// The folder in which Felix creates the status files, unless the configuration names another folder.
 const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
-/// Pause between two checks whether Felix's status file exists. Checking for the status file takes a few microseconds;
-/// activating a pod's rules takes Felix longer than this pause.
+/// Pause between two checks whether Felix's status file exists. Each check for the status file takes a few
+/// microseconds, and Felix takes longer than 20 ms to activate a pod's rules.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The characters that Go escapes in a segment of a URL's path: all characters except letters, digits and `-_.~$&+=:@`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC

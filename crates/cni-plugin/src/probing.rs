@@ -167,7 +167,7 @@ impl ProbeRun<'_> {
     }
 
     /// Returns the addresses that the attachment had before the ADD, which are not probed, because the container itself
-    /// may answer for them. Returns `None` if these addresses cannot be read from the store.
+    /// may answer for them. Returns `None` if the attachment's addresses cannot be read from the store.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
@@ -369,8 +369,8 @@ mod tests {
         request.into()
     }
 
-    /// Runs an ADD on a layer-2 segment on which devices use the addresses `devices`. Returns the result of the ADD and
-    /// the probed addresses.
+    /// Runs an ADD on a layer-2 segment on which devices use the addresses `devices`. Returns the result of the ADD,
+    /// and the addresses that the ADD probed.
     fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
         let probed = RefCell::new(Vec::new());
         let devices = ips(devices);

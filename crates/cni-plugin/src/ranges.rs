@@ -43,8 +43,8 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Parses a setting of host-local, which is a list of lists of objects. The function appends each inner list to `sets`,
-/// as a set of ranges.
+/// Parses a setting of host-local, which is a list of lists of objects. Each inner list of the setting is appended to
+/// `sets` as a set of ranges.
 ///
 /// # Errors
 /// CNI error code 7 for a malformed setting of host-local.
@@ -148,8 +148,8 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range,
-/// a key of whereabouts has no effect.
+/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range
+/// in whereabouts' notation, the other keys of whereabouts have no effect.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
@@ -275,8 +275,8 @@ fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     elements.iter().map(read).collect()
 }
 
-/// Returns the parts of an address range that are outside of all excluded networks, in ascending order. The addresses
-/// are represented as integers in this function.
+/// Returns the parts of an address range that are outside of all excluded networks, in ascending order. In the
+/// arguments and the result, IP addresses are represented as integers.
 fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
     let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
     excluded.sort_unstable();

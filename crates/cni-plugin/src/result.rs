@@ -82,8 +82,8 @@ impl AddResult {
         self
     }
 
-    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. Each address has
-    /// the network mask of its pool or, if so configured, of its block.
+    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. Each address in
+    /// the result has the network mask of its pool or, if so configured, of its block.
     ///
     /// # Errors
     /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
@@ -142,9 +142,9 @@ impl AddResult {
     }
 
     /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
-    /// result, its own interfaces follow the interfaces of the IPAM plugin. In the main plugin's result, each address
-    /// belongs to the last interface, has no gateway, and has the length of the assigned prefix if there is one, or
-    /// else of a host address.
+    /// result, the main plugin's own interfaces follow the interfaces of the IPAM plugin. Each address in the main
+    /// plugin's result belongs to the last interface and has no gateway. The prefix length of an address is that of the
+    /// assigned prefix if there is one, or else that of a host address.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -224,8 +224,8 @@ impl AddResult {
         Ok(gojson::indented(&PrintedOldResult { version, ip4, ip6, prefixes: &self.prefixes, dns }))
     }
 
-    /// Renders a CNI result in CNI version 0.3.0 or later. Before CNI 1.0.0, each address has a field for its IP
-    /// version, the field `dns` is always present, and interfaces have no MTU.
+    /// Renders a CNI result in CNI version 0.3.0 or later. In results before CNI 1.0.0, each address has a field for
+    /// its IP version, the field `dns` is always present, and interfaces have no MTU.
     fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
@@ -373,8 +373,8 @@ pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>>
 }
 
 /// Returns the prefixes in a `prevResult` of the main plugin. A prefix is an address in the `prevResult` whose prefix
-/// length is less than that of a host address. The field `margay.io/prefixes` cannot be used here, because runtimes
-/// drop fields that CNI does not define.
+/// length is less than that of a host address. The prefixes are not read from the field `margay.io/prefixes`, because
+/// runtimes drop fields that CNI does not define.
 pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
     let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());

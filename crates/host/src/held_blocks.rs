@@ -6,9 +6,9 @@
 //! takes an address from another node's block, the ADD writes a note. A note is an empty file named after the block and
 //! the current minute. Processes need no lock to write notes, because there is one file for each block and minute. An
 //! ADD that crashes leaves at most one unneeded note. A scan writes the blocks in which it found addresses of the node
-//! to `held.json`. After writing `held.json`, the scan removes the notes that are older than the longest possible CNI
-//! call. The file `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong
-//! owner or mode. If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
+//! to the file `held.json`, and then removes the notes that are older than the longest possible CNI call. The file
+//! `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong owner or mode.
+//! If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age at which a scan removes a note file. An ADD always commits or fails long before its note file reaches
-/// the minimum age.
+/// Minimum age at which a scan removes a note file. Every ADD commits or fails long before its note file reaches this
+/// age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
 /// Maximum size of `held.json`, in bytes. The record for the blocks of one node is far smaller than this limit.

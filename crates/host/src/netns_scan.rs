@@ -136,8 +136,8 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
 /// process's process id namespace, or `None` for the machine's initial process id namespace.
 ///
 /// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
-/// inside a container with its own user namespace belong to that user namespace. A scan in the container cannot enter
-/// namespaces that were created outside of the container, and reports the failure.
+/// inside a container with its own user namespace belong to that user namespace. A scan in such a container cannot
+/// enter namespaces that were created outside of the container, and reports them as a failure.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -177,9 +177,9 @@ struct NetnsSearch {
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
     /// Inodes that identify network namespaces by their address lists (see [`listing_inode`]). The set `entered` is for
-    /// namespaces that were entered, and the set `shielded` for namespaces of threads to which access was denied. Each
-    /// network namespace has its own address list. An inode in both `entered` and `shielded` therefore means that the
-    /// shielded thread's namespace was entered by another path.
+    /// namespaces that the scan has entered, and the set `shielded` for namespaces of threads to which access was
+    /// denied. Each network namespace has its own address list, so an inode in both sets means that the scan entered
+    /// the shielded thread's namespace by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
     /// Network namespaces that could not be visited, each with its inode if known, because another path may still lead
@@ -221,8 +221,8 @@ impl NetnsSearch {
                 }
             }
         }
-        // If the open files of a process cannot be listed, the scan still counts as complete. It is rare that only an
-        // open file keeps a network namespace alive.
+        // If the open files of a process cannot be listed, the scan still counts as complete, because it is rare that
+        // only an open file keeps a network namespace alive.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -261,8 +261,8 @@ impl NetnsSearch {
         })
     }
 
-    /// Visits the network namespaces that are mounted in the mount namespace of a thread. Returns false if the list of
-    /// the thread's mounts could not be read.
+    /// Visits the network namespaces that are mounted in the mount namespace of a thread. Returns false if the thread's
+    /// `mountinfo` file could not be read.
     fn visit_mounts(&mut self, thread: &Path) -> bool {
         let list = thread.join("mountinfo");
         match fs::read(&list) {
@@ -463,8 +463,8 @@ fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // If `if_inet6` does not exist, the kernel has no IPv6. If the thread had ended, reading the list of IPv4
-        // addresses would have failed before.
+        // If the file `if_inet6` does not exist, the kernel has no IPv6. The file is not missing because the thread has
+        // ended: reading the list of IPv4 addresses would have failed before.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }

@@ -131,7 +131,7 @@ struct Probe {
     /// The Ethernet frame that the probe sends.
     frame: Vec<u8>,
     /// The socket that sends the frame; for IPv6, there is a second socket that receives the answers. The field is
-    /// `None` if the probe has failed, or if it needs no packets.
+    /// `None` if the probe has failed or needs no packets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }
@@ -246,8 +246,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. The value inside `Some` is
-/// the sender's MAC address, if the advertisement contains one.
+/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. The inner value is the MAC
+/// address of the advertisement's sender, if the advertisement contains one.
 fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;
@@ -257,8 +257,8 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
         if *kind == TARGET_MAC {
             return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
         }
-        // The length of an NDP option is in units of 8 bytes. An NDP option length of 0 is invalid, so parsing of the
-        // options ends there.
+        // The length of an NDP option is in units of 8 bytes. A length of 0 is invalid and ends the parsing of the NDP
+        // options.
         let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
         options = length.and_then(|length| options.get(length..)).unwrap_or_default();
     }

@@ -33,9 +33,9 @@ pub struct DaemonConnection {
 }
 
 impl DaemonConnection {
-    /// Connects to a daemon's socket. Waits at most `within`, and never longer than [`FROZEN_TIMEOUT`], for a place in
-    /// the socket's backlog and for the daemon's greeting. The function `is_trusted` decides whether the client accepts
-    /// a daemon that runs as this user.
+    /// Connects to a daemon's socket. The client waits at most `within`, and never longer than [`FROZEN_TIMEOUT`], for
+    /// a place in the socket's backlog and for the daemon's greeting. The function `is_trusted` decides whether the
+    /// client accepts a daemon that runs as this user.
     ///
     /// # Errors
     /// `NotFound` or `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not trusted;
@@ -51,8 +51,8 @@ impl DaemonConnection {
         Ok(Self { stream, alive_at: Instant::now(), hello })
     }
 
-    /// Sends a request and waits for the answer, at most `within`. Stops waiting if the daemon makes no progress for
-    /// [`FROZEN_TIMEOUT`].
+    /// Sends a request and waits for the answer, at most `within`. The client stops waiting if the daemon makes no
+    /// progress for [`FROZEN_TIMEOUT`].
     ///
     /// # Errors
     /// `TimedOut` or `WouldBlock` if the daemon is frozen or has not answered in time; any I/O error of the connection.

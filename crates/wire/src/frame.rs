@@ -46,8 +46,8 @@ pub enum FrameKind {
     Verb = b'v',
     /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
-    /// The client's announcement that it is about to wait for the store lock. The frame's body is empty, and the daemon
-    /// sends no answer.
+    /// The client's announcement that it is about to wait for the store lock. The body of the announcement is empty,
+    /// and the daemon does not answer it.
     Yield = b'y',
     /// The daemon's answer to a request, or one item of a watch that a client has requested.
     Answer = b'a',
@@ -63,8 +63,8 @@ impl FrameKind {
 /// The progress of the daemon's store while a CNI verb waits in the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
-    /// Time since the store last finished an operation, but at most the time since the request arrived. The time is
-    /// zero while another process has the store open.
+    /// Time since the store last finished an operation, but at most the time since the request arrived. While another
+    /// process has the store open, this time is zero.
     pub stalled_for: Duration,
 }
 
@@ -241,7 +241,7 @@ pub enum StoreIdentity {
     /// A cluster's store.
     Cluster {
         /// The way to log in to the cluster, without secrets: endpoints, user, the client's certificate. The daemon
-        /// does not serve clients that use another login.
+        /// serves only clients that use the same login.
         access: String,
     },
 }
@@ -249,7 +249,7 @@ pub enum StoreIdentity {
 /// The daemon's greeting, the first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version of the daemon's program. The encoding of request bodies depends on this version.
+    /// The version of the daemon's program. The encoding of request bodies depends on the program's version.
     pub program: String,
     /// The process id of the daemon in the daemon's own PID namespace.
     pub process: u32,

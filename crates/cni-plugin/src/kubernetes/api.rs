@@ -65,8 +65,7 @@ impl Api {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path of the Kubernetes API. The argument `left` limits the total time of the request
-    /// and its retries.
+    /// Sends a GET request for a path of the Kubernetes API. The request and its retries take at most the time `left`.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {

@@ -114,8 +114,8 @@ pub(super) struct ApiRoute {
 
 impl ApiRoute {
     /// Combines the settings of a connection; returns `None` if the server's name is invalid. The closure `tls` is
-    /// called only for an HTTPS server. If set, `server_name` replaces the host as the name that the server's
-    /// certificate must contain.
+    /// called only for an HTTPS server. The server's certificate must contain the name `server_name` if it is set, or
+    /// else the host in the server's address.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -321,8 +321,8 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     Ok(bytes)
 }
 
-/// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A file that
-/// cannot be opened is accepted by this check, because etcd's client will report the problem.
+/// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A credential file
+/// that cannot be opened is no error here, because etcd's client reports this problem later.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {

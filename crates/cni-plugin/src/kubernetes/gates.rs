@@ -26,7 +26,7 @@ struct GatePace {
 
 /// Waits until all readiness gates are open, one gate after another. A readiness gate is open once it responds with an
 /// HTTP status from 200 to 399; the rest of the response is ignored. Each readiness gate must open within 30 seconds,
-/// and `left` limits the total time for all readiness gates.
+/// and all readiness gates together within the time `left`.
 ///
 /// # Errors
 /// CNI error code 999 with Calico's message if a gate is not a URL, or did not open within its 30 seconds. CNI error
@@ -75,7 +75,8 @@ impl ReadinessGate {
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
-    /// Queries a readiness gate repeatedly until it is open. The reason why the last query failed is stored in `last`.
+    /// Queries a readiness gate repeatedly until it is open. After each failed query of the gate, the reason of the
+    /// failure is stored in `last`.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
         // After a slow query of a gate, the queries that it delayed are skipped.

@@ -1,5 +1,5 @@
-//! Adapts the network configuration for the IPAM plugin host-local. In this configuration, a placeholder for a subnet
-//! stands for a pod range of the node (`spec.podCIDRs`).
+//! Adapts the network configuration for the IPAM plugin host-local. A subnet in host-local's configuration may be a
+//! placeholder for a pod range of the node (`spec.podCIDRs`).
 
 use agent::{CniError, Result};
 use ipnet::IpNet;

@@ -224,7 +224,7 @@ impl Kubernetes {
     /// request.
     ///
     /// # Errors
-    /// CNI error code 999. The message is Calico's if the API is not configured or the kubeconfig is missing.
+    /// CNI error code 999, with Calico's message if the Kubernetes API is not configured or the kubeconfig is missing.
     pub(crate) fn client(&self) -> Result<KubeClient> {
         if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
@@ -267,8 +267,8 @@ impl KubeClient {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Requests the version of the Kubernetes API to check that the API responds. The request asks the API server to
-    /// respond within two seconds.
+    /// Checks that the Kubernetes API responds by requesting its version, and asks the API server to respond within two
+    /// seconds.
     ///
     /// # Errors
     /// Any error of [`namespace`](Self::namespace).
@@ -277,8 +277,8 @@ impl KubeClient {
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// Reads an object of the Kubernetes API by the object's path. The names of objects in the path are checked,
-    /// because they come from a runtime or a file.
+    /// Reads an object of the Kubernetes API by the object's path. This function checks the names of objects in the
+    /// path, because the names come from a runtime or a file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -389,8 +389,8 @@ impl Kubernetes {
     /// Reads which virtual machine a pod runs, with up to three API requests that together take at most `patience`.
     ///
     /// # Errors
-    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. If the pod no
-    /// longer exists, no error is returned.
+    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. A pod that no
+    /// longer exists is not an error.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
@@ -462,7 +462,8 @@ impl LauncherQuery<'_> {
     }
 
     /// Finds the virtual machine of a deleted pod by the name of the pod. KubeVirt builds the pod's name from the
-    /// machine's name and five characters. Returns `None` if the API does not report whether the machine exists.
+    /// virtual machine's name and five characters. Returns `None` if the Kubernetes API does not report whether the
+    /// virtual machine exists.
     async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
         let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
         let mut ends = true;
@@ -475,8 +476,8 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an API object. If the object does not exist, the inner error is the API's message about
-    /// the missing object.
+    /// Reads the metadata of an API object. If the object does not exist, the inner error is the Kubernetes API's
+    /// message about the missing object.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

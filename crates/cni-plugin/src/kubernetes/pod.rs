@@ -22,7 +22,7 @@ const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
 /// The types of the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. A service account whose name is longer gives its pods no service
+/// Maximum length of a label's value, in bytes. The pods of a service account with a longer name have no service
 /// account label.
 const MAX_LABEL_BYTES: usize = 63;
 
@@ -59,7 +59,7 @@ pub(crate) struct PodFacts {
     pub(crate) profiles: Vec<String>,
     /// The pod's ports, in the order in which its endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
-    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. An empty list means that the
+    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. If a list is empty, the
     /// pod's annotations choose no pool.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
@@ -79,8 +79,7 @@ pub(crate) struct PodFacts {
 /// A hardware address, taken from an annotation or from an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
-    /// The 6, 8 or 20 bytes of the hardware address. An interface gets only the first six bytes of the hardware
-    /// address.
+    /// The 6, 8 or 20 bytes of the hardware address, of which an interface gets only the first six.
     pub(crate) bytes: Vec<u8>,
     /// All bytes of the hardware address in lower-case hexadecimal, separated by colons.
     pub(crate) text: String,
@@ -183,8 +182,8 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// Reads the annotations that choose the pod's pools. If the pod's annotation is absent or empty, the namespace's
-    /// annotation counts.
+    /// Reads the annotations that choose the pod's pools. If the pod's annotation is absent or empty, the annotation of
+    /// the pod's namespace chooses the pools.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -367,8 +366,8 @@ struct KubeObject {
 }
 
 impl KubeObject {
-    /// Parses an object of the Kubernetes API. The JSON parser's error is dropped because it quotes a part of the text,
-    /// and a pod may contain secrets.
+    /// Parses an object of the Kubernetes API. The JSON parser's error is not returned, because it quotes a part of the
+    /// text, which may contain a pod's secrets.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }

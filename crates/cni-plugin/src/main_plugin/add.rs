@@ -89,8 +89,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node creates the node name file on its machine. A network with Margay's own store may be on the same
-        // machine as calico-node.
+        // calico-node creates the node name file. A network with an embedded store may be on a machine where
+        // calico-node runs for other networks.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -104,9 +104,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Creates the container's interface. If another container already has the planned name of the host interface, the
-    /// plan is changed to an alternative name. Names of host interfaces collide if the ids of two containers start with
-    /// the same characters.
+    /// Creates the container's interface. If another container's host interface already has the planned name, this
+    /// function puts an alternative name into the plan. Names of host interfaces collide if the ids of two containers
+    /// start with the same characters.
     ///
     /// # Errors
     /// An error with the message of [`wiring::Error`]. After an error, the ADD has left no interface in the container.
@@ -167,7 +167,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.pause();
     }
 
-    /// Runs an async closure to completion. The argument of the closure is the deadline of the plugin call.
+    /// Runs an async closure to completion, with the deadline of the plugin call as the closure's argument.
     ///
     /// # Errors
     /// Any error that the async closure returns.
@@ -202,9 +202,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
-    /// Releases the addresses of a failed ADD. A release always includes all addresses of the container, so nothing is
-    /// released if the container already had one of the addresses before the ADD. A failure to release the addresses is
-    /// only logged, because the runtime also calls DEL after a failed ADD.
+    /// Releases the addresses of a failed ADD. Nothing is released if the container already had one of the addresses
+    /// before the ADD, because a release always includes all addresses of the container. A failure to release the
+    /// addresses is only logged, because the runtime also calls DEL after a failed ADD.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -214,8 +214,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.release_all(plugin);
     }
 
-    /// Calls the IPAM plugin to release all addresses of the container. A failure to release the addresses is only
-    /// logged.
+    /// Calls the IPAM plugin to release all addresses of the container, and only logs a failure.
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
@@ -394,9 +393,9 @@ impl OutgoingRules {
 
     /// Enables forwarding and masquerading for a container with these addresses.
     ///
-    /// The firewall rules are rebuilt from the current pools. After a pool was changed or deleted, the next ADD in any
-    /// pool therefore removes the pool's old rules. If the firewall rules cannot be set up, the ADD fails only if its
-    /// container needs the rules.
+    /// The firewall rules are rebuilt from the current pools, so the next ADD in any pool removes the old rules of a
+    /// pool that was changed or deleted. If the firewall rules cannot be set up, the ADD fails only if its container
+    /// needs the rules.
     ///
     /// # Errors
     /// An error with the message of [`wiring::Error`], which also names the address that needs masquerading.
@@ -470,8 +469,8 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
 }
 
 /// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. If a WorkloadEndpoint of the
-/// container is already stored, the container has lost its interface together with its network namespace. The IPAM
-/// plugin then chooses new addresses, because the container's old addresses may have been released.
+/// container is already stored, the container has lost its interface together with its network namespace. After such a
+/// loss, the IPAM plugin chooses new addresses, because the container's old addresses may have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;

@@ -186,8 +186,8 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
 /// Time limit for the datastore's answer to the test with the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the plugin prints
-/// nothing for the option `-t`.
+/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the returned output
+/// is empty.
 ///
 /// # Errors
 /// CNI error code 100, with the cause in the error's details.

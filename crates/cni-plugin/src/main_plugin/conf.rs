@@ -144,8 +144,7 @@ impl MainConf {
     }
 
     /// Refuses etcd's key and certificate files if users other than their owner may write to them: these users could
-    /// make the plugin trust another etcd. If a key or certificate file is missing, the error is reported later, when
-    /// the store is opened.
+    /// make the plugin trust another etcd. A missing key or certificate file is reported only when the store is opened.
     ///
     /// # Errors
     /// An error that names the refused file and the command that corrects its mode.

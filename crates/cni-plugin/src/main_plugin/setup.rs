@@ -273,7 +273,7 @@ impl Workload {
     }
 
     /// Returns the name of the workload's interface on the host. The argument `felix` is the value of the environment
-    /// variable `FELIX_INTERFACEPREFIX`. The name of a pod's host interface contains a digest. The name of a plain
+    /// variable `FELIX_INTERFACEPREFIX`. The name of a pod's host interface contains a digest, and that of a plain
     /// container's host interface contains the first characters of the container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
@@ -336,8 +336,8 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
 }
 
 /// Replaces the invalid characters in a label's key or value, by Calico's rules. A slash in the key or value becomes a
-/// dot. A sequence of other invalid characters in the key or value becomes one dash. A sequence of dots and dashes that
-/// contains a dot becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
+/// dot, and a sequence of other invalid characters becomes one dash. A sequence of dots and dashes that contains a dot
+/// becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {
