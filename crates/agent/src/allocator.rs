@@ -180,7 +180,7 @@ impl Verb {
     }
 }
 
-/// Sends a verb to the daemon and waits for the answer until the time limit of the verb ends or the daemon dies.
+/// Sends a verb to the daemon, and waits for the answer until the verb's time limit has passed or the daemon dies.
 fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     let within = verb.budget(at);
     let end = Instant::now() + within;
@@ -282,8 +282,8 @@ impl DirectAllocator {
                 }
                 Err(error) => Err(error.into()),
             };
-            // Release the host lock before closing the store, so that the next plugin call need not wait for the
-            // closing.
+            // Release the host lock before closing the store, so that the next plugin call does not wait while the
+            // store is closed.
             drop(lock);
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");

@@ -6,7 +6,7 @@ use std::fmt;
 use ipam_core::{BridgeError, QuotaReached};
 use serde::{Deserialize, Serialize};
 
-/// A result whose error is a [`CniError`] by default.
+/// A result whose error type is [`CniError`] unless another type is given.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
 /// The kind of a CNI error, in most cases a well-known error code of the CNI specification.

@@ -29,7 +29,7 @@ const HELD_BLOCKS_FOLDER: &str = "/run/margay";
 /// Maximum size of a hint file, in bytes. A hint file contains three names and at most a few dozen blocks.
 const MAX_HINT_BYTES: u64 = 64 * 1024;
 
-/// The hints about one store, kept as files in a folder.
+/// The hint files of one store in a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct FileHints {
     folder: PathBuf,

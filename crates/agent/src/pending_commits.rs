@@ -73,7 +73,7 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// The pending commits of one store, kept as files in a folder.
+/// The files of one store's pending commits in a folder.
 #[derive(Clone, Debug)]
 pub struct PendingCommitFolder {
     folder: PathBuf,
@@ -84,7 +84,7 @@ pub struct PendingCommitFolder {
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Offset of the steps in a file of form 2; `None` for files of the other forms.
+    /// Offset of the steps in a file of form 2, in bytes; `None` for files of the other forms.
     steps: Option<usize>,
 }
 
@@ -102,7 +102,7 @@ impl PendingCommitFolder {
         self
     }
 
-    /// Checks that a pending commit could be recorded now.
+    /// Checks that a pending commit could be recorded now, by writing and removing a trial file.
     ///
     /// # Errors
     /// Any error of writing or removing the trial file.
@@ -186,8 +186,8 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<us
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
     {
         Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
-        // Ignore a file that the process that wrote it has just removed, because this process has learned the outcome
-        // of the commit.
+        // Ignore a missing file: the process that recorded the pending commit has just learned its outcome and removed
+        // the file.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(
@@ -231,7 +231,7 @@ impl PendingCommits for PendingCommitFolder {
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
                 Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
-                // Ignore a file that the process that wrote it has just removed.
+                // Ignore a missing file: the process that recorded the pending commit has just removed the file.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -240,8 +240,8 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the common prefix of the names of an attachment's files. The prefix is a checksum, which two attachments may
-/// share, so the content of each file also names its attachment.
+/// Returns the common prefix of the names of all files that record pending commits of an attachment. The prefix is a
+/// checksum, which two attachments may share, so the content of each file also names its attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"

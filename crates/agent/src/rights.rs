@@ -33,10 +33,10 @@ pub struct WriteRights {
     whose: RightsSubject,
 }
 
-/// The login, network and node that a rights check concerns.
+/// The login, network and node for which a node's rights are checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsSubject {
-    /// A name for the combination of the etcd cluster's endpoints and the login.
+    /// A text that identifies the etcd cluster's endpoints together with the login.
     access: String,
     network: String,
     node: String,

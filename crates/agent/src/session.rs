@@ -154,8 +154,8 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
     }
 }
 
-/// Returns the allocator of [`ipam_for_store`] with one addition: if no address is free, the allocator scans the
-/// machine for addresses that are no longer used.
+/// Returns an allocator like [`ipam_for_store`], which also scans the machine for unused addresses if no address is
+/// free.
 pub(crate) fn ipam_with_liveness(
     store: Arc<dyn Store>,
     location: &Location,

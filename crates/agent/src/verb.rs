@@ -227,7 +227,8 @@ impl Verb {
         }
     }
 
-    /// Returns whether an answer belongs to this verb and ends the plugin call.
+    /// Returns whether the answer is of a kind that this verb has, other than [`Answer::Declined`] and
+    /// [`Answer::Refused`].
     pub(crate) fn is_answered_by(&self, answer: &Answer) -> bool {
         matches!(
             (self, answer),

@@ -36,19 +36,19 @@ pub(crate) enum Network {
 pub(crate) struct BridgedNetwork {
     pub(crate) gateway_v4: Gateway,
     pub(crate) gateway_v6: Gateway,
-    /// Gateways of a network that has several pools in one address family. Each configured gateway applies to the pool
-    /// that contains its address, and takes precedence over that pool's own gateway.
+    /// The configured gateways of a network that has several pools in one address family. Each configured gateway
+    /// applies to the pool that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
     /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the network
     /// configuration defines pools, an ADD uses only these pools, and creates the store and the configured pools if
     /// they are missing.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
+    /// The weight of each pool, with the pool's name or subnet as the key. The weight of a pool without an entry is 1.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
 impl BridgedNetwork {
-    /// Returns the index of the set of ranges that contains an address, or `usize::MAX` if no set contains the address.
+    /// Returns the index of the set of ranges that contains an address, or `usize::MAX` if no set of ranges does.
     pub(crate) fn set_of(&self, address: IpAddr) -> usize {
         let by_range = self.own_pools.iter().find(|pool| pool.has(address));
         let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
@@ -440,7 +440,7 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
     Ok(ResultRoute { dst, gw, options })
 }
 
-/// The weight of each pool, by the pool's entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
+/// The weight of each pool. The key is the pool's entry in `ipv4_pools` or `ipv6_pools`, or the pool's subnet.
 pub(crate) type PoolWeights = BTreeMap<String, u32>;
 
 /// Reads the weights of pools in `ipam.weights`.

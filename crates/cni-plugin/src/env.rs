@@ -37,7 +37,7 @@ impl Environment {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// False if the environment variable is set to bytes that are not UTF-8.
+    /// Returns false if the environment variable is set to bytes that are not UTF-8.
     fn is_text(&self, name: &str) -> bool {
         self.get(name).is_none_or(|value| value.to_str().is_some())
     }
@@ -160,7 +160,7 @@ impl CniCall {
             let message = format!("required env variables [{}] missing", missing.join(","));
             return Err(CniError::new(Code::InvalidEnvironment, message));
         }
-        // Converting bytes that are not UTF-8 could turn two interfaces or workloads into one name, and thus give both
+        // If bytes that are not UTF-8 were converted to text, two interfaces or workloads could get one name, and thus
         // the same address.
         let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
         if let Some(name) = odd.filter(|_| verb == CniVerb::Add) {
@@ -211,7 +211,7 @@ fn check_interface(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The path of the network namespace that the current thread is in.
+/// The path in `/proc` of the network namespace that the current thread is in.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no network

@@ -63,7 +63,7 @@ impl GoJson {
     /// field.
     ///
     /// # Errors
-    /// The [kind](Self::kind) of the first field with this name that is not a string.
+    /// If a field with this name is not a string, the [kind](Self::kind) of the first such field.
     pub(crate) fn text_member(&self, name: &str) -> Result<&str, &'static str> {
         let Self::Object(members) = self else { return Ok("") };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);

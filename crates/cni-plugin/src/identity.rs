@@ -121,8 +121,7 @@ impl ContainerIdentity {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([
             ("node".to_owned(), node.clone()),
-            // Every change of the block rewrites this time, so the time has only milliseconds, which keeps the block
-            // small.
+            // Every change of a block rewrites the timestamps of its addresses, so a timestamp has only milliseconds.
             ("timestamp".to_owned(), go_string(whole_milliseconds(now))),
             ("margay.io/net".to_owned(), network.clone()),
             ("margay.io/ifname".to_owned(), interface.clone()),

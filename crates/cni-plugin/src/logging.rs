@@ -50,7 +50,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
-    // An error means that the process already has a global log subscriber, which then stays in use.
+    // `set_global_default` fails if the process already has a global log subscriber, which then stays in use.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -174,7 +174,7 @@ fn reported(level: LevelFilter) -> Targets {
 /// chronological order.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
-/// A time in [`STAMP_FORMAT`] whose digits are all zeros.
+/// The form of a time in [`STAMP_FORMAT`], with zeros for all digits.
 const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
@@ -231,7 +231,7 @@ struct LogFile {
 
 #[derive(Debug)]
 struct LogFileState {
-    /// The file that was at the log's path at the last write.
+    /// The open file that was at the log's path when the last line was written.
     file: Option<File>,
     patience: Duration,
 }

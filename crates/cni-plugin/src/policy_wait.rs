@@ -26,7 +26,7 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// How a pod waits for its network policy: the folder of Felix's status files, and the maximum wait.
+/// How an ADD waits for the network policy of its pod: the folder of Felix's status files, and the maximum wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PolicyWait {
     folder: PathBuf,

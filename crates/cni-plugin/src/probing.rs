@@ -139,7 +139,7 @@ impl ProbeRun<'_> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
-        // If the container had addresses before the ADD, they stay assigned until the container's DEL.
+        // Addresses that the container had before the ADD stay assigned until the container's DEL.
         if settled.is_err() && before.is_empty() {
             let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());

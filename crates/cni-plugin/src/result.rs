@@ -31,7 +31,7 @@ pub(crate) struct AddResult {
     pub(crate) dns: Option<Value>,
 }
 
-/// A part of a CNI result that was either created by this program or copied from another plugin's output.
+/// A part of a CNI result: created by this program, or copied from the output of another plugin.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum ResultPart<T> {

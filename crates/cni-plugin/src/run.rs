@@ -75,7 +75,7 @@ fn configured(
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
     if call.verb == CniVerb::Gc {
-        // If the list of valid attachments is invalid, GC fails before the rest of the configuration is checked.
+        // GC checks the list of valid attachments before the rest of the configuration.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
@@ -201,7 +201,7 @@ impl<'a> CniContext<'a> {
         }
     }
 
-    /// Returns the sticky name of the workload for which the addresses of an ADD are kept.
+    /// Returns the sticky name of the workload, for which the addresses of this ADD will be kept.
     ///
     /// # Errors
     /// Any error of [`sticky`].

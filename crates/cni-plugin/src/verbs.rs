@@ -1,8 +1,8 @@
 //! Carries out CHECK, STATUS and GC of the IPAM plugin.
 //!
-//! CHECK fails if the container holds no address in the store. CHECK also fails if an address of its `prevResult` is
-//! free in the store, or belongs to another container. If the state of an address is unknown, CHECK succeeds and writes
-//! a log line, because a runtime stops a container whose CHECK fails.
+//! CHECK fails if the container holds no address in the store at all. CHECK also fails if an address of its
+//! `prevResult` is free in the store, or belongs to another container. If the state of an address is unknown, CHECK
+//! succeeds and writes a log line, because a runtime stops a container whose CHECK fails.
 //!
 //! STATUS reports whether an ADD with the same configuration and store would succeed now. STATUS succeeds even if no
 //! pool has a free address, because a runtime marks a node as not ready when STATUS fails, and the node's pods are

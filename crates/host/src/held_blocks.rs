@@ -66,7 +66,7 @@ struct StoredScanRecord {
 /// The notes that ADDs have written about blocks of other nodes.
 #[derive(Clone, Debug, Default)]
 pub struct BlockNotes {
-    /// The blocks that are named by the notes, as CIDRs.
+    /// The blocks that the notes are about, as CIDRs.
     pub blocks: BTreeSet<String>,
     /// The note files that are too old to belong to an ADD that is still running.
     old: Vec<PathBuf>,
@@ -209,7 +209,7 @@ mod tests {
         let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
 
-        // Make one note file too old, and add a file that is not a note.
+        // Give one note file the name of an old note, and add a file that is not a note.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
         let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);

@@ -58,8 +58,8 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 /// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around, and
 /// further rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
-/// How long a scan keeps starting rounds because each round has found new namespaces. On a machine that starts many
-/// containers, almost every round of a scan finds new namespaces.
+/// Time after which a scan gives up if every round has found new namespaces. On a machine that starts many containers,
+/// almost every round of a scan finds new namespaces.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of reasons in the error message of an incomplete scan.
 const MAX_REASONS: usize = 3;
@@ -503,7 +503,7 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// Tests when a thread to which access is denied hides a namespace's name: only if no other path has led into the
+    /// Tests that a thread to which access is denied hides a namespace's name only if no other path leads into the
     /// namespace.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {

@@ -26,7 +26,7 @@ const IPV6: u16 = 0x86dd;
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// The NDP option "target link-layer address" of a neighbour advertisement.
+/// The type of the NDP option "target link-layer address" in a neighbour advertisement.
 const TARGET_MAC: u8 = 2;
 /// How long after its deadline a probe still reads packets that arrived before the deadline.
 const READ_GRACE: Duration = Duration::from_millis(10);
@@ -58,7 +58,7 @@ impl fmt::Display for Mac {
 /// same order as the addresses. If the interface itself has a probed address, the result is an answer with the
 /// interface's own MAC address.
 ///
-/// The function blocks until `timeout` has passed, or until all addresses are answered.
+/// The function blocks until `timeout` has passed, or until devices have answered for all addresses.
 pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
     let link = match Link::find(interface) {
         Ok(link) => link,
@@ -173,7 +173,7 @@ impl Probe {
         }
     }
 
-    /// Reads packets until a device has answered for the probed address, or until `until` has passed.
+    /// Reads packets until a device has answered for the probed address, or until the time `until`.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
         while self.outcome == ProbeResult::Silent {

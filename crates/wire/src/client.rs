@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use crate::frame::{Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StallReport};
 use crate::peer;
 
-/// How long a daemon may send nothing, or its store may finish no operation, before the client considers the daemon
-/// frozen.
+/// The client considers the daemon frozen if the daemon sends nothing, or its store finishes no operation, for this
+/// time.
 pub const FROZEN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Minimum time to wait for bytes from the daemon, so that a client that was scheduled too late still reads the bytes
@@ -82,8 +82,7 @@ impl DaemonConnection {
         }
     }
 
-    /// Returns the time from which the client considers the daemon frozen, unless the daemon shows progress before that
-    /// time.
+    /// Returns the time at which the client will consider the daemon frozen if the daemon shows no progress before.
     fn frozen_at(&self) -> Instant {
         self.alive_at + FROZEN_TIMEOUT
     }
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn daemon_is_left_when_frozen() {
-        // The fake daemon keeps the stream open, because the end of the stream would be a different error.
+        // The fake daemon keeps the connection open, because the end of the connection would be a different error.
         let silent = |stream: UnixStream| {
             thread::sleep(FROZEN_TIMEOUT * 3);
             drop(stream);

@@ -60,7 +60,7 @@ impl FrameKind {
     }
 }
 
-/// The progress of the daemon's store while a CNI verb waits in the daemon.
+/// A report of the daemon on the progress of its store, sent while a CNI verb waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
     /// Time since the store last finished an operation, but at most the time since the request arrived. While another
@@ -149,7 +149,7 @@ impl Frame {
         if body.len() < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(Self { kind, body }) }
     }
 
-    /// Returns the frame itself if the frame is of this kind.
+    /// Returns this frame if it is of the expected kind.
     ///
     /// # Errors
     /// `InvalidData` if the frame is of another kind.
@@ -161,7 +161,7 @@ impl Frame {
     }
 }
 
-/// Encodes a value. The encoding depends on the order of the type's fields and variants.
+/// Encodes a value. The bytes depend on the order of the fields and variants of the value's type.
 ///
 /// # Errors
 /// `InvalidInput` if the encoding is longer than [`MAX_ANSWER_BODY_BYTES`], or the value cannot be encoded.
@@ -199,7 +199,7 @@ fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(FrameKind, usi
     Ok((kind, length))
 }
 
-/// Returns the error for bytes from a connection that are malformed.
+/// Returns the error for malformed bytes from a connection.
 pub fn malformed(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }

@@ -30,7 +30,7 @@ pub enum Request {
     Watch(WatchRequest),
     /// A call of [`kv::Store::compact`].
     Compact(Revision),
-    /// Asks for the oldest revision that can be read, and the time of that revision.
+    /// Asks for the oldest revision that the store can still read, and the time of that revision.
     Oldest,
 }
 
@@ -47,7 +47,7 @@ pub enum StoreReply {
     Happened(Batch),
     /// The answer to a [`Request::Compact`].
     Compacted,
-    /// The oldest revision that can be read, and the time of that revision if known.
+    /// The oldest revision that the store can still read, and the time of that revision if known.
     Oldest(Revision, Option<SystemTime>),
     /// The error with which the request failed or the watch ended.
     Failed(ErrorReply),
@@ -64,7 +64,7 @@ pub struct ErrorReply {
     source: Option<ErrorCause>,
 }
 
-/// The text of an error's source, and the source of that source.
+/// The text of an error's source, and the cause of that source, if any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ErrorCause {
     text: String,

@@ -158,8 +158,8 @@ impl FirstForm<'_> {
     }
 }
 
-/// Converts the file of a pending commit from form 1 to form 2, and adds these steps and a second attachment, the
-/// container `d`.
+/// Converts the file of a pending commit from form 1 to form 2, and adds the given steps and a second attachment, with
+/// the container `d`.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
@@ -314,8 +314,7 @@ fn notes_are_kept_and_ignored_when_unreadable() {
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
-    // The folder also contains a file of another attachment with the same name prefix, and files that are not pending
-    // commits.
+    // Add a file of another attachment with the same name prefix, and files that are not pending commits.
     let foreign = CommitRecord::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{FILE_SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{FILE_SUFFIX}")), &whole[..whole.len() / 2]).unwrap();

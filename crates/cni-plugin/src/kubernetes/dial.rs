@@ -58,7 +58,7 @@ impl ApiAddress {
         Some(Self { is_https, host, port, authority })
     }
 
-    /// Returns the address as `host:port`, with brackets around an IPv6 address.
+    /// Returns the server's address as `host:port`, with brackets around an IPv6 address.
     pub(super) fn with_port(&self) -> String {
         let (host, port) = (&self.host, self.port);
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -113,9 +113,9 @@ pub(super) struct ApiRoute {
 }
 
 impl ApiRoute {
-    /// Combines the settings of a connection; returns `None` if the server's name is invalid. The closure `tls` is
-    /// called only for an HTTPS server. The server's certificate must contain the name `server_name` if it is set, or
-    /// else the host in the server's address.
+    /// Combines the settings for connections to a server; returns `None` if the server's name is invalid. The closure
+    /// `tls` is called only for an HTTPS server. The server's certificate must contain the name `server_name` if it is
+    /// set, or else the host in the server's address.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -294,7 +294,7 @@ const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
 const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this file: only its owner may write to it";
-/// The permission bits that let users other than the owner of a file write to the file.
+/// The mode bits by which users other than a file's owner may write to the file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Reads a file that contains credentials or certificates. A credential file is refused if users other than its owner

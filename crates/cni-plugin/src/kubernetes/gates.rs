@@ -14,8 +14,8 @@ use super::api::deadline;
 use super::dial::{self, ApiAddress, ApiRoute, TlsTrust, password};
 use crate::gojson::quoted;
 
-/// How often and how long a readiness gate is queried. As in Calico's plugin, the first query is sent only after a
-/// pause.
+/// How often a readiness gate is queried, and how long it may take to open. As in Calico's plugin, the first query is
+/// sent only after a pause.
 const GATE_PACE: GatePace = GatePace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
 
 #[derive(Clone, Copy)]
@@ -79,7 +79,7 @@ impl ReadinessGate {
     /// failure is stored in `last`.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
-        // After a slow query of a gate, the queries that it delayed are skipped.
+        // After a slow query of a gate, the later queries keep their distance instead of catching up.
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tries.tick().await;

@@ -142,7 +142,7 @@ impl HostLocal {
         })
     }
 
-    /// Returns the network configuration in the form that host-local gets.
+    /// Returns the network configuration to pass to host-local.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
@@ -187,7 +187,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // Calico's error message for a route without a destination.
+        // This is Calico's error message for a route without a destination.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {

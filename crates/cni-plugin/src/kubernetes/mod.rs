@@ -39,7 +39,7 @@ pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 /// The User-Agent header of the IPAM plugin's API requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
-/// The error message of Kubernetes's own client if the API is not configured.
+/// The error message of Kubernetes's own client if the Kubernetes API is not configured.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
@@ -53,7 +53,7 @@ const NO_CONFIGURATION: &str =
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
     pub(crate) kubeconfig: PathBuf,
-    /// The URL of the API, from `kubernetes.k8s_api_root`, or else from `policy.k8s_api_root`.
+    /// The URL of the Kubernetes API, from `kubernetes.k8s_api_root`, or else from `policy.k8s_api_root`.
     pub(crate) api_root: String,
     /// The bearer token, from `policy.k8s_auth_token`.
     pub(crate) token: String,
@@ -68,7 +68,7 @@ pub struct Kubernetes {
 }
 
 impl fmt::Debug for Kubernetes {
-    /// Shows the address of the Kubernetes API, but not the credentials.
+    /// Prints the address of the Kubernetes API, but not the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kubernetes")
             .field("kubeconfig", &self.kubeconfig)

@@ -26,7 +26,7 @@ const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
 /// account label.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// The settings of the network configuration that decide which annotations of a pod are allowed.
+/// The settings of the network configuration that decide which annotations of a pod have an effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AllowedAnnotations<'a> {
     /// The value of `ipam.type`.
@@ -70,9 +70,10 @@ pub(crate) struct PodFacts {
     /// The addresses to use without the IPAM plugin, at most one of each address family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     pub(crate) mac: Option<HardwareAddress>,
-    /// The additional source networks that the pod may use, without host bits, in the order of the annotation.
+    /// The CIDRs of the additional source addresses that the pod may use, without host bits, in the order of the
+    /// annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
-    /// The valid floating addresses, written as in the annotation.
+    /// The valid floating addresses in the pod's annotation, written as in the annotation.
     floating_ips: Vec<String>,
 }
 
@@ -311,11 +312,11 @@ pub(crate) struct KubePod {
     pub(crate) service_account: String,
     /// The node that the pod is scheduled to; empty if the pod is not scheduled yet.
     pub(crate) node: String,
-    /// The container ports that an endpoint can list; the ports of init containers come last.
+    /// The container ports that the pod's endpoint can list; the ports of init containers come last.
     pub(crate) ports: Vec<KubePort>,
 }
 
-/// A port of a container that has a name or a host port.
+/// A container's port that has a name or a host port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,

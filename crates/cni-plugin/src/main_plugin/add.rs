@@ -62,7 +62,7 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// A running ADD, with the data that it has read from the store.
+/// A running ADD, with the data that the ADD has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
@@ -162,7 +162,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Lets other processes open the store until this plugin call needs it again.
+    /// Lets other processes open the store until this plugin call needs the store again.
     pub(super) fn pause(&self) {
         self.session.pause();
     }
@@ -379,7 +379,7 @@ struct MasqueradedPools {
 }
 
 impl OutgoingRules {
-    /// Returns the firewall rules that the plugin itself sets up, for all pools of the store at this location.
+    /// Returns the firewall rules for all pools of the store at this location, to be set up by the plugin itself.
     fn by_us(location: &Location, pools: &[Pool]) -> Self {
         let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
@@ -480,7 +480,7 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let plugin = setup.ipam_plugin()?;
     add.release_store(&plugin);
     if add.found.is_some() && plugin.is_other() {
-        // Some IPAM plugins refuse a second ADD for the same attachment.
+        // Release the old addresses first, because some IPAM plugins refuse a second ADD for the same attachment.
         add.release_all(&plugin);
     }
     let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
@@ -495,7 +495,8 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
-        // As in Calico, the result of a repeated ADD keeps only the addresses and prefixes of the IPAM plugin's result.
+        // As in Calico, the result of a repeated ADD contains only the addresses and prefixes of the IPAM plugin's
+        // result.
         let prefixes = assigned.prefixes;
         assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }

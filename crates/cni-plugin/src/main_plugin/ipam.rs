@@ -43,7 +43,7 @@ pub(super) enum IpamPlugin {
 pub(super) struct IpamCall<'a> {
     pub(super) setup: &'a MainContext<'a>,
     pub(super) verb: CniVerb,
-    /// The value of `CNI_ARGS` that the IPAM plugin gets.
+    /// The value of the variable `CNI_ARGS` for the IPAM plugin.
     pub(super) args: &'a str,
     /// The configuration that the IPAM plugin gets; `None` if it equals the main plugin's configuration.
     pub(super) changed: Option<&'a [u8]>,

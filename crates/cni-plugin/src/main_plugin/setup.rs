@@ -35,7 +35,7 @@ pub(super) struct MainContext<'a> {
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels in the network configuration, which only a plain container gets.
+    /// The labels in the network configuration. Only the WorkloadEndpoint of a plain container gets these labels.
     pub(super) labels: Labels,
     /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,

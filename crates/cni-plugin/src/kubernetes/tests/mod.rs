@@ -1,4 +1,4 @@
-//! Tests of the Kubernetes client against HTTP servers on the loopback address whose replies are configurable.
+//! Tests of the Kubernetes client against HTTP servers on the loopback address with configurable replies.
 
 mod client;
 pub(super) mod trust;

@@ -90,7 +90,7 @@ async fn login_configuration_beats_kubeconfig() {
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its path is used as a whole.
+    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and no part of its path is cut off.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
