@@ -195,6 +195,7 @@ pub(crate) fn quoted(text: &str) -> String {
 
 fn push_escape(out: &mut String, c: char) {
     let code = u32::from(c);
+    // Writing to a `String` cannot fail.
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 

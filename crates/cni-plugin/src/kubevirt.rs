@@ -96,6 +96,7 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();
+    // Writing to a `String` cannot fail.
     let _ = write!(handle, "{namespace}.{machine}");
     if handle.len() <= MAX_HANDLE_BYTES {
         return handle;

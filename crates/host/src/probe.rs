@@ -74,6 +74,7 @@ pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Pr
     probes.into_iter().map(|probe| probe.outcome).collect()
 }
 
+/// An Ethernet interface that is up.
 struct Link {
     name: String,
     address: LinkAddr,

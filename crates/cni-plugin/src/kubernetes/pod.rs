@@ -233,6 +233,7 @@ impl HardwareAddress {
         let mut text = String::new();
         for (at, byte) in bytes.iter().enumerate() {
             let separator = if at == 0 { "" } else { ":" };
+            // Writing to a `String` cannot fail.
             let _ = write!(text, "{separator}{byte:02x}");
         }
         Ok(Self { bytes, text })

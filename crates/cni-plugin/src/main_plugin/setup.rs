@@ -312,6 +312,7 @@ fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
     for byte in digest.as_ref().iter().take(INTERFACE_ID_CHARS.div_ceil(2)) {
+        // Writing to a `String` cannot fail.
         let _ = write!(hex, "{byte:02x}");
     }
     hex.truncate(INTERFACE_ID_CHARS);
