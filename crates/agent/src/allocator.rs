@@ -109,7 +109,6 @@ impl dyn Allocator + '_ {
     }
 }
 
-/// Returns the internal error for an allocator whose answer belongs to another verb.
 fn wrong_answer_error(answer: &Answer) -> CniError {
     CniError::internal(format!("the allocator answered another verb: {answer:?}"))
 }
@@ -121,7 +120,6 @@ pub struct DaemonAllocator {
     direct: DirectAllocator,
 }
 
-/// The outcome of sending a CNI verb to the daemon.
 #[derive(Debug)]
 enum DaemonReply {
     Answer(Answer),
@@ -171,9 +169,9 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// If the daemon may already have carried out this verb, returns the verb with which the plugin continues. The
-    /// result is `None` if the plugin can simply repeat the verb. A repeated ADD returns the addresses that the daemon
-    /// may already have assigned to the attachment.
+    /// Returns the verb with which the plugin continues after the daemon received this verb but did not answer; `None`
+    /// if the plugin can simply repeat this verb. A repeated ADD returns the addresses that the daemon may already have
+    /// assigned to the attachment.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -182,7 +180,7 @@ impl Verb {
     }
 }
 
-/// Sends a verb to the daemon and waits for the answer until the time limit of the verb ends or the daemon dies.
+/// Sends a verb to the daemon, and waits for the answer until the verb's time limit has passed or the daemon dies.
 fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     let within = verb.budget(at);
     let end = Instant::now() + within;
@@ -240,14 +238,13 @@ pub struct DirectAllocator {
 }
 
 impl DirectAllocator {
-    /// Creates an allocator on a store that the caller has already opened. The allocator uses the caller's store for
-    /// every call, even if the call names another location, and never closes the store.
+    /// Creates an allocator that uses the caller's open store for every call, even if the call names another location.
+    /// The allocator never closes the caller's store.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }
 
-    /// Creates an allocator for a session. For calls that name the location of the session's store, the allocator uses
-    /// this open store.
+    /// Creates an allocator that uses the session's open store for every call that names the location of this store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { given: None, session: Some(session) }
     }
@@ -286,8 +283,8 @@ impl DirectAllocator {
                 }
                 Err(error) => Err(error.into()),
             };
-            // Release the host lock before closing the store, so that the next plugin call need not wait for the
-            // closing.
+            // Release the host lock before closing the store, so that the next plugin call does not wait while the
+            // store is closed.
             drop(lock);
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
@@ -318,12 +315,10 @@ impl Allocator for DirectAllocator {
 }
 
 impl Verb {
-    /// Returns the time limit for carrying out the verb.
     pub(crate) fn budget(&self, at: &StoreAccess) -> Duration {
         if matches!(self, Self::Status(_)) { STATUS_TIMEOUT } else { at.budget() }
     }
 
-    /// Returns the options with which the allocator opens the store for the verb.
     fn options(&self, location: &Location, wait: Duration) -> OpenOptions {
         let (create, wait) = match self {
             Self::Add(add) if add.makes_store() => (Create::IfMissing, wait),
@@ -374,9 +369,9 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to a cluster by sending a request; the result of the request is ignored. Without such a first request, the
-/// verb would connect to the cluster under the host lock. With sixteen concurrent calls, connecting would take a third
-/// of the time for which each call holds the lock.
+/// Connects to an etcd cluster by sending a request whose result is ignored. Without this first request, the verb would
+/// connect under the host lock. With sixteen concurrent plugin calls, each call would spend a third of its time under
+/// the host lock on connecting.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
     // An error of the first request is ignored, because the verb's own requests get and report the same error.
@@ -389,7 +384,7 @@ pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !location.is_shared()
 }
 
-/// Checks that an ADD could create the store, which does not exist yet.
+/// Checks that an ADD could create the missing store.
 fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     let runtime = Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;

@@ -6,10 +6,10 @@ use std::fmt;
 use ipam_core::{BridgeError, QuotaReached};
 use serde::{Deserialize, Serialize};
 
-/// A result whose error is a [`CniError`] by default.
+/// A result whose error type is [`CniError`] unless another type is given.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
-/// The kind of a CNI error. Most kinds are well-known codes of the CNI specification.
+/// The kind of a CNI error, in most cases a well-known error code of the CNI specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
@@ -17,9 +17,9 @@ pub enum Code {
     IncompatibleVersion,
     /// 4: a CNI environment variable is missing or has an invalid value.
     InvalidEnvironment,
-    /// 5: reading standard input failed.
+    /// 5: the plugin could not read the network configuration from standard input.
     Io,
-    /// 6: the configuration cannot be decoded.
+    /// 6: the network configuration cannot be decoded.
     Decode,
     /// 7: a setting in the network configuration is invalid or impossible.
     InvalidConfig,
@@ -27,7 +27,7 @@ pub enum Code {
     InvalidNetns,
     /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: an ADD would fail now. Only STATUS returns the code 50.
+    /// 50: STATUS has found that an ADD would fail now. Verbs other than STATUS never return the code 50.
     Unavailable,
     /// 100: the datastore does not answer the test request of the option `-t`.
     Unreachable,
@@ -72,23 +72,24 @@ pub struct CniError {
 }
 
 impl CniError {
-    /// Creates an error without details.
+    /// Creates a CNI error without details.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: String::new() }
     }
 
-    /// Creates an error with code 999, the code of every plain error of Calico's plugin.
+    /// Creates a CNI error with code 999, the code of every plain error of Calico's plugin.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Code::Internal, message)
     }
 
-    /// Creates an error for an invalid or impossible setting (code 7).
+    /// Creates a CNI error with code 7, for an invalid or impossible setting in the network configuration.
     pub fn config(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// Creates an error with code 999. The error's message consists of the messages of `error` and of all its sources,
-    /// with colons between them. A source of the error is left out if its message already occurs in the joined message.
+    /// Creates a CNI error with code 999. The message of the CNI error consists of the messages of `error` and of all
+    /// its sources, joined with colons. A source of the error is left out if the joined message already contains its
+    /// message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -102,32 +103,31 @@ impl CniError {
         Self::internal(message)
     }
 
-    /// Replaces the error code.
+    /// Replaces the code of this CNI error.
     #[must_use]
     pub fn with_code(mut self, code: Code) -> Self {
         self.code = code;
         self
     }
 
-    /// Replaces the error's details, which contain a remedy or the invalid value. Empty details are omitted from the
-    /// error's JSON.
+    /// Replaces the details of this CNI error: a remedy or the invalid value. The error's JSON omits empty details.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// Returns the error code.
+    /// Returns the code of this CNI error.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// Returns the message of the error, which says what is wrong.
+    /// Returns the message of this CNI error, which says what is wrong.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the details of the error: a remedy, the invalid value, or nothing.
+    /// Returns the details of this CNI error: a remedy, the invalid value, or nothing.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -143,8 +143,8 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// Converts a store error into a CNI error. The error code is 11 if the store is unchanged and the same call may
-    /// succeed a little later.
+    /// Converts a store error into a CNI error. The CNI error code is 11 if the store is unchanged and the same plugin
+    /// call may succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
         let again = transient && error.outcome() == kv::Outcome::NotApplied;
@@ -155,9 +155,9 @@ impl From<kv::Error> for CniError {
 /// Which rules apply to the addresses and error messages of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkRules {
-    /// Calico's rules and error messages.
+    /// The network has Calico's rules and error messages.
     Calico,
-    /// The rules of a secondary network, whose pools are subnets of a layer-2 segment.
+    /// The network has the rules of a secondary network, whose pools are subnets of a layer-2 segment.
     Bridged,
 }
 
@@ -168,7 +168,8 @@ pub enum VerbFailure {
     Store(kv::Error),
     /// A pool's selector needs the labels of the pod's namespace, and the request does not contain these labels.
     NamespaceWanted,
-    /// No address is free. An ADD may still succeed after leftover addresses of earlier boots have been released.
+    /// No address is free for an ADD. The ADD may still succeed after leftover addresses of earlier boots have been
+    /// released.
     NoRoom(CniError),
     /// Any other error.
     Cni(CniError),
@@ -196,9 +197,8 @@ impl From<VerbFailure> for CniError {
     }
 }
 
-/// Converts an error of IPAM into the error for the runtime. The error code is 7 if the user can avoid the error by
-/// changing the configuration of a secondary network. On a Calico network, an error of IPAM has the code 999, as in
-/// Calico.
+/// Converts an IPAM error into the CNI error for the runtime. The CNI error code is 7 if the user can avoid the error
+/// by changing the configuration of a secondary network. On a Calico network, the CNI error code is 999, as in Calico.
 pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
@@ -219,7 +219,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     }
 }
 
-/// Returns advice on an error of IPAM whose own message contains no advice.
+/// Returns advice for the user on an IPAM error whose own message contains no advice.
 pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
     Some(match error {
         ipam_core::Error::Exhausted { .. } => {

@@ -29,7 +29,7 @@ const HELD_BLOCKS_FOLDER: &str = "/run/margay";
 /// Maximum size of a hint file, in bytes. A hint file contains three names and at most a few dozen blocks.
 const MAX_HINT_BYTES: u64 = 64 * 1024;
 
-/// The hints about one store, kept as files in a folder.
+/// The hint files of one store in a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct FileHints {
     folder: PathBuf,
@@ -45,7 +45,7 @@ struct HintFile<T> {
     blocks: T,
 }
 
-/// The blocks or pools of a network that are full.
+/// A list of a network's full blocks or full pools, as kept in a hint file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FullNetworks {
     /// When the first full block or pool in this list was read from the store, in Unix seconds.
@@ -69,10 +69,9 @@ impl FullKind {
     }
 }
 
-/// How long a list of full blocks or full pools is used after its first entry was read from the store, in seconds.
+/// How long a list of full blocks or full pools is used, in seconds since its first entry was read from the store.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that lists full blocks, in bytes. A list of full blocks has at most tens of thousands of
-/// blocks.
+/// Maximum size of the file that lists full blocks, in bytes. The file lists at most tens of thousands of full blocks.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {
@@ -80,8 +79,8 @@ fn unix_now() -> u64 {
 }
 
 impl FileHints {
-    /// Creates a handle on this folder for hints about the store with this name. The folder for hints is created when
-    /// the first hint is written.
+    /// Creates a handle on a folder with hint files about the named store. The first hint that is written creates the
+    /// folder.
     pub(crate) fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into() }
     }
@@ -94,8 +93,8 @@ impl FileHints {
         format!("{}-{}", kind.prefix(), self.name(attachment))
     }
 
-    /// Reads the blocks in a hint file, if the file is about this store and about the network and node of the
-    /// attachment.
+    /// Reads a hint file. Returns `None` if the hint file is about another store, or about another network or node than
+    /// the attachment's.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
         let hint: HintFile<T> = serde_json::from_slice(&bytes).ok()?;
@@ -180,8 +179,8 @@ impl Hints for FileHints {
     }
 }
 
-/// Hints that only record which pools of a network are full. Hints about blocks would not speed up an embedded store,
-/// because reading such a store needs no round trip.
+/// Hints that only record which pools of a network are full. Hints about blocks would not make calls on an embedded
+/// store faster, because reading an embedded store needs no round trip.
 #[derive(Debug)]
 pub(crate) struct FullPoolHints(pub(crate) FileHints);
 

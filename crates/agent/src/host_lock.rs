@@ -16,9 +16,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// A lock on a file (`flock`) that is released when this value is dropped or the process ends.
 ///
 /// The host lock keeps Margay and Calico's plugins on this host from making conflicting commits, which they would have
-/// to repeat. Correctness does not depend on the host lock, because every commit compares the revisions of the keys
-/// that it changes. A plugin call therefore waits only a short time for the host lock. Waiting plugin calls get the
-/// host lock in the order of their arrival.
+/// to repeat. A plugin call waits only a short time for the host lock, because correctness does not depend on it: every
+/// commit compares the revisions of the keys that it changes. Waiting plugin calls get the host lock in the order of
+/// their arrival.
 #[derive(Debug)]
 pub struct HostLock {
     _file: File,
@@ -26,9 +26,9 @@ pub struct HostLock {
 
 impl HostLock {
     /// Acquires the host lock. Returns `None` if the lock file cannot be used, or if the lock is not free within 2 s or
-    /// a fifth of `budget`, whichever is shorter. If the result is `None`, the caller continues without the host lock;
-    /// the reason has already been logged. If another process holds the host lock, the future `meanwhile` runs during
-    /// the wait.
+    /// a fifth of `budget`, whichever is shorter. Before it returns `None`, the function logs the reason; the caller
+    /// continues without the host lock. If another process holds the host lock, the future `meanwhile` runs during the
+    /// wait.
     pub async fn take(path: &Path, budget: Duration, meanwhile: impl Future<Output = ()>) -> Option<Self> {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
@@ -50,8 +50,7 @@ impl HostLock {
     }
 }
 
-/// Locks the file at the given path. Returns `None` if other processes hold the file lock during the whole waiting
-/// time.
+/// Locks the file at `path`, or returns `None` if other processes hold the file lock during the whole waiting time.
 async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) -> io::Result<Option<File>> {
     // Like Calico's plugin, this function creates a missing lock file, and opens the file for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
@@ -68,8 +67,8 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting until another process releases the IPAM lock file of this host");
-    // The kernel grants the file lock to waiting processes in their order of arrival. If the wait times out, the thread
-    // that waits for the file lock may keep waiting until the process ends.
+    // The kernel grants the file lock to waiting processes in their order of arrival. After the waiting time, the
+    // thread that waits for the file lock may keep waiting until the process ends.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {
         Either::Left((locked, _)) => locked,

@@ -2,10 +2,10 @@
 //!
 //! The files of pending commits are in a folder in memory (`/run`), which only its owner can read. There is one file
 //! for each pending commit, which is a transaction whose outcome is unknown. The name of a pending commit's file begins
-//! with a checksum of the attachment. The files of an attachment are therefore found by name, without opening other
-//! files. The allocator writes the whole file of a pending commit before it sends the transaction. A checksum in the
-//! file of a pending commit shows whether the file is complete. The files of pending commits are not synced to a disk.
-//! A pending commit must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
+//! with a checksum of the attachment, so finding an attachment's files does not require opening all files. The
+//! allocator writes the whole file of a pending commit before it sends the transaction. A checksum in the file of a
+//! pending commit shows whether the file is complete. The files of pending commits are not synced to a disk. A pending
+//! commit must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -26,12 +26,12 @@
 //! have changed.
 //!
 //! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
-//! bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In form 2, the length of the
-//! content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
-//! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
-//! other, only the earlier step counts. Steps exist because one of a file's attachments may be released before the
-//! file's transaction is sent for the first time. Without steps, a transaction sent after the release would assign an
-//! address to a released attachment, and no later call would release the address.
+//! bincode encoding of the `LegacyRecord` types. In form 2, which is for several attachments, the length of the content
+//! precedes the checksum, the additional attachments are at the end of the content, and steps follow the content. A
+//! step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each other, only
+//! the earlier step counts. Steps exist because one of a file's attachments may be released before the file's
+//! transaction is first sent. Without steps, a transaction sent after the release would assign an address to a released
+//! attachment, and no later call would release this address.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -61,8 +61,8 @@ const TRIAL_FILE: &str = "trial";
 const MAX_RECORD_BYTES: u64 = 2 * 1024 * 1024;
 
 /// Separates the two parts of a store's recorded name: the store's address, and the cluster's id in hexadecimal digits.
-/// A recorded name lacks the cluster's id if the cluster had not answered yet, or if an earlier version of Margay wrote
-/// the file.
+/// A recorded store name lacks the cluster's id if the cluster had not answered yet, or if an earlier version of Margay
+/// wrote the file.
 const CLUSTER_SEPARATOR: &str = " cluster ";
 
 /// Splits a store's recorded name into the store's address and the cluster's id.
@@ -73,7 +73,7 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// The pending commits of one store, kept as files in a folder.
+/// The files of one store's pending commits in a folder.
 #[derive(Clone, Debug)]
 pub struct PendingCommitFolder {
     folder: PathBuf,
@@ -84,7 +84,7 @@ pub struct PendingCommitFolder {
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Offset of the steps in a file of form 2; `None` for files of the other forms.
+    /// Offset of the steps in a file of form 2, in bytes; `None` for files of the other forms.
     steps: Option<usize>,
 }
 
@@ -102,7 +102,7 @@ impl PendingCommitFolder {
         self
     }
 
-    /// Checks that a pending commit could be recorded now.
+    /// Checks that a pending commit could be recorded now, by writing and removing a trial file.
     ///
     /// # Errors
     /// Any error of writing or removing the trial file.
@@ -115,8 +115,8 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns the store's name for the record of a pending commit. The name is the store's address and, if the cluster
-    /// has already answered, the cluster's id.
+    /// Returns the store's name in a pending commit's file: the store's address and, if the cluster has already
+    /// answered, the cluster's id.
     fn name_of_store(&self) -> String {
         match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
             Some(id) => format!("{}{CLUSTER_SEPARATOR}{id:x}", self.store),
@@ -186,7 +186,8 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<us
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
     {
         Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
-        // The file is gone because the process that wrote it has just learned the outcome of the commit.
+        // Ignore a missing file: the process that recorded the pending commit has just learned its outcome and removed
+        // the file.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(
@@ -230,7 +231,7 @@ impl PendingCommits for PendingCommitFolder {
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
                 Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
-                // The file is gone because the process that wrote it has just removed it.
+                // Ignore a missing file: the process that recorded the pending commit has just removed the file.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -239,8 +240,8 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the common prefix of the names of an attachment's files. The prefix is a checksum, which two attachments may
-/// share, so the content of each file also names its attachment.
+/// Returns the common prefix of the names of all files that record pending commits of an attachment. The prefix is a
+/// checksum, which two attachments may share, so the content of each file also names its attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
@@ -256,9 +257,9 @@ const STEP_VOID: u8 = b'v';
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// Appends the steps "void" and "found" to a file of form 2 when another process than its writer has found the file.
-/// Returns whether the transaction in the file was sent and its outcome is unknown. If the result is `false`, the
-/// transaction need not be settled, because a writer that still runs respects the appended steps.
+/// Appends the steps "void" and "found" to a file of form 2 that a process other than the file's writer has found.
+/// Returns whether the transaction in the file was sent and its outcome is unknown. If the function returns false, the
+/// transaction need not be settled, because a writer that still runs obeys the appended steps.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;
@@ -269,14 +270,13 @@ fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
 
 /// Magic bytes at the start of the file of every pending commit.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form of the files that this version of Margay writes.
+/// The form number of the pending commit files that this version of Margay writes.
 const CURRENT_FORM: u8 = 3;
-/// The two forms of the files that earlier versions of Margay wrote. Form 1 is for one attachment, and form 2 for
-/// several attachments.
+/// The form numbers of the pending commit files that earlier versions of Margay wrote: form 1 for one attachment, and
+/// form 2 for several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes to decode from a file of form 1 or 2. No pending commit in a file of form 1 or 2 has more
-/// bytes.
+/// Maximum number of bytes to decode from a file of form 1 or 2, whose pending commits are always smaller.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
@@ -315,7 +315,6 @@ impl CommitRecord {
         Self { store: store.to_owned(), attachments: vec![names(attachment)], txn: txn.clone() }
     }
 
-    /// Returns whether the pending commit concerns this attachment.
     fn is_of(&self, attachment: &Attachment) -> bool {
         self.attachments.contains(&names(attachment))
     }
@@ -376,8 +375,8 @@ impl CommitRecord {
     }
 }
 
-/// Returns the checksum of the number of a file's form and the file's content. The checksum includes the form's number,
-/// because the content of one form might also be decodable in another form.
+/// Returns the checksum of the number of a file's form and the file's content. The checksum covers the form's number,
+/// because bytes of one form might also be decodable in another form.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

@@ -3,8 +3,8 @@
 //! The rights check is a transaction that changes nothing ([`Txn::trial`]). Like a write, the rights check needs the
 //! agreement of the etcd cluster's members. Runtimes call STATUS every few seconds, so the result of a rights check is
 //! kept for a minute in a file in memory (`/run`). There is one file with a kept result for each login, network and
-//! node. An ADD that fails with a store error removes the file with the kept result, whatever the result is. An ADD
-//! that succeeds removes the file with the kept result only if the result is a refusal.
+//! node. An ADD that fails with a store error always removes the file with the kept result. An ADD that succeeds
+//! removes the file only if the kept result is a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,10 +33,10 @@ pub struct WriteRights {
     whose: RightsSubject,
 }
 
-/// The login, network and node that a rights check concerns.
+/// The login, network and node for which a node's rights are checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsSubject {
-    /// A name for the combination of the etcd cluster's endpoints and the login.
+    /// A text that identifies the etcd cluster's endpoints together with the login.
     access: String,
     network: String,
     node: String,

@@ -27,28 +27,29 @@ const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 /// How to use a store: its location, the lock file of this host, and the time limit of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAccess {
-    /// The location of the store.
+    /// The location of the store to open.
     pub location: Location,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store. The setting
-    /// `ipam_lock_file` overrides Calico's default file. An embedded store has its own lock and does not use Calico's
-    /// lock file.
+    /// `ipam_lock_file` overrides Calico's default lock file. An embedded store has its own lock and does not use
+    /// Calico's lock file.
     pub lock_file: PathBuf,
     /// Time limit of a plugin call on a cluster's store: the setting `datastore_timeout`, or 10 s.
     pub patience: Duration,
-    /// If the store is embedded, the time that earlier steps of the plugin call have used.
+    /// Time that earlier steps of the plugin call have used; counted only for an embedded store.
     pub spent: Duration,
 }
 
 impl StoreAccess {
-    /// Returns a copy whose time limit is the remaining time of the plugin call, because one time limit covers all
-    /// steps of the call. The remaining time is always long enough to report a failure to the runtime.
+    /// Returns a copy whose time limit is what is left of the plugin call's time limit, which covers all steps of the
+    /// call. The copy's time limit is at least [`MIN_STEP_BUDGET`], which is enough time to report a failure to the
+    /// runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
         Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
     }
 
-    /// Returns how much time the rest of the plugin call may take.
+    /// Returns the time limit for the rest of the plugin call.
     pub fn budget(&self) -> Duration {
         if self.location.is_shared() {
             self.patience
@@ -82,7 +83,7 @@ impl Session {
         Ok(Self { location, deadline, open, runtime })
     }
 
-    /// Returns the open store.
+    /// Returns the store that this session has opened.
     pub fn store(&self) -> Arc<dyn Store> {
         self.open.store()
     }
@@ -128,7 +129,7 @@ impl Session {
     }
 }
 
-/// Sets the options with which a process opens the store if it carries out one operation and then ends.
+/// Sets the open options for a process that carries out one operation and then ends.
 pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
     options.with_blocking(Blocking::InPlace)
 }
@@ -153,8 +154,8 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
     }
 }
 
-/// Returns the allocator of [`ipam_for_store`] with one addition: if no address is free, the allocator scans the
-/// machine for addresses that are no longer used.
+/// Returns an allocator like [`ipam_for_store`], which also scans the machine for unused addresses if no address is
+/// free.
 pub(crate) fn ipam_with_liveness(
     store: Arc<dyn Store>,
     location: &Location,

@@ -22,8 +22,7 @@ use crate::rights::WriteRights;
 /// A request to the daemon: a CNI verb and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// Time limit for carrying out the verb. When the time limit has passed, the daemon starts no further work for the
-    /// verb.
+    /// Time limit for carrying out the verb, after which the daemon starts no further work for the verb.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
@@ -31,7 +30,8 @@ pub struct VerbRequest {
     pub verb: Verb,
 }
 
-/// A CNI verb with its request. The plugin has already made all checks of the request that need no store.
+/// A CNI verb with its request. The plugin has already checked the request, as far as this is possible without the
+/// store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verb {
     /// Assigns all requested addresses, or none of them.
@@ -82,8 +82,8 @@ pub struct Del {
     /// contain the reported addresses. A DEL also releases addresses of the attachment that the runtime does not
     /// report.
     pub addresses: Vec<IpAddr>,
-    /// The WorkloadEndpoint to delete from the store. The commit that releases the addresses also deletes the
-    /// WorkloadEndpoint, unless the pod runs a virtual machine.
+    /// The WorkloadEndpoint to delete from the store. The commit that releases the attachment's addresses also deletes
+    /// the WorkloadEndpoint, unless the pod runs a virtual machine.
     pub endpoint: Option<EndpointToDelete>,
     /// The namespace of the pod, if the runtime names the namespace.
     pub namespace: Option<String>,
@@ -111,7 +111,7 @@ pub struct Gc {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that still exist, as pairs of container id and interface name. An empty list means that no
+    /// The attachments that still exist, as pairs of container id and interface name. If the set is empty, no
     /// attachment exists.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the GC call, in nanoseconds since 1970.
@@ -206,8 +206,8 @@ impl Verb {
         }
     }
 
-    /// Returns the purpose for which the verb writes to the store. The verbs DEL and GC may use the disk space that is
-    /// reserved for releasing addresses.
+    /// Returns the purpose for which the verb writes to the store. DEL and GC write for the purpose of releasing
+    /// addresses, for which disk space is reserved.
     pub fn purpose(&self) -> Purpose {
         if matches!(self, Self::Del(_) | Self::Gc(_)) { Purpose::Release } else { Purpose::Any }
     }
@@ -227,7 +227,8 @@ impl Verb {
         }
     }
 
-    /// Returns whether an answer belongs to this verb and ends the plugin call.
+    /// Returns whether the answer is of a kind that this verb has, other than [`Answer::Declined`] and
+    /// [`Answer::Refused`].
     pub(crate) fn is_answered_by(&self, answer: &Answer) -> bool {
         matches!(
             (self, answer),
@@ -358,9 +359,9 @@ impl Gc {
 
 /// Converts the result of a verb into the answer that the daemon sends. If the daemon reports a store error, the plugin
 /// opens the store itself, because only the plugin decides which store errors count as success of a verb. On a full
-/// disk, a DEL in the plugin may use reserved disk space. If the daemon found no free address for an ADD, the plugin
-/// repeats the ADD. Only the plugin scans the machine, and after a scan it may release leftover addresses of earlier
-/// boots.
+/// disk, a DEL that the plugin itself carries out may use reserved disk space. If the daemon found no free address for
+/// an ADD, the plugin repeats the ADD. During the repeated ADD, the plugin may scan the machine and release leftover
+/// addresses of earlier boots, which the daemon never does.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

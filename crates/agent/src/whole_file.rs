@@ -67,7 +67,7 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if read as u64 > most { Err(io::Error::other("the file is too large")) } else { Ok(bytes) }
 }
 
-/// Returns a checksum of several strings, to be used in a file name. Equal strings have equal checksums, and different
+/// Returns a checksum of several strings, as text for a file name. Equal strings have equal checksums, and different
 /// strings rarely have equal checksums.
 pub(crate) fn name_of(parts: &[&str]) -> String {
     let mut sum = CRC_32.digest();

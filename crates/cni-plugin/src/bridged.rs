@@ -36,19 +36,19 @@ pub(crate) enum Network {
 pub(crate) struct BridgedNetwork {
     pub(crate) gateway_v4: Gateway,
     pub(crate) gateway_v6: Gateway,
-    /// Gateways of a network that has several pools in one address family. Each configured gateway applies to the pool
-    /// that contains its address, and takes precedence over that pool's own gateway.
+    /// The configured gateways of a network that has several pools in one address family. Each configured gateway
+    /// applies to the pool that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
-    /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
-    /// configuration defines pools, an ADD uses only these pools. The ADD creates the store and the configured pools if
+    /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the network
+    /// configuration defines pools, an ADD uses only these pools, and creates the store and the configured pools if
     /// they are missing.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
+    /// The weight of each pool, with the pool's name or subnet as the key. The weight of a pool without an entry is 1.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
 impl BridgedNetwork {
-    /// Returns the index of the set of ranges that contains an address, or `usize::MAX` if no set contains the address.
+    /// Returns the index of the set of ranges that contains an address, or `usize::MAX` if no set of ranges does.
     pub(crate) fn set_of(&self, address: IpAddr) -> usize {
         let by_range = self.own_pools.iter().find(|pool| pool.has(address));
         let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
@@ -64,27 +64,27 @@ pub(crate) struct OwnPool {
     /// The pool's subnet, without host bits. The subnet is at least a /30 for IPv4, and at least a /126 for IPv6.
     pub(crate) subnet: IpNet,
     /// The pool's assignable addresses: the first and last address of each range, in ascending order, without overlap,
-    /// inside the subnet. An empty list of ranges means that the whole subnet is assignable.
+    /// inside the subnet. If the list of ranges is empty, the whole subnet is assignable.
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
     /// The index of the set of ranges that this pool belongs to. An attachment gets one address from each set of
     /// ranges.
     pub(crate) set: usize,
     /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
-    /// True if the configuration has `"subnet": "auto"` for this pool. The store finds an automatic pool by its name. A
-    /// new automatic pool uses a free network of the size of `subnet`.
+    /// True if the configuration has `"subnet": "auto"` for this pool. A pool with an automatic subnet is found in the
+    /// store by its name. If the store does not have the pool yet, a free network of the size of `subnet` becomes the
+    /// pool's subnet.
     pub(crate) is_auto: bool,
     /// The gateway that the configuration names in this pool's ranges.
     pub(crate) gateway: Option<IpAddr>,
 }
 
 impl OwnPool {
-    /// Returns a pool whose whole subnet is assignable.
+    /// Creates a pool without ranges, so that its whole subnet is assignable.
     pub(crate) fn of(subnet: IpNet) -> Self {
         Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false, gateway: None }
     }
 
-    /// True if one of the pool's ranges contains the address.
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|(first, last)| *first <= address && address <= *last)
     }
@@ -98,9 +98,10 @@ impl OwnPool {
     }
 }
 
-/// Returns the definitions of the pools in a network's configuration. A configuration's pools are named after the
-/// network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6 addresses later, and the
-/// reverse. The second and each later pool of an address family has its number at the end of its name.
+/// Returns the definitions of the pools in a network's configuration. The pools that a network configuration defines
+/// are named after the network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6
+/// addresses later, and the reverse. The names of the second and all later pools of an address family end with the
+/// pool's number.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
@@ -153,7 +154,6 @@ pub(crate) enum PrefixMask {
     Block,
 }
 
-/// All settings of a secondary network that an ADD needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
     pub(crate) mask: PrefixMask,
@@ -271,8 +271,8 @@ fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     Ok(Some(given))
 }
 
-/// Reads the pools that the network configuration defines. As in host-local, the runtime's ranges come first, then the
-/// range of `ipam.subnet`, then the ranges of `ipam.ranges`.
+/// Reads the pools that the network configuration defines. In the returned list, the runtime's ranges come first, as in
+/// host-local, then the range of `ipam.subnet`, then the ranges of `ipam.ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
     let mut sets: Vec<Vec<AddressRange>> = Vec::new();
@@ -324,9 +324,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses a configuration whose pool keys are present but define no address. A template of a configuration that is
-/// rendered without values has pool keys that define no address. A network whose pool keys define no address must fail
-/// instead of using an arbitrary pool of the store.
+/// Refuses a configuration whose pool keys are present but define no address, as in a template that was rendered
+/// without values. Without this check, the network would use an arbitrary pool of the store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -339,8 +338,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
 }
 
 /// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
-/// the ranges. An empty set of ranges has no pools. The parameter `others` contains the pools of the preceding sets of
-/// ranges.
+/// the ranges. If the set of ranges is empty, no pools are returned. The argument `others` contains the pools of the
+/// sets of ranges that were already parsed.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -370,7 +369,6 @@ fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<V
     Ok(pools)
 }
 
-/// A route in a CNI result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ResultRoute {
     pub(crate) dst: IpNet,
@@ -380,8 +378,8 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The fields of a route other than its destination and gateway. CNI results contain route options such as the MTU
-/// since CNI version 0.3.0.
+/// The fields of a route other than its destination and gateway. Since CNI version 0.3.0, the routes of CNI results
+/// contain options such as the MTU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -442,7 +440,7 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
     Ok(ResultRoute { dst, gw, options })
 }
 
-/// The weight of each pool, by the pool's entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
+/// The weight of each pool. The key is the pool's entry in `ipv4_pools` or `ipv6_pools`, or the pool's subnet.
 pub(crate) type PoolWeights = BTreeMap<String, u32>;
 
 /// Reads the weights of pools in `ipam.weights`.
@@ -472,8 +470,8 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     members.iter().map(weight).collect()
 }
 
-/// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, a pool is
-/// at the front in proportion to its weight, which is 1 by default. All pools except the moved pool keep their order.
+/// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, each pool
+/// is at the front in proportion to its weight, which is 1 by default. All other pools keep their order in `pools`.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;

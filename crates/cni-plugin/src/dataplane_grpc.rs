@@ -46,7 +46,7 @@ pub(crate) enum Dataplane {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
-    /// The fields of `dataplane_options` whose values are strings.
+    /// The fields of `dataplane_options` whose values are strings, which are sent with each request.
     options: BTreeMap<String, String>,
 }
 
@@ -84,7 +84,7 @@ impl Dataplane {
 
 impl GrpcDataplane {
     /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
-    /// The gRPC call has a time limit of five seconds, or of `left` if less time remains.
+    /// The gRPC call may take at most five seconds and at most the time `left`.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -98,8 +98,8 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Asks the external data plane to remove a container's interface. The gRPC call has a time limit of five seconds,
-    /// or of `left` if less time remains.
+    /// Asks the external data plane to remove a container's interface. The gRPC call may take at most five seconds and
+    /// at most the time `left`.
     ///
     /// # Errors
     /// Any error of [`add`](Self::add).
@@ -223,7 +223,7 @@ pub(crate) struct AddRequest {
     pub(crate) container_routes: Vec<String>,
     #[prost(message, optional, tag = "7")]
     pub(crate) workload: Option<WorkloadIds>,
-    /// The fields of `dataplane_options` whose values are strings.
+    /// The fields of the network configuration's `dataplane_options` whose values are strings.
     #[prost(btree_map = "string, string", tag = "8")]
     pub(crate) dataplane_options: BTreeMap<String, String>,
 }
@@ -245,7 +245,7 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// Converts an assigned address, whose prefix length is the one that the IPAM plugin returned.
+    /// Converts a container's address, which has the prefix length that the IPAM plugin returned, for the gRPC request.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
         // Go prints a gateway that is missing as `<nil>`.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());

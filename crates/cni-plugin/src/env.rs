@@ -15,8 +15,8 @@ use crate::gojson::{quoted, quoted_list};
 /// Maximum length of an interface's name on Linux, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// A copy of the process's environment variables. The plugin never reads environment variables from the process
-/// directly, but only from an [`Environment`].
+/// A copy of the process's environment variables. The plugin reads all environment variables from an [`Environment`],
+/// never directly from the process.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
@@ -37,7 +37,7 @@ impl Environment {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// False if the environment variable is set to bytes that are not UTF-8.
+    /// Returns false if the environment variable is set to bytes that are not UTF-8.
     fn is_text(&self, name: &str) -> bool {
         self.get(name).is_none_or(|value| value.to_str().is_some())
     }
@@ -83,7 +83,6 @@ impl CniVerb {
         verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
     }
 
-    /// Returns the CNI verb as `CNI_COMMAND` spells it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -96,7 +95,6 @@ impl CniVerb {
         }
     }
 
-    /// True if the CNI verb concerns one attachment.
     fn has_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
@@ -109,12 +107,11 @@ pub(crate) enum OwnNetns {
     Accepted,
 }
 
-/// The values of the `CNI_*` environment variables, as passed to the plugin. A variable is empty here if the CNI verb
-/// does not need the variable.
+/// The values of the `CNI_*` environment variables, as passed to the plugin. The field of a variable that the CNI verb
+/// does not need is empty.
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
-    /// The value of `CNI_COMMAND`.
     pub(crate) command: String,
     pub(crate) container: String,
     pub(crate) netns: Option<PathBuf>,
@@ -129,9 +126,9 @@ impl CniCall {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. The form of each variable that the verb
-    /// needs is checked before a single error reports all missing variables. As in Go's CNI library, `CNI_PATH` is
-    /// required, although the CNI specification does not require this variable.
+    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. If a variable that the verb needs is
+    /// malformed, the error names only this variable; otherwise, one error names all missing variables. As in Go's CNI
+    /// library, `CNI_PATH` is required, although the CNI specification does not require this variable.
     ///
     /// # Errors
     /// CNI error code 4 if a `CNI_*` variable is missing or malformed.
@@ -163,7 +160,7 @@ impl CniCall {
             let message = format!("required env variables [{}] missing", missing.join(","));
             return Err(CniError::new(Code::InvalidEnvironment, message));
         }
-        // Converting bytes that are not UTF-8 could turn two interfaces or workloads into one name, and thus give both
+        // If bytes that are not UTF-8 were converted to text, two interfaces or workloads could get one name, and thus
         // the same address.
         let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
         if let Some(name) = odd.filter(|_| verb == CniVerb::Add) {
@@ -214,11 +211,11 @@ fn check_interface(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The path of the network namespace that the current thread is in.
+/// The path in `/proc` of the network namespace that the current thread is in.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no network
-/// namespace. Runtimes pass the path of a namespace even after the namespace is gone.
+/// namespace; runtimes pass such a path after the namespace is gone.
 ///
 /// The function only calls stat on `path` and never opens the file, because `path` may name anything, for example a
 /// pipe.

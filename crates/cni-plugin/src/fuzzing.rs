@@ -9,11 +9,11 @@ use crate::{kubernetes, main_plugin};
 /// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the field for the key is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedArgs {
-    /// The value of the key `IP`.
+    /// The value of the key `IP` in `CNI_ARGS`.
     pub ip: Option<IpAddr>,
-    /// The value of the key `K8S_POD_NAME`.
+    /// The value of the key `K8S_POD_NAME` in `CNI_ARGS`.
     pub pod: String,
-    /// The value of the key `K8S_POD_NAMESPACE`.
+    /// The value of the key `K8S_POD_NAMESPACE` in `CNI_ARGS`.
     pub pod_namespace: String,
 }
 

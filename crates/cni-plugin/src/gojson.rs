@@ -59,17 +59,17 @@ impl GoJson {
         named.map(|(_, value)| value).next_back()
     }
 
-    /// Returns the string in the last non-null field with this name, or an empty string if there is no such field.
+    /// Returns the string in an object's last non-null field with this name, or an empty string if there is no such
+    /// field.
     ///
     /// # Errors
-    /// The [kind](Self::kind) of the first field with this name that is not a string.
+    /// If a field with this name is not a string, the [kind](Self::kind) of the first such field.
     pub(crate) fn text_member(&self, name: &str) -> Result<&str, &'static str> {
         let Self::Object(members) = self else { return Ok("") };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value.as_str().ok_or_else(|| value.kind())).try_fold("", |_, text| text)
     }
 
-    /// Returns the value of a JSON string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::String(text) = self { Some(text) } else { None }
     }
@@ -141,21 +141,20 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The rendered JSON does not end with a
-/// newline. As in Go, the characters `<`, `>`, `&`, U+2028 and U+2029 are escaped.
+/// Renders a value as JSON without a final newline, like Go's `json.MarshalIndent` with an indent of four spaces. The
+/// characters `<`, `>`, `&`, U+2028 and U+2029 are escaped, as in Go.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Serializing a plain struct into a buffer in memory cannot fail. If serializing did fail, the empty output would
-    // fail the tests.
+    // Serializing a plain struct into a buffer in memory cannot fail; the tests would detect the empty output.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. The escaped characters occur in JSON only inside strings, so they
-/// can be replaced without parsing the JSON.
+/// Escapes the characters that Go escapes in JSON. These characters occur in JSON only inside strings, so the function
+/// need not parse the JSON.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -205,8 +204,8 @@ pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Strin
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of error messages: a message of `serde_json`, and Go's message for the same error and the character where it
-/// occurred.
+/// Pairs of the beginning of a `serde_json` error message and the corresponding text in Go's error message, which
+/// follows the invalid character.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -239,8 +238,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Translates a syntax error of `serde_json` to Go's error message. Go's message is only guessed if `serde_json` and Go
-/// check the text in different orders.
+/// Translates a syntax error of `serde_json` to Go's error message. The returned message is a guess if `serde_json` and
+/// Go check the text in different orders.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -275,7 +274,7 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parsed().map(|net| net.trunc()).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// Parses an IP address. An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
+/// Parses an IP address, where an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }

@@ -16,11 +16,11 @@ use crate::netconf::NetConf;
 /// The machine that a plugin call runs on.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// The kernel's host name.
+    /// The host name that the kernel reports.
     pub hostname: String,
     /// The boot id of the running kernel; `None` if the kernel does not report a boot id.
     pub boot_id: Option<String>,
-    /// The time of the plugin call.
+    /// The time at which the plugin call started.
     pub now: OffsetDateTime,
     /// The file that contains the node's name, unless the network configuration names another file.
     pub nodename_file: PathBuf,
@@ -121,7 +121,7 @@ impl ContainerIdentity {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([
             ("node".to_owned(), node.clone()),
-            // Each digit is written again with every change of the block, so the time has no more of them than needed.
+            // Every change of a block rewrites the timestamps of its addresses, so a timestamp has only milliseconds.
             ("timestamp".to_owned(), go_string(whole_milliseconds(now))),
             ("margay.io/net".to_owned(), network.clone()),
             ("margay.io/ifname".to_owned(), interface.clone()),
@@ -148,7 +148,6 @@ impl ContainerIdentity {
     }
 }
 
-/// Returns the error for a node without a name.
 pub(crate) fn no_node_error() -> CniError {
     CniError::config("the name of this node is not known").with_details("set nodename")
 }

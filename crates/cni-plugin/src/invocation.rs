@@ -51,8 +51,7 @@ pub struct Invocation {
 pub enum PluginName {
     /// The name `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// The name `calico-ipam` or `calico`. Under the names `calico-ipam` and `calico`, the plugin treats every network
-    /// as a Calico network.
+    /// The name `calico-ipam` or `calico`, under which the plugin treats every network as a Calico network.
     CalicoIpam,
 }
 
@@ -113,7 +112,6 @@ pub struct ProcessOutcome {
 }
 
 impl ProcessOutcome {
-    /// Returns the outcome of a successful call that prints this text to standard output.
     pub(crate) fn success(stdout: String) -> Self {
         Self { exit: 0, stdout, stderr: String::new() }
     }
@@ -154,8 +152,8 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences Rust's panic messages in the whole process. Instead, [`run`](crate::run) and each store's adapter catch a
-/// panic and return an error.
+/// Silences Rust's panic messages in the whole process. Panics are reported as errors instead: [`run`](crate::run) and
+/// each store's adapter catch panics.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
@@ -165,7 +163,6 @@ pub fn install_hook() {
     }));
 }
 
-/// Returns the error for a caught panic.
 fn panic_error(payload: &(dyn Any + Send)) -> CniError {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let place = PLACE.with(RefCell::take).map(|place| format!(" at {place}")).unwrap_or_default();
@@ -177,7 +174,7 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
 /// Starts the remover in the network namespace of the current thread. The remover does not inherit the plugin's
-/// standard output. A runtime reads the plugin's output pipe until no process has the pipe open any more.
+/// standard output, because a runtime reads this pipe until no process has the pipe open any more.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();

@@ -41,8 +41,9 @@ impl CniContext<'_> {
         })
     }
 
-    /// True if the pod of this plugin call may run a virtual machine whose address moves with it. Only Calico networks
-    /// keep an address for a virtual machine; on other networks, each interface has its own address.
+    /// True if the pod of this plugin call may run a virtual machine that keeps its address when it moves to another
+    /// pod. Only Calico networks keep an address for a virtual machine; on other networks, each interface has its own
+    /// address.
     pub(crate) fn may_be_vms(&self, identity: &ContainerIdentity) -> bool {
         self.rules == NetworkRules::Calico
             && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER_PREFIX))
@@ -89,9 +90,9 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 }
 
 /// Returns the handle under which a virtual machine's addresses are assigned. If the handle would be too long, a
-/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut to the number of
-/// characters that are left in the handle. If more characters are left than the checksum has, Calico panics, but this
-/// function uses the whole checksum.
+/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut so that the handle has at
+/// most [`MAX_HANDLE_BYTES`], but never to fewer than [`MIN_SUM_CHARS`] characters. If the whole checksum leaves the
+/// handle shorter than [`MAX_HANDLE_BYTES`], Calico panics, but this function uses the whole checksum.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();

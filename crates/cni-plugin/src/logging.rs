@@ -2,9 +2,9 @@
 //!
 //! Many plugin processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and
 //! rotated names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same
-//! file. Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log
-//! rotation are made for one process, because they cache the size of the open file and rename it without taking a lock.
-//! Margay therefore implements its own log rotation.
+//! file. Calico's plugins rotate their log with Go's library lumberjack. Margay implements its own log rotation,
+//! because lumberjack and the Rust libraries for log rotation are made for one process: they cache the size of the open
+//! file and rename it without taking a lock.
 //!
 //! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After locking the log
 //! file, a process checks whether the log's path still refers to the locked file. If the log's path refers to another
@@ -50,7 +50,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
-    // An error means that the process already has a global log subscriber, which then stays in use.
+    // `set_global_default` fails if the process already has a global log subscriber, which then stays in use.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -129,8 +129,8 @@ impl<'a> MakeWriter<'a> for LogWriters {
     }
 }
 
-/// Writes a log line to all destinations, and ignores every write error. An ADD may already have committed an address,
-/// so a closed standard error or a full disk must not make the ADD fail.
+/// A writer of one log line to all destinations, which ignores every write error. An ADD may already have committed an
+/// address, so a closed standard error or a full disk must not make the ADD fail.
 struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
@@ -174,27 +174,27 @@ fn reported(level: LevelFilter) -> Targets {
 /// chronological order.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
-/// A time in [`STAMP_FORMAT`] whose digits are all zeros.
+/// The form of a time in [`STAMP_FORMAT`], with zeros for all digits.
 const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock on the log file. After one timeout, the process writes all later lines without
-/// waiting for the lock on the log file.
+/// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
+/// on the log file when it writes a log line.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock the log file. Another process locks the log file only while it writes one line,
-/// which takes less time than the pause.
+/// Pause between two attempts to lock the log file. Processes lock the log file only while they write one line, which
+/// takes less time than this pause.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
-/// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. If
-/// several log files are rotated within one millisecond, times after the clock's time keep the names of the rotated
-/// files in order.
+/// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. When
+/// log files are rotated several times within one millisecond, the names of the later files get later times, which
+/// keeps the names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
-/// apply.
+/// The maximum size of the log file, and the maximum number and age of rotated files. A size, number or age of `None`
+/// is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
     /// Maximum size of a log file, in bytes. Only a log file with a single, longer line exceeds the maximum size.
@@ -206,8 +206,8 @@ pub(crate) struct RotationLimits {
 }
 
 impl RotationLimits {
-    /// Converts the configured limits in megabytes, days and files. The value 0 means the default limit, and a negative
-    /// value means no limit.
+    /// Converts the configured limits in megabytes, days and files. A configured limit of 0 means the default limit,
+    /// and a negative value means no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -231,7 +231,7 @@ struct LogFile {
 
 #[derive(Debug)]
 struct LogFileState {
-    /// The file that was at the log's path at the last write.
+    /// The open file that was at the log's path when the last line was written.
     file: Option<File>,
     patience: Duration,
 }
@@ -253,7 +253,7 @@ impl LogFile {
         Ok(log)
     }
 
-    /// Appends a line to the log file.
+    /// Appends a line to the log file, and first rotates the log file if it is too full for the line.
     ///
     /// # Errors
     /// Any I/O error of writing the line.
@@ -290,13 +290,13 @@ impl LogFile {
         length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
     }
 
-    /// Renames the log file to the name of a rotated file. The caller holds the lock on the log file.
+    /// Renames the log file to the name of a rotated file. The caller must hold the lock on the log file.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest rotated file gets the name that sorts last, even if several files are rotated within one
-        // millisecond. If the clock was far ahead when an older log file was rotated, the older file's name still sorts
-        // last.
+        // millisecond. If the system clock was far ahead at an earlier rotation, the name of that rotated file still
+        // sorts last.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -334,21 +334,20 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may already have removed the same rotated file. If a rotated file could not be
-                // removed for another reason, the next rotation tries again.
+                // Another process may already have removed the same rotated file. If removing a rotated file fails for
+                // another reason, the next rotation of the log tries again.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }
     }
 }
 
-/// Opens a file for appending, and creates the file if it is missing.
 fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Locks a file. Returns false if another process locks the log file for too long, or if the file system does not
-/// support file locks.
+/// Locks the log file, and returns false if another process keeps the log file locked for longer than `patience`, or if
+/// the file system does not support file locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {

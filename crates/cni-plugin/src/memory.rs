@@ -83,7 +83,7 @@ mod tests {
             for pair in sizes.windows(2) {
                 memory = SizedAllocator.realloc(memory, layout(pair[0]), pair[1]);
                 assert!((0..64_u8).all(|place| memory.add(place.into()).read() == place), "{pair:?}");
-                // All bytes of the reallocated block can be written.
+                // The test checks that all bytes of the reallocated memory can be written.
                 (64..pair[1]).for_each(|place| memory.add(place).write(0xff));
             }
             SizedAllocator.dealloc(memory, layout(100));

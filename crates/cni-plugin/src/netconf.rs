@@ -15,11 +15,10 @@ const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The fields of a network configuration that the main plugin and the IPAM plugin both read. If the configuration lacks
 /// a field, the struct's field is empty.
 ///
-/// This struct is decoded by the rules of Go's JSON library, which Calico uses for the configuration. The names of
+/// [`NetConf`] is decoded by the rules of Go's JSON library, which Calico uses for the configuration. The names of
 /// configuration fields are case-insensitive, unknown fields are ignored, and null counts as absent. Of several
-/// configuration fields with one name, the last counts. If several values have a wrong type, the error concerns the
-/// first of these values. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an
-/// invalid setting.
+/// configuration fields with one name, the last counts. If several values have a wrong type, the error names the first
+/// of them. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an invalid setting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -289,8 +288,9 @@ fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
     }
 }
 
-/// Decodes the values of a network configuration, and keeps the first error about a value of a wrong type. The field
-/// `path` is the position of the current value in the configuration, as printed in Go's error messages.
+/// Decodes the values of a network configuration, and keeps the first error about a value of a wrong type. In the
+/// methods of the decoder, the argument `path` is the position of the decoded value in the configuration, as printed in
+/// Go's error messages.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     error: Option<String>,

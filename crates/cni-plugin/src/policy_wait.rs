@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 
 /// The folder in which Felix creates the status files, unless the configuration names another folder.
 const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
-/// Pause between two checks whether Felix's status file exists. A check takes only a few microseconds, and Felix takes
-/// longer than the pause to activate a pod's rules.
+/// Pause between two checks whether Felix's status file exists. Each check for the status file takes a few
+/// microseconds, and Felix takes longer than 20 ms to activate a pod's rules.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The characters that Go escapes in a segment of a URL's path: all characters except letters, digits and `-_.~$&+=:@`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
@@ -26,7 +26,7 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// How a pod waits for its network policy: the folder of Felix's status files, and the maximum wait.
+/// How an ADD waits for the network policy of its pod: the folder of Felix's status files, and the maximum wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PolicyWait {
     folder: PathBuf,

@@ -2,9 +2,9 @@
 //! reads the labels of the pod's namespace. On a secondary network with a probe, the module assigns a new address only
 //! if no device on the layer-2 segment answers for that address.
 //!
-//! The plugin probes on the container's node, between the commit of the ADD and the result of the ADD. The daemon
-//! therefore never waits for a probe. If the plugin is killed during a probe, the probed addresses stay assigned until
-//! the runtime's DEL releases them.
+//! The plugin itself, not the daemon, sends the probe: on the container's node, between the commit and the result of
+//! the ADD. If the plugin is killed during a probe, the probed addresses stay assigned until the runtime's DEL releases
+//! them.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -28,8 +28,9 @@ pub(crate) struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    /// Assigns addresses. If a pool's selector needs the labels of the pod's namespace, this function adds these labels
-    /// to the request. Reading the labels from the Kubernetes API counts towards the store's time limit.
+    /// Assigns the addresses of an ADD. If a pool's selector needs the labels of the pod's namespace, this function
+    /// adds these labels to the request. Reading the labels from the Kubernetes API counts towards the store's time
+    /// limit.
     ///
     /// # Errors
     /// Any error of the allocator or of the Kubernetes API.
@@ -46,7 +47,7 @@ impl Assigner<'_> {
     }
 }
 
-/// Maximum time to wait for an answer to a probe, in milliseconds; also the default.
+/// Maximum and default time to wait for an answer to a probe, in milliseconds.
 const MAX_PROBE_MILLIS: u64 = 200;
 /// Maximum number of addresses that one ADD probes before the ADD fails.
 const MAX_TRIES: usize = 3;
@@ -89,8 +90,8 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
-            // The containers are connected to a VLAN of the master interface, and the machine itself has no interface
-            // in that VLAN.
+            // The configuration names no interface for the probe: the containers are in a VLAN of the master interface,
+            // and the machine itself has no interface in that VLAN.
             "vlan" => None,
             _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
@@ -138,7 +139,7 @@ impl ProbeRun<'_> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
-        // If the container had addresses before the ADD, they stay assigned until the container's DEL.
+        // Addresses that the container had before the ADD stay assigned until the container's DEL.
         if settled.is_err() && before.is_empty() {
             let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
@@ -165,9 +166,8 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// Returns the addresses that the attachment had before the ADD. The addresses that the attachment already had are
-    /// not probed, because the container itself may answer for them. Returns `None` if the earlier addresses cannot be
-    /// read.
+    /// Returns the addresses that the attachment had before the ADD, which are not probed, because the container itself
+    /// may answer for them. Returns `None` if the attachment's addresses cannot be read from the store.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
@@ -369,8 +369,8 @@ mod tests {
         request.into()
     }
 
-    /// Runs an ADD on a layer-2 segment on which devices use the addresses `devices`. Returns the result of the ADD and
-    /// the probed addresses.
+    /// Runs an ADD on a layer-2 segment on which devices use the addresses `devices`. Returns the result of the ADD,
+    /// and the addresses that the ADD probed.
     fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
         let probed = RefCell::new(Vec::new());
         let devices = ips(devices);

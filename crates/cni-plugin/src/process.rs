@@ -12,8 +12,8 @@ use crate::invocation::{self, Invocation, ProcessOutcome, ProgramKind, install_h
 use crate::run::run;
 use crate::{main_plugin, versions};
 
-/// Runs the program, which contains the main plugin and the IPAM plugin. The program supports the stores of `drivers`.
-/// The name by which the program was started (`argv[0]`) decides which plugin runs.
+/// Runs the program, which contains the main plugin and the IPAM plugin. The argument `drivers` lists the kinds of
+/// stores that the program supports. The name by which the program was started (`argv[0]`) decides which plugin runs.
 pub fn main(drivers: Drivers) -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();

@@ -23,8 +23,8 @@ pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. For the error message, `setting` is the name of the setting, and `or` lists what it allows
-/// besides an address.
+/// Parses an address. The arguments `setting` and `or` are for the error message: the name of the setting, and what it
+/// allows besides an address.
 ///
 /// # Errors
 /// CNI error code 7 if the configured value is not an IP address.
@@ -43,8 +43,8 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Parses a setting of host-local, which is a list of lists of objects. The function appends each inner list to `sets`,
-/// as a set of ranges.
+/// Parses a setting of host-local, which is a list of lists of objects. Each inner list of the setting is appended to
+/// `sets` as a set of ranges.
 ///
 /// # Errors
 /// CNI error code 7 for a malformed setting of host-local.
@@ -124,7 +124,6 @@ pub(crate) fn read_range(
     Ok(AddressRange { subnet, first, last, gateway })
 }
 
-/// Returns the error for a gateway whose address family differs from that of its subnet.
 pub(crate) fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
     CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
 }
@@ -149,8 +148,8 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range,
-/// a key of whereabouts has no effect.
+/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range
+/// in whereabouts' notation, the other keys of whereabouts have no effect.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
@@ -167,7 +166,7 @@ fn has_elements(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
-/// Returns the value of `network_name`. An empty `network_name` counts as absent.
+/// Returns the value of whereabouts' key `network_name`, or `None` if the value is empty.
 ///
 /// # Errors
 /// CNI error code 7 if `network_name` is not a string, or contains no letter or digit.
@@ -259,7 +258,7 @@ fn read_whereabouts_range(
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
-/// Parses the networks in the setting `exclude`. The address of an excluded network may have host bits. A single
+/// Parses the networks in whereabouts' key `exclude`. The address of an excluded network may have host bits. A single
 /// address in `exclude` counts as a network with one address.
 fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
@@ -276,8 +275,8 @@ fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     elements.iter().map(read).collect()
 }
 
-/// Returns the parts of an address range that are outside of all excluded networks, in ascending order. The addresses
-/// are represented as integers in this function.
+/// Returns the parts of an address range that are outside of all excluded networks, in ascending order. In the
+/// arguments and the result, IP addresses are represented as integers.
 fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
     let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
     excluded.sort_unstable();

@@ -31,7 +31,7 @@ pub(crate) struct AddResult {
     pub(crate) dns: Option<Value>,
 }
 
-/// A part of a CNI result that was either created by this program or copied from another plugin's output.
+/// A part of a CNI result: created by this program, or copied from the output of another plugin.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum ResultPart<T> {
@@ -39,7 +39,6 @@ pub(crate) enum ResultPart<T> {
     Theirs(Value),
 }
 
-/// An interface in a CNI result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct ResultInterface {
     pub(crate) name: String,
@@ -51,7 +50,6 @@ pub(crate) struct ResultInterface {
     pub(crate) sandbox: Option<String>,
 }
 
-/// An address in a CNI result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultIp {
     pub(crate) address: IpNet,
@@ -84,8 +82,8 @@ impl AddResult {
         self
     }
 
-    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. The network mask
-    /// is that of the pool or, if so configured, that of the block.
+    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. Each address in
+    /// the result has the network mask of its pool or, if so configured, of its block.
     ///
     /// # Errors
     /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
@@ -144,9 +142,9 @@ impl AddResult {
     }
 
     /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
-    /// result, its own interfaces follow the interfaces of the IPAM plugin. In the main plugin's result, each address
-    /// belongs to the last interface, and has no gateway. The main plugin prints an address with the length of the
-    /// assigned prefix if there is one, and otherwise as a host address.
+    /// result, the main plugin's own interfaces follow the interfaces of the IPAM plugin. Each address in the main
+    /// plugin's result belongs to the last interface and has no gateway. The prefix length of an address is that of the
+    /// assigned prefix if there is one, or else that of a host address.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -226,8 +224,8 @@ impl AddResult {
         Ok(gojson::indented(&PrintedOldResult { version, ip4, ip6, prefixes: &self.prefixes, dns }))
     }
 
-    /// Renders a CNI result in CNI version 0.3.0 or later. Before CNI 1.0.0, each address has a field for its IP
-    /// version, the field `dns` is always present, and interfaces have no MTU.
+    /// Renders a CNI result in CNI version 0.3.0 or later. In results before CNI 1.0.0, each address has a field for
+    /// its IP version, the field `dns` is always present, and interfaces have no MTU.
     fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
@@ -275,7 +273,8 @@ impl AddResult {
 }
 
 impl ResultPart<ResultRoute> {
-    /// True if the route is an IPv4 route. Returns `None` for a route of another plugin that has no destination.
+    /// True if the route is an IPv4 route. Returns `None` if the route comes from another plugin and has no
+    /// destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
             Self::Ours(route) => Some(route.dst.addr().is_ipv4()),
@@ -291,7 +290,6 @@ enum ResultForm {
     Since100,
 }
 
-/// Returns an empty `dns` object.
 fn no_dns() -> Value {
     Value::Object(Map::new())
 }
@@ -375,8 +373,8 @@ pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>>
 }
 
 /// Returns the prefixes in a `prevResult` of the main plugin. A prefix is an address in the `prevResult` whose prefix
-/// length is less than that of a host address. The field `margay.io/prefixes` cannot be used here, because runtimes
-/// drop fields that CNI does not define.
+/// length is less than that of a host address. The prefixes are not read from the field `margay.io/prefixes`, because
+/// runtimes drop fields that CNI does not define.
 pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
     let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());

@@ -75,7 +75,7 @@ fn configured(
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
     if call.verb == CniVerb::Gc {
-        // If the list of valid attachments is invalid, GC fails before the rest of the configuration is checked.
+        // GC checks the list of valid attachments before the rest of the configuration.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
@@ -109,8 +109,8 @@ pub(crate) struct CniContext<'a> {
 }
 
 impl<'a> CniContext<'a> {
-    /// Decodes a call of the IPAM plugin that was started under the given name. The values in `variables` override the
-    /// environment variables.
+    /// Decodes a call of the IPAM plugin that was started under the given name. The values in the argument `variables`
+    /// override the environment variables of the plugin call.
     ///
     /// # Errors
     /// Any error of decoding the network configuration.
@@ -201,7 +201,7 @@ impl<'a> CniContext<'a> {
         }
     }
 
-    /// Returns the sticky name of the workload for which the addresses of an ADD are kept.
+    /// Returns the sticky name of the workload, for which the addresses of this ADD will be kept.
     ///
     /// # Errors
     /// Any error of [`sticky`].
@@ -248,11 +248,10 @@ impl<'a> CniContext<'a> {
         assign
     }
 
-    /// Carries out DEL. If the container's network namespace seems to be the plugin's own namespace, DEL releases the
-    /// container's addresses and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
-    /// of the host by now. DEL releases the addresses even if the network namespace is wrong, because a repeated DEL
-    /// would get the same wrong network namespace. DEL also releases the addresses under the container's own handle if
-    /// the Kubernetes API cannot tell whether the pod runs a virtual machine.
+    /// Carries out DEL. If `CNI_NETNS` seems to name the plugin's own network namespace, DEL still releases the
+    /// container's addresses, and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
+    /// of the host by now, and a repeated DEL would get the same path. If the Kubernetes API cannot tell whether the
+    /// pod runs a virtual machine, DEL also releases the addresses under the container's own handle.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -303,7 +302,7 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // In host-local's notation, ranges belong to one node; in whereabouts' notation, they belong to the whole
+        // A range in host-local's notation belongs to one node; a range in whereabouts' notation belongs to the whole
         // cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
@@ -318,8 +317,8 @@ impl<'a> CniContext<'a> {
 
     /// Returns how many IPv4 addresses and how many IPv6 addresses the allocator must choose. If the configuration
     /// defines pools, the allocator chooses addresses only in the address families of the configured pools. On a
-    /// secondary network, each requested address replaces one chosen address. On a Calico network, the allocator
-    /// chooses no address if any address is requested.
+    /// secondary network, the allocator chooses one address less for each requested address. On a Calico network, the
+    /// allocator chooses no address if any address is requested.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -329,8 +328,8 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // If a family has several sets of ranges, the allocator chooses one address in each set in which no address is
-        // requested.
+        // If an address family has several sets of ranges, the allocator chooses one address in each set in which no
+        // address is requested.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =
@@ -398,8 +397,8 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
 }
 
 /// Returns the requested addresses, which come from `IP` in `CNI_ARGS`, from `args.cni.ips` and from
-/// `runtimeConfig.ips`, in this order. The CNI specification ranks none of the sources of requested addresses first, so
-/// the addresses of all sources are requested. Duplicates are dropped.
+/// `runtimeConfig.ips`, in this order. The addresses of all three sources are requested, because the CNI specification
+/// does not rank these sources. Duplicates are dropped.
 ///
 /// # Errors
 /// CNI error code 7 if a requested address is not an IP address.

@@ -17,9 +17,9 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The source of a workload's sticky name.
 #[derive(Debug, PartialEq, Eq)]
 enum StickySource<'a> {
-    /// The namespace and name of the container's pod.
+    /// The sticky name is the namespace and name of the container's pod.
     Pod,
-    /// The value of `K8S_POD_NAME` alone, which is the container's name under podman.
+    /// The sticky name is the value of `K8S_POD_NAME` alone, which is the container's name under podman.
     Container,
     Label(&'a str),
     Annotation(&'a str),
@@ -103,8 +103,8 @@ fn wrong_by() -> CniError {
     CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
 }
 
-/// Parses the time for which a sticky address is kept: a whole number with the unit `s`, `m`, `h` or `d`. The text
-/// `forever` is returned as `None`.
+/// Parses the time for which a sticky address is kept: a whole number with the unit `s`, `m`, `h` or `d`, or the text
+/// `forever`, which is returned as `None`.
 fn wait(text: &str) -> Result<Option<Duration>> {
     let wrong =
         || CniError::config("ipam.sticky.for must be a time such as \"90s\", \"15m\", \"2h\", \"3d\" or \"forever\"");

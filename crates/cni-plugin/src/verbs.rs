@@ -1,17 +1,18 @@
 //! Carries out CHECK, STATUS and GC of the IPAM plugin.
 //!
-//! CHECK fails if the container holds no address in the store. CHECK also fails if an address of its `prevResult` is
-//! free in the store, or belongs to another container. A runtime stops a container whose CHECK fails. If the state of
-//! an address is unknown, CHECK therefore succeeds and writes a log line.
+//! CHECK fails if the container holds no address in the store at all. CHECK also fails if an address of its
+//! `prevResult` is free in the store, or belongs to another container. If the state of an address is unknown, CHECK
+//! succeeds and writes a log line, because a runtime stops a container whose CHECK fails.
 //!
-//! STATUS reports whether an ADD with the same configuration and store would succeed now. When STATUS fails, a runtime
-//! marks the whole node as not ready, and the node's pods are evicted. STATUS therefore succeeds even if no pool has a
-//! free address.
+//! STATUS reports whether an ADD with the same configuration and store would succeed now. STATUS succeeds even if no
+//! pool has a free address, because a runtime marks a node as not ready when STATUS fails, and the node's pods are
+//! evicted.
 //!
 //! GC releases the addresses of all attachments that are not in the runtime's list. By the CNI specification, the
 //! runtime's list of attachments is authoritative: an attachment that is not in the list is gone. GC therefore releases
-//! an address even if an interface still has it, for example in a container that the runtime failed to remove. In
-//! contrast, the command `margay gc` decides by the state of the machine, for example by its network namespaces.
+//! the addresses of such an attachment even if an interface still has them, for example in a container that the runtime
+//! failed to remove. Unlike the verb GC, the command `margay gc` finds unused addresses by the state of the machine,
+//! for example by its network namespaces.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -91,8 +91,8 @@ pub(crate) fn is_before(version: &str, other: &str) -> bool {
     matches!((parse(version), parse(other)), (Ok(a), Ok(b)) if a < b)
 }
 
-/// Parses a CNI version, which consists of up to three numbers with dots between them. A number that is missing in the
-/// CNI version is 0.
+/// Parses a CNI version, which consists of up to three numbers with dots between them. Numbers that are missing at the
+/// end of the CNI version count as 0.
 fn parse(version: &str) -> Result<[i64; 3]> {
     let wrong = |message: String| CniError::new(Code::Decode, message);
     let mut numbers = [0; 3];

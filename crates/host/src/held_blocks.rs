@@ -6,9 +6,9 @@
 //! takes an address from another node's block, the ADD writes a note. A note is an empty file named after the block and
 //! the current minute. Processes need no lock to write notes, because there is one file for each block and minute. An
 //! ADD that crashes leaves at most one unneeded note. A scan writes the blocks in which it found addresses of the node
-//! to `held.json`. After writing `held.json`, the scan removes the notes that are older than the longest possible CNI
-//! call. The file `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong
-//! owner or mode. If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
+//! to the file `held.json`, and then removes the notes that are older than the longest possible CNI call. The file
+//! `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong owner or mode.
+//! If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age at which a scan removes a note file. An ADD always commits or fails long before its note file reaches
-/// the minimum age.
+/// Minimum age at which a scan removes a note file. Every ADD commits or fails long before its note file reaches this
+/// age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
 /// Maximum size of `held.json`, in bytes. The record for the blocks of one node is far smaller than this limit.
@@ -66,7 +66,7 @@ struct StoredScanRecord {
 /// The notes that ADDs have written about blocks of other nodes.
 #[derive(Clone, Debug, Default)]
 pub struct BlockNotes {
-    /// The blocks that are named by the notes, as CIDRs.
+    /// The blocks that the notes are about, as CIDRs.
     pub blocks: BTreeSet<String>,
     /// The note files that are too old to belong to an ADD that is still running.
     old: Vec<PathBuf>,
@@ -74,7 +74,7 @@ pub struct BlockNotes {
 
 impl HeldBlocks {
     /// Returns the record of the blocks of a store in which a node holds addresses, below a base folder such as
-    /// `/run/margay`. Creates neither files nor folders.
+    /// `/run/margay`. This function creates neither files nor folders.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -102,8 +102,7 @@ impl HeldBlocks {
     }
 
     /// Lists the notes about blocks of this store and node. The caller must list the notes before it calls
-    /// [`load`](Self::load) and before it reads the store. If the caller lists the notes later, a scan could miss a
-    /// block.
+    /// [`load`](Self::load) and before it reads the store; otherwise, a scan could miss a block.
     pub fn notes(&self) -> BlockNotes {
         let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();
@@ -151,7 +150,7 @@ impl HeldBlocks {
     /// `notes` was listed.
     ///
     /// # Errors
-    /// Any error of writing `held.json`. After an error, no notes are removed.
+    /// Any error of writing `held.json`, after which no notes are removed.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };
@@ -210,7 +209,7 @@ mod tests {
         let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
 
-        // Make one note file too old, and add a file that is not a note.
+        // Give one note file the name of an old note, and add a file that is not a note.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
         let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);

@@ -45,16 +45,16 @@ pub fn uptime() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
 }
 
-/// The time since boot, without any time in which the machine was suspended. Setting the system clock does not change
-/// the time since boot.
+/// The time since boot, without any time in which the machine was suspended, and independent of changes to the system
+/// clock.
 pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
 
-/// The sources from which a node's name can come, as in Calico. An empty name counts as not configured.
+/// The sources from which a node's name can come, as in Calico. A source with an empty name is skipped.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
-    /// The node name that is explicitly configured.
+    /// The node name in the configuration.
     pub given: &'a str,
     /// The path of a file that contains the node name.
     pub file: &'a Path,
@@ -65,9 +65,9 @@ pub struct NodeNames<'a> {
 }
 
 impl NodeNames<'_> {
-    /// Returns the first node name that is not empty. The order is: the configured name, the name in the file, the name
-    /// from the old field, and the host name in lower case. Returns an empty string if none of the sources has a node
-    /// name.
+    /// Returns the first node name that is not empty. The sources are tried in this order: the configured name, the
+    /// name in the file, the name from the old field, and the host name in lower case. Returns an empty string if none
+    /// of the sources has a node name.
     ///
     /// White space around a node name is removed: a file that was written by hand ends with a newline, and no node name
     /// contains white space. Zero bytes around a node name are also removed, because a power cut can leave zero bytes
@@ -91,9 +91,8 @@ pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
-/// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty. The
-/// function stops reading at the maximum length, because the configuration could name a file without an end, such as a
-/// device.
+/// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty, because
+/// the configuration could name a file without an end, such as a device.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;

@@ -55,11 +55,11 @@ const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_
 /// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
 /// higher process id than its parent, and `/proc` is listed in ascending order. A round of a scan therefore also visits
 /// child processes that start during the round. A namespace that is handed from process to process can only escape a
-/// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further
-/// rounds follow while new namespaces are found.
+/// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around, and
+/// further rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
-/// How long a scan keeps starting rounds while rounds still find new namespaces. On a machine that starts many
-/// containers, almost every round finds new namespaces.
+/// Time after which a scan gives up if every round has found new namespaces. On a machine that starts many containers,
+/// almost every round of a scan finds new namespaces.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of reasons in the error message of an incomplete scan.
 const MAX_REASONS: usize = 3;
@@ -136,8 +136,8 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
 /// process's process id namespace, or `None` for the machine's initial process id namespace.
 ///
 /// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
-/// inside a container with its own user namespace belong to that user namespace. A scan in the container cannot enter
-/// namespaces that were created outside of the container, and reports the failure.
+/// inside a container with its own user namespace belong to that user namespace. A scan in such a container cannot
+/// enter namespaces that were created outside of the container, and reports them as a failure.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -171,15 +171,15 @@ fn check_visibility() -> Result<Option<String>, IncompleteScan> {
 /// The namespaces, names and addresses that a scan has found so far, and its failures.
 #[derive(Debug, Default)]
 struct NetnsSearch {
-    /// Inodes of the network namespaces that were entered. The inode alone identifies a namespace, because all
+    /// Inodes of the network namespaces that the scan has entered. The inode alone identifies a namespace, because all
     /// namespaces are files on one file system of the kernel.
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
-    /// Inodes of address lists (see [`listing_inode`]). The set `entered` is for namespaces that were entered, and the
-    /// set `shielded` for namespaces of threads to which access was denied. Each network namespace has its own address
-    /// list. An inode in both `entered` and `shielded` therefore means that the shielded thread's namespace was entered
-    /// by another path.
+    /// Inodes that identify network namespaces by their address lists (see [`listing_inode`]). The set `entered` is for
+    /// namespaces that the scan has entered, and the set `shielded` for namespaces of threads to which access was
+    /// denied. Each network namespace has its own address list, so an inode in both sets means that the scan entered
+    /// the shielded thread's namespace by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
     /// Network namespaces that could not be visited, each with its inode if known, because another path may still lead
@@ -221,8 +221,8 @@ impl NetnsSearch {
                 }
             }
         }
-        // If the open files of a process cannot be listed, the scan still counts as complete. It is rare that only an
-        // open file keeps a network namespace alive.
+        // If the open files of a process cannot be listed, the scan still counts as complete, because it is rare that
+        // only an open file keeps a network namespace alive.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -261,8 +261,8 @@ impl NetnsSearch {
         })
     }
 
-    /// Visits the network namespaces that are mounted in the mount namespace of a thread. Returns false if the list of
-    /// the thread's mounts could not be read.
+    /// Visits the network namespaces that are mounted in the mount namespace of a thread. Returns false if the thread's
+    /// `mountinfo` file could not be read.
     fn visit_mounts(&mut self, thread: &Path) -> bool {
         let list = thread.join("mountinfo");
         match fs::read(&list) {
@@ -339,7 +339,7 @@ fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
-        // Since the path was found, the namespace's file was replaced by another file, or another mount covers the
+        // After the scan had found the path, another file replaced the namespace's file, or another mount covered the
         // file.
         return Err(io::Error::other("another file is in the way"));
     }
@@ -463,8 +463,8 @@ fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // If `if_inet6` does not exist, the kernel has no IPv6. If the thread had ended, reading the list of IPv4
-        // addresses would have failed before.
+        // If the file `if_inet6` does not exist, the kernel has no IPv6. The file is not missing because the thread has
+        // ended: reading the list of IPv4 addresses would have failed before.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -503,7 +503,7 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// Tests when a thread to which access is denied hides a namespace's name: only if no other path has led into the
+    /// Tests that a thread to which access is denied hides a namespace's name only if no other path leads into the
     /// namespace.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {

@@ -26,7 +26,7 @@ const IPV6: u16 = 0x86dd;
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// The NDP option "target link-layer address" of a neighbour advertisement.
+/// The type of the NDP option "target link-layer address" in a neighbour advertisement.
 const TARGET_MAC: u8 = 2;
 /// How long after its deadline a probe still reads packets that arrived before the deadline.
 const READ_GRACE: Duration = Duration::from_millis(10);
@@ -58,7 +58,7 @@ impl fmt::Display for Mac {
 /// same order as the addresses. If the interface itself has a probed address, the result is an answer with the
 /// interface's own MAC address.
 ///
-/// The function blocks until `timeout` has passed, or until all addresses are answered.
+/// The function blocks until `timeout` has passed, or until devices have answered for all addresses.
 pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
     let link = match Link::find(interface) {
         Ok(link) => link,
@@ -126,14 +126,13 @@ impl Link {
     }
 }
 
-/// The probe of one IP address.
 struct Probe {
     address: IpAddr,
     own: Mac,
     /// The Ethernet frame that the probe sends.
     frame: Vec<u8>,
     /// The socket that sends the frame; for IPv6, there is a second socket that receives the answers. The field is
-    /// `None` if the probe has failed, or if it needs no packets.
+    /// `None` if the probe has failed or needs no packets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }
@@ -175,7 +174,7 @@ impl Probe {
         }
     }
 
-    /// Reads packets until a device has answered for the probed address, or until `until` has passed.
+    /// Reads packets until a device has answered for the probed address, or until the time `until`.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
         while self.outcome == ProbeResult::Silent {
@@ -248,8 +247,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. The value inside `Some` is
-/// the sender's MAC address, if the advertisement contains one.
+/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. The inner value is the MAC
+/// address of the advertisement's sender, if the advertisement contains one.
 fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;
@@ -259,8 +258,8 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
         if *kind == TARGET_MAC {
             return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
         }
-        // The length of an NDP option is in units of 8 bytes. An NDP option length of 0 is invalid, so parsing of the
-        // options ends there.
+        // The length of an NDP option is in units of 8 bytes. A length of 0 is invalid and ends the parsing of the NDP
+        // options.
         let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
         options = length.and_then(|length| options.get(length..)).unwrap_or_default();
     }

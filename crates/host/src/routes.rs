@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub struct Route {
     /// The destination network of the route.
     pub net: IpNet,
-    /// The name of the interface by which packets leave.
+    /// The name of the interface through which the route sends packets.
     pub device: String,
     /// True if the route leads to a gateway.
     pub has_gateway: bool,
@@ -29,7 +29,8 @@ const RTF_REJECT: u32 = 0x200;
 const MIN_PREFIX_LENGTH: u8 = 2;
 
 /// Returns the destinations of all routes of this network namespace, in all routing tables, without default routes. The
-/// result includes the addresses of the namespace's own interfaces. It is no error if IPv6 is disabled.
+/// destinations include the addresses of the namespace's own interfaces. If IPv6 is disabled, only IPv4 routes are
+/// returned.
 ///
 /// # Errors
 /// Any error of reading the routes in `/proc`.
@@ -63,8 +64,8 @@ fn v6_routes() -> io::Result<Vec<Route>> {
     }
 }
 
-/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, each with its interface. Default routes
-/// are left out.
+/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, without default routes, each with its
+/// interface.
 ///
 /// # Errors
 /// Any error of reading the routes in `/proc`.
@@ -95,8 +96,8 @@ fn parse_v4_route(line: &str) -> Option<Route> {
     route(net.into(), device, flags)
 }
 
-/// Parses a line of `/proc/net/ipv6_route`: it begins with destination and prefix length in hexadecimal, and the ninth
-/// and tenth columns are the flags and the interface. Returns `None` if the route is a multicast route.
+/// Parses a line of `/proc/net/ipv6_route`: the first two columns are destination and prefix length in hexadecimal, and
+/// the ninth and tenth columns are the flags and the interface. Returns `None` if the route is a multicast route.
 fn parse_v6_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let address = Ipv6Addr::from(u128::from_str_radix(columns.next()?, 16).ok()?);

@@ -209,8 +209,8 @@ fn scan_in_container_sees_only_what_is_in_it() {
 #[test]
 fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
-        // Without the variable `INSIDE` this test runs on the host; `scan_in_container_sees_only_what_is_in_it` runs it
-        // again in containers.
+        // Without the variable `INSIDE`, this test runs on the host. The test
+        // `scan_in_container_sees_only_what_is_in_it` runs this test again in containers.
         assert_eq!(scan().within, None);
         return;
     }

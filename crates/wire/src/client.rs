@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use crate::frame::{Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StallReport};
 use crate::peer;
 
-/// How long a daemon may send nothing, or its store may finish no operation, before the client considers the daemon
-/// frozen.
+/// The client considers the daemon frozen if the daemon sends nothing, or its store finishes no operation, for this
+/// time.
 pub const FROZEN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Minimum time to wait for bytes from the daemon, so that a client that was scheduled too late still reads the bytes
@@ -33,9 +33,9 @@ pub struct DaemonConnection {
 }
 
 impl DaemonConnection {
-    /// Connects to a daemon's socket. Waits at most `within`, and never longer than [`FROZEN_TIMEOUT`], for a place in
-    /// the socket's backlog and for the daemon's greeting. The function `is_trusted` decides whether the client accepts
-    /// a daemon that runs as this user.
+    /// Connects to a daemon's socket. The client waits at most `within`, and never longer than [`FROZEN_TIMEOUT`], for
+    /// a place in the socket's backlog and for the daemon's greeting. The function `is_trusted` decides whether the
+    /// client accepts a daemon that runs as this user.
     ///
     /// # Errors
     /// `NotFound` or `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not trusted;
@@ -51,8 +51,8 @@ impl DaemonConnection {
         Ok(Self { stream, alive_at: Instant::now(), hello })
     }
 
-    /// Sends a request and waits for the answer, at most `within`. Stops waiting if the daemon makes no progress for
-    /// [`FROZEN_TIMEOUT`].
+    /// Sends a request and waits for the answer, at most `within`. The client stops waiting if the daemon makes no
+    /// progress for [`FROZEN_TIMEOUT`].
     ///
     /// # Errors
     /// `TimedOut` or `WouldBlock` if the daemon is frozen or has not answered in time; any I/O error of the connection.
@@ -82,8 +82,7 @@ impl DaemonConnection {
         }
     }
 
-    /// Returns the time from which the client considers the daemon frozen, unless the daemon shows progress before that
-    /// time.
+    /// Returns the time at which the client will consider the daemon frozen if the daemon shows no progress before.
     fn frozen_at(&self) -> Instant {
         self.alive_at + FROZEN_TIMEOUT
     }
@@ -97,8 +96,8 @@ impl DaemonConnection {
     }
 }
 
-/// Connects to a socket, and gives up at the time `end`. While the socket's backlog is full, the kernel lets `connect`
-/// wait, because a busy daemon soon accepts connections again.
+/// Connects to a socket, and gives up at the time `end`. While the socket's backlog is full, `connect` waits in the
+/// kernel, because a busy daemon soon accepts connections again.
 fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;
@@ -106,7 +105,7 @@ fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     Ok(stream.into())
 }
 
-/// A stream whose reads end at a deadline, even if the bytes arrive one at a time.
+/// A connection to the daemon whose reads end at a deadline, even if the bytes arrive one at a time.
 struct DeadlineReader<'a> {
     stream: &'a UnixStream,
     end: Instant,
@@ -124,7 +123,6 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Frame> {
     Frame::read_blocking(&mut DeadlineReader { stream, end }, MAX_ANSWER_BODY_BYTES)
 }
 
-/// Returns the time left until `end`.
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     // The kernel reads a socket timeout of zero as no timeout, and rounds timeouts to microseconds.
@@ -203,7 +201,7 @@ mod tests {
 
     #[test]
     fn daemon_is_left_when_frozen() {
-        // The fake daemon keeps the stream open, because the end of the stream would be a different error.
+        // The fake daemon keeps the connection open, because the end of the connection would be a different error.
         let silent = |stream: UnixStream| {
             thread::sleep(FROZEN_TIMEOUT * 3);
             drop(stream);

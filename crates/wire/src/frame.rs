@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The version of the frame format. Programs with different versions do not exchange requests.
+/// The version of the frame format. A client and a daemon with different versions do not exchange requests.
 pub const FRAME_VERSION: u8 = 4;
 /// Maximum size of a request's body, in bytes. A request to the store has at most 1.5 MiB, and the list of attachments
 /// in a request for the CNI verb GC is shorter.
@@ -38,7 +38,7 @@ const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_
 pub enum FrameKind {
     /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
-    /// The daemon's confirmation that it has received a request. The frame's body is empty.
+    /// The daemon's confirmation, with an empty body, that it has received a request.
     Taken = b't',
     /// A [`StallReport`] that the daemon sends every second while a CNI verb is queued or in progress.
     Alive = b'l',
@@ -46,10 +46,10 @@ pub enum FrameKind {
     Verb = b'v',
     /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
-    /// The client's announcement that it is about to wait for the store lock. The frame's body is empty, and the daemon
-    /// sends no answer.
+    /// The client's announcement that it is about to wait for the store lock. The body of the announcement is empty,
+    /// and the daemon does not answer it.
     Yield = b'y',
-    /// The answer to a request. The daemon sends one answer for each item of a watch.
+    /// The daemon's answer to a request, or one item of a watch that a client has requested.
     Answer = b'a',
 }
 
@@ -60,11 +60,11 @@ impl FrameKind {
     }
 }
 
-/// The progress of the daemon's store while a CNI verb waits in the daemon.
+/// A report of the daemon on the progress of its store, sent while a CNI verb waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
-    /// Time since the store last finished an operation, but at most the time since the request arrived. The time is
-    /// zero while another process has the store open.
+    /// Time since the store last finished an operation, but at most the time since the request arrived. While another
+    /// process has the store open, this time is zero.
     pub stalled_for: Duration,
 }
 
@@ -135,7 +135,7 @@ impl Frame {
         if bytes.is_empty() { Ok(frame) } else { Err(malformed("bytes behind a frame")) }
     }
 
-    /// Reads a frame like [`read`](Self::read), but from a blocking stream. The end of the stream is an error.
+    /// Reads a frame like [`read`](Self::read), but from a blocking stream, whose end is an error.
     pub(crate) fn read_blocking(stream: &mut impl Read, limit: usize) -> io::Result<Self> {
         let mut header = [0; HEADER_BYTES];
         stream.read_exact(&mut header)?;
@@ -149,7 +149,7 @@ impl Frame {
         if body.len() < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(Self { kind, body }) }
     }
 
-    /// Returns the frame itself if the frame is of this kind.
+    /// Returns this frame if it is of the expected kind.
     ///
     /// # Errors
     /// `InvalidData` if the frame is of another kind.
@@ -161,7 +161,7 @@ impl Frame {
     }
 }
 
-/// Encodes a value. The encoding depends on the order of the type's fields and variants.
+/// Encodes a value. The bytes depend on the order of the fields and variants of the value's type.
 ///
 /// # Errors
 /// `InvalidInput` if the encoding is longer than [`MAX_ANSWER_BODY_BYTES`], or the value cannot be encoded.
@@ -199,7 +199,7 @@ fn parse(header: [u8; HEADER_BYTES], limit: usize) -> io::Result<(FrameKind, usi
     Ok((kind, length))
 }
 
-/// Returns the error for malformed bytes.
+/// Returns the error for malformed bytes from a connection.
 pub fn malformed(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
@@ -207,7 +207,7 @@ pub fn malformed(what: impl Into<String>) -> io::Error {
 /// The identity of a file: the numbers by which the kernel distinguishes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
-    /// The number of the file's device.
+    /// The number of the device that contains the file.
     pub device: u64,
     /// The number of the file's inode.
     pub inode: u64,
@@ -232,7 +232,7 @@ pub enum StoreIdentity {
     Nothing,
     /// An embedded store.
     Embedded {
-        /// The id of the store.
+        /// The id that the store was given when it was created.
         id: String,
         /// The identity of the file `queue` in the store's folder. If a client finds a different file under that name,
         /// the client's store is not the daemon's.
@@ -241,7 +241,7 @@ pub enum StoreIdentity {
     /// A cluster's store.
     Cluster {
         /// The way to log in to the cluster, without secrets: endpoints, user, the client's certificate. The daemon
-        /// does not serve clients that use another login.
+        /// serves only clients that use the same login.
         access: String,
     },
 }
@@ -249,7 +249,7 @@ pub enum StoreIdentity {
 /// The daemon's greeting, the first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version of the daemon's program. The encoding of request bodies depends on this version.
+    /// The version of the daemon's program. The encoding of request bodies depends on the program's version.
     pub program: String,
     /// The process id of the daemon in the daemon's own PID namespace.
     pub process: u32,

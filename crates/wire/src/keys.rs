@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 /// A request to a store, and the time limit of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedRequest {
-    /// Time limit of the request. After the time limit, the daemon starts no work for the request.
+    /// Time limit of the request, after which the daemon starts no work for the request.
     pub within: Duration,
-    /// The request to carry out.
+    /// The request that the daemon carries out.
     pub request: Request,
 }
 
@@ -30,24 +30,24 @@ pub enum Request {
     Watch(WatchRequest),
     /// A call of [`kv::Store::compact`].
     Compact(Revision),
-    /// Asks for the oldest revision that can be read, and the time of that revision.
+    /// Asks for the oldest revision that the store can still read, and the time of that revision.
     Oldest,
 }
 
 /// The answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreReply {
-    /// The answer to a range request.
+    /// The answer to a [`Request::Range`].
     Range(RangeResponse),
-    /// The answer to a transaction.
+    /// The answer to a [`Request::Txn`].
     Txn(TxnResponse),
     /// The confirmation that the store has registered the watch.
     Watching,
-    /// A batch of events of a watch.
+    /// A batch of events of a [`Request::Watch`].
     Happened(Batch),
-    /// The answer to a compaction.
+    /// The answer to a [`Request::Compact`].
     Compacted,
-    /// The oldest revision that can be read, and the time of that revision if known.
+    /// The oldest revision that the store can still read, and the time of that revision if known.
     Oldest(Revision, Option<SystemTime>),
     /// The error with which the request failed or the watch ended.
     Failed(ErrorReply),
@@ -64,7 +64,7 @@ pub struct ErrorReply {
     source: Option<ErrorCause>,
 }
 
-/// The text of an error's source, and the source of that source.
+/// The text of an error's source, and the cause of that source, if any.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ErrorCause {
     text: String,

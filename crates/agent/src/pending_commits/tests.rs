@@ -46,7 +46,6 @@ fn note() -> CommitRecord {
     CommitRecord::new("etcd://h:1", &attachment("c"), &txn())
 }
 
-/// Encodes a pending commit in form 1, which earlier versions of Margay wrote.
 fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     let mut content = Vec::new();
     let mut form = FirstForm(&mut content);
@@ -64,7 +63,6 @@ fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     bytes
 }
 
-/// Writes the content of a pending commit's file in form 1.
 struct FirstForm<'b>(&'b mut Vec<u8>);
 
 impl FirstForm<'_> {
@@ -160,8 +158,8 @@ impl FirstForm<'_> {
     }
 }
 
-/// Converts the file of a pending commit from form 1 to form 2, and adds these steps and a second attachment, the
-/// container `d`.
+/// Converts the file of a pending commit from form 1 to form 2, and adds the given steps and a second attachment, with
+/// the container `d`.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
@@ -191,7 +189,6 @@ fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result
     runtime.block_on(intents.pending(attachment))
 }
 
-/// Records a transaction as a pending commit of this container.
 fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> PendingCommitId {
     intents.record(&attachment(container), txn).unwrap()
 }
@@ -317,8 +314,7 @@ fn notes_are_kept_and_ignored_when_unreadable() {
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
-    // The folder also contains a file of another attachment with the same name prefix, and files that are not pending
-    // commits.
+    // Add a file of another attachment with the same name prefix, and files that are not pending commits.
     let foreign = CommitRecord::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{FILE_SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{FILE_SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
@@ -385,7 +381,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     let sound = ipam(Arc::new(store.clone()));
     sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
     sound.assign(&one("before"), soon()).await.unwrap();
-    // The test store carries out the first transaction and delays all later ones.
+    // The test store carries out the first transaction and delays all later transactions.
     let asked = AtomicU32::new(0);
     let late = FaultyStore::new(store.clone(), move |operation| {
         (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)

@@ -13,10 +13,8 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A test server's answer to a gRPC call.
 #[derive(Clone)]
 enum Reply {
-    /// A reply message in protobuf encoding.
     Message(Vec<u8>),
     /// A gRPC status code and the status message.
     Status(&'static str, &'static str),
@@ -62,7 +60,6 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, reply: Reply, calls:
     }
 }
 
-/// A test server on a Unix socket, and the calls that it received.
 struct Server {
     folder: tempfile::TempDir,
     calls: Calls,

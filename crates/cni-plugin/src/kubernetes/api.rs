@@ -36,15 +36,13 @@ pub(super) struct Api {
     /// The path prefix of every request, taken from the API's URL.
     pub(super) prefix: String,
     pub(super) login: Login,
-    /// The User-Agent header of API requests.
     pub(super) agent: &'static str,
     /// The connection of the previous request, kept for reuse.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
-    /// The secret part of the credentials, which error messages must not contain.
+    /// The secret part of the credentials, masked in error messages.
     pub(super) secret: String,
 }
 
-/// A response of the Kubernetes API.
 #[derive(Debug)]
 pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
@@ -67,8 +65,7 @@ impl Api {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path of the Kubernetes API. `left` limits the total time of the request and its
-    /// retries.
+    /// Sends a GET request for a path of the Kubernetes API. The request and its retries take at most the time `left`.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -91,8 +88,8 @@ impl Api {
 
     async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The API server may close an idle connection at any time. A request that fails on a reused connection is
-            // therefore sent again on a new connection.
+            // The API server may close an idle connection at any time, so a request that fails on a reused connection
+            // is sent again on a new one.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
             }
@@ -141,8 +138,8 @@ impl Api {
         ApiProblem::transient(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
-    /// Parses an error response of the Kubernetes API. The message in the response is shortened, and the secret part of
-    /// the credentials is masked in the message.
+    /// Parses an error response of the Kubernetes API, shortens the message in the response, and masks the secret part
+    /// of the credentials in the message.
     pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
         let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -209,7 +206,7 @@ pub(super) struct Credential {
 }
 
 impl Login {
-    /// Returns the credential for the next API request. The token file is read again for each API request.
+    /// Returns the credential for the next API request, for which a token file is read again.
     pub(super) fn credential(&self) -> Result<Option<Credential>, ApiProblem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),

@@ -29,7 +29,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// A connection to a server, with or without TLS.
+/// An open connection to an HTTP server or proxy, with or without TLS.
 pub(crate) trait ApiStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ApiStream for T {}
 
@@ -58,7 +58,7 @@ impl ApiAddress {
         Some(Self { is_https, host, port, authority })
     }
 
-    /// Returns the address as `host:port`, with brackets around an IPv6 address.
+    /// Returns the server's address as `host:port`, with brackets around an IPv6 address.
     pub(super) fn with_port(&self) -> String {
         let (host, port) = (&self.host, self.port);
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -113,9 +113,9 @@ pub(super) struct ApiRoute {
 }
 
 impl ApiRoute {
-    /// Combines the settings of a connection; returns `None` if the server's name is invalid. The closure `tls` is
-    /// called only for an HTTPS server. If set, `server_name` replaces the host as the name that the server's
-    /// certificate must contain.
+    /// Combines the settings for connections to a server; returns `None` if the server's name is invalid. The closure
+    /// `tls` is called only for an HTTPS server. The server's certificate must contain the name `server_name` if it is
+    /// set, or else the host in the server's address.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -131,13 +131,13 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if requests are sent to a proxy without TLS, which the proxy reads and forwards. A request that a proxy
-    /// forwards must contain the server's full URL.
+    /// True if a proxy reads and forwards the requests, because the server uses no TLS. A request that a proxy forwards
+    /// must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// Returns the address to connect to: that of the proxy if there is one, or else that of the server.
+    /// Returns the address to connect to: the proxy's address if there is a proxy, or else the server's address.
     pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
@@ -194,13 +194,13 @@ impl ApiRoute {
     }
 }
 
-/// Which server certificates are trusted.
+/// Which server certificates a TLS client trusts.
 pub(super) enum TlsTrust {
-    /// Trusts the certificate authorities that this system trusts.
+    /// The client trusts the certificate authorities that the machine's system trusts.
     System,
-    /// Trusts only the given certificate authorities, in PEM format.
+    /// The client trusts only the given certificate authorities, in PEM format.
     Authority(Vec<u8>),
-    /// Trusts every server certificate (`insecure-skip-tls-verify`).
+    /// The client trusts every server certificate (`insecure-skip-tls-verify`).
     Everyone,
 }
 
@@ -240,8 +240,8 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
     builder.with_client_auth_cert(certificates, key).map_err(|_| unusable("the client certificate"))
 }
 
-/// Parses the certificates of certificate authorities; returns `None` if the text contains no certificate or an invalid
-/// one.
+/// Parses the certificates of certificate authorities; returns `None` if the text contains no certificate, or an
+/// invalid certificate.
 fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -294,7 +294,7 @@ const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
 const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this file: only its owner may write to it";
-/// The permission bits that let users other than the owner of a file write to the file.
+/// The mode bits by which users other than a file's owner may write to the file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Reads a file that contains credentials or certificates. A credential file is refused if users other than its owner
@@ -307,7 +307,7 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
             "check kubernetes.kubeconfig, and that the file is there",
         )
     };
-    // Without O_NONBLOCK, opening a named pipe would block.
+    // Without O_NONBLOCK, opening a path that is a named pipe would block.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
     check_file(path, &file, WHY_KUBERNETES).map_err(unreadable)??;
     let mut bytes = Vec::new();
@@ -321,8 +321,8 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     Ok(bytes)
 }
 
-/// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A file that
-/// cannot be opened is accepted by this check, because etcd's client will report the problem.
+/// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A credential file
+/// that cannot be opened is no error here, because etcd's client reports this problem later.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
@@ -368,8 +368,8 @@ impl ApiProblem {
     }
 }
 
-/// The reason why a request to a server failed. The main plugin and the IPAM plugin word `Unreachable` and `Late`
-/// differently.
+/// The reason why a request to a server failed. The main plugin and the IPAM plugin report `Unreachable` and `Late` in
+/// different words.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
     /// The connection to the server or proxy could not be opened.

@@ -14,7 +14,8 @@ use super::api::deadline;
 use super::dial::{self, ApiAddress, ApiRoute, TlsTrust, password};
 use crate::gojson::quoted;
 
-/// How often and how long a readiness gate is queried. As in Calico's plugin, there is a pause before the first query.
+/// How often a readiness gate is queried, and how long it may take to open. As in Calico's plugin, the first query is
+/// sent only after a pause.
 const GATE_PACE: GatePace = GatePace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
 
 #[derive(Clone, Copy)]
@@ -24,8 +25,8 @@ struct GatePace {
 }
 
 /// Waits until all readiness gates are open, one gate after another. A readiness gate is open once it responds with an
-/// HTTP status from 200 to 399; the rest of the response is ignored. Each gate must open within 30 seconds, and `left`
-/// limits the total time for all gates.
+/// HTTP status from 200 to 399; the rest of the response is ignored. Each readiness gate must open within 30 seconds,
+/// and all readiness gates together within the time `left`.
 ///
 /// # Errors
 /// CNI error code 999 with Calico's message if a gate is not a URL, or did not open within its 30 seconds. CNI error
@@ -74,10 +75,11 @@ impl ReadinessGate {
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
-    /// Queries a readiness gate repeatedly until it is open. The reason why the last query failed is stored in `last`.
+    /// Queries a readiness gate repeatedly until it is open. After each failed query of the gate, the reason of the
+    /// failure is stored in `last`.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
-        // After a slow query of a gate, the queries that it delayed are skipped.
+        // After a slow query of a gate, the later queries keep their distance instead of catching up.
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tries.tick().await;

@@ -1,5 +1,5 @@
-//! Adapts the network configuration for the IPAM plugin host-local. In this configuration, a placeholder for a subnet
-//! stands for a pod range of the node (`spec.podCIDRs`).
+//! Adapts the network configuration for the IPAM plugin host-local. A subnet in host-local's configuration may be a
+//! placeholder for a pod range of the node (`spec.podCIDRs`).
 
 use agent::{CniError, Result};
 use ipnet::IpNet;
@@ -40,8 +40,8 @@ impl HostLocal {
         Ok(Self { conf })
     }
 
-    /// True if the configuration contains a placeholder for a pod range. If there is a placeholder, an ADD for a pod
-    /// must read the node's pod ranges.
+    /// True if the configuration contains a placeholder for a pod range, so that an ADD for a pod must read the node's
+    /// pod ranges.
     pub(crate) fn wants_pod_cidrs(&self) -> bool {
         subnets(&self.conf["ipam"]).any(|subnet| placeholder(subnet).is_some())
     }
@@ -76,8 +76,8 @@ impl HostLocal {
 
     /// Returns the network configuration for host-local's DEL, which needs only the container's id. Each placeholder is
     /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If the configuration
-    /// has another range of the same address family, the placeholder is removed instead. With overlapping ranges, newer
-    /// versions of host-local refuse even a DEL, so the address would never be released.
+    /// has another range of the same address family, the placeholder is removed instead, because newer versions of
+    /// host-local refuse overlapping ranges even on DEL, and the address would never be released.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -85,7 +85,7 @@ impl HostLocal {
                 taken[family(&net)] = true;
             }
         }
-        // The closure returns false if the range of a subnet must be removed.
+        // The closure `settle` returns false if the range of this subnet must be removed from the configuration.
         let mut settle = |subnet: &mut Value| match placeholder(subnet) {
             Some(family) if taken[family] => false,
             Some(family) => {
@@ -142,7 +142,7 @@ impl HostLocal {
         })
     }
 
-    /// Returns the network configuration in the form that host-local gets.
+    /// Returns the network configuration to pass to host-local.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
@@ -187,7 +187,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // Calico's error message for a route without a destination.
+        // This is Calico's error message for a route without a destination.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {
@@ -213,7 +213,7 @@ fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))
 }
 
-/// Returns the same subnets as [`subnets`], as mutable references.
+/// Returns the subnets that [`subnets`] returns, as mutable references.
 fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     let mut found = Vec::new();
     for (name, value) in ipam.as_object_mut().into_iter().flatten() {
@@ -332,7 +332,7 @@ mod tests {
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
         // If a configuration has several fields with one name, the last field counts. The names of configuration fields
-        // are case-sensitive.
+        // are case-sensitive, as in Calico.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
         // The parser accepts a subnet that is not a string, because host-local itself reports the mistake.

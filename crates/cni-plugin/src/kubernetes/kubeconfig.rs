@@ -1,5 +1,5 @@
-//! Determines the address of the Kubernetes API and the credentials for it. The sources are a kubeconfig, the network
-//! configuration, and the cluster that the process runs in.
+//! Determines the address of the Kubernetes API and the credentials for it from a kubeconfig, the network
+//! configuration, or the cluster that the process runs in.
 
 use std::path::{Path, PathBuf};
 
@@ -80,8 +80,8 @@ struct KubeconfigUser {
 }
 
 impl Kubernetes {
-    /// Prepares access to the Kubernetes API, and reads all files that the settings name. `agent` is the User-Agent
-    /// header of the API requests.
+    /// Prepares access to the Kubernetes API, and reads all files that the settings name. The argument `agent` is the
+    /// User-Agent header of the API requests.
     ///
     /// As in Kubernetes's own client, a value in the network configuration overrides the kubeconfig's value. If the
     /// network configuration sets the API server, the server name in the kubeconfig is ignored. If the network
@@ -218,7 +218,7 @@ fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     })
 }
 
-/// Parses a kubeconfig, for use by the fuzzers. The returned error describes the problem in the kubeconfig.
+/// Parses a kubeconfig, for use by the fuzzers. The returned error describes what is wrong in the kubeconfig.
 pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
     parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }

@@ -39,21 +39,21 @@ pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 /// The User-Agent header of the IPAM plugin's API requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
-/// The error message of Kubernetes's own client if the API is not configured.
+/// The error message of Kubernetes's own client if the Kubernetes API is not configured.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The configured address of the Kubernetes API and the credentials for it. The credential files that are named here
-/// are only read when the Kubernetes API is used.
+/// The configured address of the Kubernetes API and the credentials for it. The plugin reads the named credential files
+/// only if it sends a request to the Kubernetes API.
 ///
 /// As in Calico's plugin, a value in [`Kubernetes`] overrides the kubeconfig's value. If both the kubeconfig and the
-/// API root are empty, the API of the cluster in which this process runs is used. The `Debug` output of [`Kubernetes`]
-/// shows no secrets.
+/// API root are empty, the plugin uses the Kubernetes API of the cluster in which its process runs. The `Debug` output
+/// of [`Kubernetes`] shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
     pub(crate) kubeconfig: PathBuf,
-    /// The URL of the API, from `kubernetes.k8s_api_root`, or else from `policy.k8s_api_root`.
+    /// The URL of the Kubernetes API, from `kubernetes.k8s_api_root`, or else from `policy.k8s_api_root`.
     pub(crate) api_root: String,
     /// The bearer token, from `policy.k8s_auth_token`.
     pub(crate) token: String,
@@ -68,7 +68,7 @@ pub struct Kubernetes {
 }
 
 impl fmt::Debug for Kubernetes {
-    /// Shows the address of the Kubernetes API, but not the credentials.
+    /// Prints the address of the Kubernetes API, but not the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kubernetes")
             .field("kubeconfig", &self.kubeconfig)
@@ -109,8 +109,8 @@ impl Kubernetes {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// Reads which virtual machine a pod runs, with up to three API requests. The API requests of one call of this
-    /// function take at most `patience`, and at most five seconds.
+    /// Reads which virtual machine a pod runs, with up to three API requests, which together take at most `patience`
+    /// and at most five seconds.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message, and advice in the error's `details`.
@@ -169,7 +169,6 @@ impl Kubernetes {
     }
 }
 
-/// Runs a future to completion on this thread.
 fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
@@ -214,8 +213,8 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A client of the Kubernetes API for several requests. The client must run in a tokio runtime with time and I/O. The
-/// client's tokio runtime must be shut down in the background, because a name lookup may still be running there.
+/// A client for several requests to the Kubernetes API, which needs a tokio runtime with timers and I/O. This tokio
+/// runtime must be shut down in the background, because a name lookup may still be running in it.
 pub(crate) struct KubeClient {
     api: Api,
 }
@@ -225,7 +224,7 @@ impl Kubernetes {
     /// request.
     ///
     /// # Errors
-    /// CNI error code 999. The message is Calico's if the API is not configured or the kubeconfig is missing.
+    /// CNI error code 999, with Calico's message if the Kubernetes API is not configured or the kubeconfig is missing.
     pub(crate) fn client(&self) -> Result<KubeClient> {
         if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
@@ -268,8 +267,8 @@ impl KubeClient {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Requests the version of the Kubernetes API to check that the API responds. The request asks the API server to
-    /// respond within two seconds.
+    /// Checks that the Kubernetes API responds by requesting its version, and asks the API server to respond within two
+    /// seconds.
     ///
     /// # Errors
     /// Any error of [`namespace`](Self::namespace).
@@ -278,8 +277,8 @@ impl KubeClient {
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// Reads an object of the Kubernetes API by the object's path. The names of objects in the path are checked,
-    /// because they come from a runtime or a file.
+    /// Reads an object of the Kubernetes API by the object's path. This function checks the names of objects in the
+    /// path, because the names come from a runtime or a file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -356,7 +355,8 @@ pub(crate) struct VmInstance {
     pub(crate) uid: String,
     /// The uid of the virtual machine that owns the instance; `None` for an instance without an owner.
     pub(crate) machine: Option<String>,
-    /// The uid of the migration that moves the virtual machine to this pod.
+    /// The uid of the migration that moves the virtual machine to this pod; `None` if the virtual machine is not being
+    /// migrated here.
     pub(crate) migration: Option<String>,
     /// True if the virtual machine (or an instance without an owner) is deleted or being deleted.
     pub(crate) ends: bool,
@@ -365,12 +365,12 @@ pub(crate) struct VmInstance {
 /// How a pod relates to a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
-    /// The pod runs no virtual machine.
+    /// The pod exists and runs no virtual machine.
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod of the virtual machine no longer exists. The value is the virtual machine that the deleted pod ran,
-    /// judged by the pod's name; `None` if the API does not report the machine's state.
+    /// The pod no longer exists. The field is the virtual machine that the deleted pod ran, judged by the pod's name,
+    /// or `None` if the Kubernetes API does not report the machine's state.
     Gone(Option<VmInstance>),
 }
 
@@ -389,8 +389,8 @@ impl Kubernetes {
     /// Reads which virtual machine a pod runs, with up to three API requests that together take at most `patience`.
     ///
     /// # Errors
-    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. If the pod no
-    /// longer exists, no error is returned.
+    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. A pod that no
+    /// longer exists is not an error.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
@@ -462,7 +462,8 @@ impl LauncherQuery<'_> {
     }
 
     /// Finds the virtual machine of a deleted pod by the name of the pod. KubeVirt builds the pod's name from the
-    /// machine's name and five characters. Returns `None` if the API does not report whether the machine exists.
+    /// virtual machine's name and five characters. Returns `None` if the Kubernetes API does not report whether the
+    /// virtual machine exists.
     async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
         let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
         let mut ends = true;
@@ -475,7 +476,8 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an API object. The inner error is the API's message for an object that does not exist.
+    /// Reads the metadata of an API object. If the object does not exist, the inner error is the Kubernetes API's
+    /// message about the missing object.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

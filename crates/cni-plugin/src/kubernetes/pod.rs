@@ -22,11 +22,11 @@ const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
 /// The types of the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. A service account whose name is longer gives its pods no service
+/// Maximum length of a label's value, in bytes. The pods of a service account with a longer name have no service
 /// account label.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// The settings of the network configuration that decide which annotations of a pod are allowed.
+/// The settings of the network configuration that decide which annotations of a pod have an effect.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AllowedAnnotations<'a> {
     /// The value of `ipam.type`.
@@ -59,7 +59,7 @@ pub(crate) struct PodFacts {
     pub(crate) profiles: Vec<String>,
     /// The pod's ports, in the order in which its endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
-    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. An empty list means that the
+    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. If a list is empty, the
     /// pod's annotations choose no pool.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
@@ -70,17 +70,17 @@ pub(crate) struct PodFacts {
     /// The addresses to use without the IPAM plugin, at most one of each address family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     pub(crate) mac: Option<HardwareAddress>,
-    /// The additional source networks that the pod may use, without host bits, in the order of the annotation.
+    /// The CIDRs of the additional source addresses that the pod may use, without host bits, in the order of the
+    /// annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
-    /// The valid floating addresses, written as in the annotation.
+    /// The valid floating addresses in the pod's annotation, written as in the annotation.
     floating_ips: Vec<String>,
 }
 
 /// A hardware address, taken from an annotation or from an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
-    /// The 6, 8 or 20 bytes of the hardware address. An interface gets only the first six bytes of the hardware
-    /// address.
+    /// The 6, 8 or 20 bytes of the hardware address, of which an interface gets only the first six.
     pub(crate) bytes: Vec<u8>,
     /// All bytes of the hardware address in lower-case hexadecimal, separated by colons.
     pub(crate) text: String,
@@ -125,8 +125,8 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of a pod that is not read
-    /// from the Kubernetes API is named after the network.
+    /// Returns the facts for a pod that is not read from the Kubernetes API, with the network's name as the only
+    /// profile.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
@@ -163,9 +163,9 @@ impl PodFacts {
         }
     }
 
-    /// Returns pairs of addresses. Each pair is an address of the pod, and the floating address (written as in the
-    /// annotation) that leads to the pod's address. As in Calico, if the pod has several addresses of one family, a
-    /// floating address leads to the last of them.
+    /// Returns pairs of a pod's address and a floating address that leads to the pod's address. The floating address is
+    /// written as in the pod's annotation. As in Calico, if the pod has several addresses of one family, a floating
+    /// address leads to the last of them.
     ///
     /// # Errors
     /// CNI error code 999 if the pod has no address of the same family as a floating address. Calico itself panics if
@@ -183,8 +183,8 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// Reads the annotations that choose pools. If the pod's annotation is absent or empty, the namespace's annotation
-    /// counts.
+    /// Reads the annotations that choose the pod's pools. If the pod's annotation is absent or empty, the annotation of
+    /// the pod's namespace chooses the pools.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -298,7 +298,6 @@ fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &AllowedAnnotat
     }
 }
 
-/// A Kubernetes namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubeNamespace {
     pub(crate) name: String,
@@ -306,7 +305,6 @@ pub(crate) struct KubeNamespace {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// A Kubernetes pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubePod {
     pub(crate) labels: BTreeMap<String, String>,
@@ -315,18 +313,18 @@ pub(crate) struct KubePod {
     pub(crate) service_account: String,
     /// The node that the pod is scheduled to; empty if the pod is not scheduled yet.
     pub(crate) node: String,
-    /// The container ports that an endpoint can list; the ports of init containers come last.
+    /// The container ports that the pod's endpoint can list; the ports of init containers come last.
     pub(crate) ports: Vec<KubePort>,
 }
 
-/// A port of a container that has a name or a host port.
+/// A container's port that has a name or a host port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,
     /// The protocol of the port, which is `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    /// The port on the host; 0 means that there is none.
+    /// The port on the host, or 0 if the container's port has no host port.
     pub(crate) host_port: u16,
     pub(crate) host_ip: String,
 }
@@ -370,8 +368,8 @@ struct KubeObject {
 }
 
 impl KubeObject {
-    /// Parses an API object. The JSON parser's error is dropped because it quotes a part of the text, and a pod may
-    /// contain secrets.
+    /// Parses an object of the Kubernetes API. The JSON parser's error is not returned, because it quotes a part of the
+    /// text, which may contain a pod's secrets.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }
@@ -425,8 +423,8 @@ struct ContainerPort {
 }
 
 impl ContainerPort {
-    /// Converts a container's port; returns `None` if an endpoint cannot list the port. A port needs a name for network
-    /// policies, or a host port for port maps.
+    /// Converts a container's port; returns `None` if an endpoint cannot list the port. An endpoint lists a port only
+    /// if the port has a name, for network policies, or a host port, for port maps.
     fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",

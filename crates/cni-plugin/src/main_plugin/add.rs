@@ -30,7 +30,7 @@ use crate::result::{AddResult, ResultInterface};
 /// Carries out an ADD of the main plugin.
 ///
 /// # Errors
-/// An error with Calico's message. All changes of the failed ADD have been undone.
+/// An error with Calico's message, after all changes of the failed ADD have been undone.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     // Calico detects a wrong network namespace only after making all changes of the ADD, and does not undo the changes.
     if setup.is_own_netns() {
@@ -62,7 +62,7 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// A running ADD, with the data that it has read from the store.
+/// A running ADD, with the data that the ADD has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
@@ -89,8 +89,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node creates the node name file on its machine. A network with Margay's own store may be on the same
-        // machine as calico-node.
+        // calico-node creates the node name file. A network with an embedded store may be on a machine where
+        // calico-node runs for other networks.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -104,11 +104,12 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container. If another container already has the planned name of the host interface, the plan is
-    /// changed to an alternative name. Names collide if the ids of both containers start with the same characters.
+    /// Creates the container's interface. If another container's host interface already has the planned name, this
+    /// function puts an alternative name into the plan. Names of host interfaces collide if the ids of two containers
+    /// start with the same characters.
     ///
     /// # Errors
-    /// An error with the message of [`wiring::Error`]. After an error, the container has no interface.
+    /// An error with the message of [`wiring::Error`]. After an error, the ADD has left no interface in the container.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
@@ -133,9 +134,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
-    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container.
-    /// A newer ADD of the same pod may already use the name of the host's end. A failure to remove the interface is
-    /// only logged, because the runtime also calls DEL after a failed ADD.
+    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container,
+    /// because a newer ADD of the same pod may already use the name of the host's end. A failure to remove the
+    /// interface is only logged, because the runtime also calls DEL after a failed ADD.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -149,7 +150,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Returns the allocator to use if the IPAM plugin is contained in this program.
+    /// Returns the allocator for the IPAM plugin that is part of this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
         MainContext::allocator(&self.session)
     }
@@ -161,20 +162,20 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Lets other processes open the store until this plugin call needs it again.
+    /// Lets other processes open the store until this plugin call needs the store again.
     pub(super) fn pause(&self) {
         self.session.pause();
     }
 
-    /// Runs a future to completion, with the deadline of the plugin call as its argument.
+    /// Runs an async closure to completion, with the deadline of the plugin call as the closure's argument.
     ///
     /// # Errors
-    /// Any error that the future returns.
+    /// Any error that the async closure returns.
     pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores a new WorkloadEndpoint with the given facts, or updates the stored WorkloadEndpoint with them.
+    /// Stores a new WorkloadEndpoint with these facts, or updates the WorkloadEndpoint that is already stored.
     ///
     /// # Errors
     /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
@@ -201,9 +202,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
-    /// Releases the addresses of a failed ADD. A release always includes all addresses of the container, so nothing is
-    /// released if the container already had one of the addresses before the ADD. A failure to release the addresses is
-    /// only logged, because the runtime also calls DEL after a failed ADD.
+    /// Releases the addresses of a failed ADD. Nothing is released if the container already had one of the addresses
+    /// before the ADD, because a release always includes all addresses of the container. A failure to release the
+    /// addresses is only logged, because the runtime also calls DEL after a failed ADD.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -213,8 +214,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.release_all(plugin);
     }
 
-    /// Calls the IPAM plugin to release all addresses of the container. A failure to release the addresses is only
-    /// logged.
+    /// Calls the IPAM plugin to release all addresses of the container, and only logs a failure.
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
@@ -296,8 +296,8 @@ pub(super) fn make_interfaces(
     Ok(())
 }
 
-/// Refuses an assigned prefix if the data plane is external. The protocol of an external data plane has no field for
-/// prefixes. The data plane would only route a prefix's first address to the container.
+/// Refuses an assigned prefix if the data plane is external. The gRPC protocol has no field for prefixes, so the data
+/// plane would route only a prefix's first address to the container.
 fn routes_addresses(plan: &Plan) -> Result<()> {
     let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
     let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
@@ -374,29 +374,28 @@ struct MasqueradedPools {
     /// The name that distinguishes the store's daemon from the daemons of other stores on the machine.
     store: String,
     masqueraded: Vec<IpNet>,
-    /// All pools of the store. Disabled pools are included, because running containers may still have addresses in
-    /// them.
+    /// All pools of the store, including disabled pools, in which running containers may still have addresses.
     all: Vec<IpNet>,
 }
 
 impl OutgoingRules {
-    /// Returns the firewall rules that the plugin itself sets up, for all pools of the store at this location.
+    /// Returns the firewall rules for all pools of the store at this location, to be set up by the plugin itself.
     fn by_us(location: &Location, pools: &[Pool]) -> Self {
         let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Returns an empty value, because Felix sets up the firewall rules.
+    /// Returns no firewall rules, because Felix sets them up.
     fn by_calico() -> Self {
         Self(None)
     }
 
     /// Enables forwarding and masquerading for a container with these addresses.
     ///
-    /// The firewall rules are rebuilt from the current pools. After a pool was changed or deleted, the next ADD in any
-    /// pool therefore removes the pool's old rules. If the firewall rules cannot be set up, the ADD fails only if its
-    /// container needs the rules.
+    /// The firewall rules are rebuilt from the current pools, so the next ADD in any pool removes the old rules of a
+    /// pool that was changed or deleted. If the firewall rules cannot be set up, the ADD fails only if its container
+    /// needs the rules.
     ///
     /// # Errors
     /// An error with the message of [`wiring::Error`], which also names the address that needs masquerading.
@@ -425,7 +424,7 @@ impl OutgoingRules {
 /// Carries out the ADD of a plain container, which belongs to no pod.
 ///
 /// # Errors
-/// An error with Calico's message. All changes of the failed ADD have been undone.
+/// An error with Calico's message, after all changes of the failed ADD have been undone.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
@@ -470,18 +469,18 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
 }
 
 /// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. If a WorkloadEndpoint of the
-/// container is already stored, the container has lost its interface together with its network namespace. The IPAM
-/// plugin then chooses new addresses, because the container's old addresses may have been released.
+/// container is already stored, the container has lost its interface together with its network namespace. After such a
+/// loss, the IPAM plugin chooses new addresses, because the container's old addresses may have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = container_facts(add, add.host_interface(), profiles);
-    // Check the names in the WorkloadEndpoint first; Calico checks them only after all changes.
+    // Check the names in the WorkloadEndpoint before any change; Calico checks these names only after all changes.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
     add.release_store(&plugin);
     if add.found.is_some() && plugin.is_other() {
-        // Some IPAM plugins refuse a second ADD for the same attachment.
+        // Release the old addresses first, because some IPAM plugins refuse a second ADD for the same attachment.
         add.release_all(&plugin);
     }
     let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
@@ -496,7 +495,8 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
-        // As in Calico, the result of a repeated ADD keeps only the addresses and prefixes of the IPAM plugin's result.
+        // As in Calico, the result of a repeated ADD contains only the addresses and prefixes of the IPAM plugin's
+        // result.
         let prefixes = assigned.prefixes;
         assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }

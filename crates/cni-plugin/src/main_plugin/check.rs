@@ -43,7 +43,7 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        // If addresses may have been assigned without an IPAM plugin, the IPAM plugin's CHECK proves nothing.
+        // The IPAM plugin's CHECK proves nothing if addresses may have been assigned without an IPAM plugin.
         if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
             wrong.push(format!("IPAM: {}", error.message()));
         }
@@ -119,7 +119,8 @@ pub(super) fn close_session(session: Arc<Session>) {
     }
 }
 
-/// Compares the stored WorkloadEndpoint with the plugin call and with the runtime's `prevResult`.
+/// Compares the stored WorkloadEndpoint with the plugin call and with the runtime's `prevResult`, and adds each
+/// difference to `wrong`.
 fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr], wrong: &mut Vec<String>) {
     let name = endpoint.name();
     if endpoint.container() != setup.call.container {
@@ -141,8 +142,7 @@ fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[Ip
 
 /// Time limit for the datastore to answer the requests of STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The error codes with which another IPAM plugin refuses a CNI verb that it does not support, in general or in the
-/// configured CNI version.
+/// The error codes with which an IPAM plugin that is another program refuses a CNI verb that it does not support.
 pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 
 /// Carries out STATUS. STATUS of the main plugin only queries an etcd store, because the IPAM plugin's STATUS checks an
@@ -175,7 +175,7 @@ fn ready(setup: &MainContext<'_>) -> Result<String> {
     }
 }
 
-/// Checks that etcd's user may write the WorkloadEndpoint of a container.
+/// Checks that the plugin's etcd user may write the WorkloadEndpoint of a container.
 fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     let results = format!("endpoints of {}", setup.conf.net.name);
     let Some(rights) = WriteRights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
@@ -186,8 +186,8 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
 /// Time limit for the datastore's answer to the test with the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the plugin prints
-/// nothing for the option `-t`.
+/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the returned output
+/// is empty.
 ///
 /// # Errors
 /// CNI error code 100, with the cause in the error's details.

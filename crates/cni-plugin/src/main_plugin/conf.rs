@@ -144,8 +144,7 @@ impl MainConf {
     }
 
     /// Refuses etcd's key and certificate files if users other than their owner may write to them: these users could
-    /// make the plugin trust another etcd. If a key or certificate file is missing, the error is reported later, when
-    /// the store is opened.
+    /// make the plugin trust another etcd. A missing key or certificate file is reported only when the store is opened.
     ///
     /// # Errors
     /// An error that names the refused file and the command that corrects its mode.
@@ -177,7 +176,7 @@ impl MainConf {
         u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
     }
 
-    /// Returns the number of queues of each interface in the pair.
+    /// Returns the number of queues of each interface in the veth or netkit pair.
     pub(crate) fn queues(&self) -> u32 {
         u32::try_from(self.num_queues).unwrap_or(1).max(1)
     }
@@ -185,7 +184,7 @@ impl MainConf {
     /// Returns the device type of the pair of interfaces: veth or netkit.
     ///
     /// # Errors
-    /// An error for an unknown value of `device_type`.
+    /// An error if the value of `device_type` is unknown.
     pub(crate) fn device(&self) -> Result<Device> {
         match self.device_type.as_str() {
             "" | "veth" => Ok(Device::Veth),

@@ -4,9 +4,9 @@
 //!
 //! A WorkloadEndpoint does not name the network that it belongs to. GC assumes that a WorkloadEndpoint belongs to a
 //! network if the network's name is the first profile of the WorkloadEndpoint, or if the container holds an address of
-//! the WorkloadEndpoint in the network. If a container joins a second network later, GC of the second network keeps the
-//! container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses is
-//! younger than a minute. A WorkloadEndpoint or an address that is younger than a minute may be newer than the
+//! the WorkloadEndpoint in the network. GC of a network that a container has joined later, as its second network, keeps
+//! the container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses
+//! is younger than a minute. A WorkloadEndpoint or an address that is younger than a minute may be newer than the
 //! runtime's list of attachments.
 
 use std::collections::BTreeSet;
@@ -89,7 +89,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     if setup.is_own_netns() { Err(env::own_netns_error()) } else { Ok(String::new()) }
 }
 
-/// Removes the interface during a DEL that cannot use the store, and returns the error of the store.
+/// Removes the container's interface in a DEL that cannot use the store, and returns the store's error.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
         tracing::warn!(%error, "cannot remove the container's interface, and cannot reach the store");
@@ -202,7 +202,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
     // List the host's interfaces before reading the WorkloadEndpoints. If an ADD creates a new interface with the name
-    // of a listed interface, the new interface has another index, and GC keeps it.
+    // of a listed interface, GC keeps the new interface, because its index differs.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;

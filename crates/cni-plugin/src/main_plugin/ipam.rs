@@ -26,11 +26,11 @@ use crate::versions;
 /// Time limit for a call of an IPAM plugin that is another program. The IPAM plugin `dhcp` may wait for a DHCP server
 /// for a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. A process usually
-/// exits within the pause after it has closed its output.
+/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. After it has closed
+/// its output, a process usually exits within 200 microseconds.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// The IPAM plugin of a network.
+/// The IPAM plugin that a network configuration names.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
     /// The IPAM plugin in this program, called under the given plugin name.
@@ -43,7 +43,7 @@ pub(super) enum IpamPlugin {
 pub(super) struct IpamCall<'a> {
     pub(super) setup: &'a MainContext<'a>,
     pub(super) verb: CniVerb,
-    /// The value of `CNI_ARGS` that the IPAM plugin gets.
+    /// The value of the variable `CNI_ARGS` for the IPAM plugin.
     pub(super) args: &'a str,
     /// The configuration that the IPAM plugin gets; `None` if it equals the main plugin's configuration.
     pub(super) changed: Option<&'a [u8]>,
@@ -63,9 +63,8 @@ impl MainContext<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
-    /// Calls the IPAM plugin for CHECK or DEL, which concern addresses that it assigned earlier. In host-local's
-    /// configuration, a network of all addresses replaces each pod range of the node, so the Kubernetes API is not
-    /// needed (see [`HostLocal::for_del`]).
+    /// Calls the IPAM plugin for a CHECK or DEL of addresses that the plugin assigned earlier. host-local's
+    /// configuration is adapted by [`HostLocal::for_del`], so the Kubernetes API is not needed.
     ///
     /// # Errors
     /// An error with Calico's message if host-local's configuration is malformed, and any error of the IPAM plugin.

@@ -54,9 +54,9 @@ input, and what to do in the environment (CNI_COMMAND, CNI_CONTAINERID, ...).
   -h, --help     print this
 ";
 
-/// Runs the main plugin, except for the input and output of the process. `arguments` are the command-line arguments
-/// after the program's name. As in Calico's program, options are only recognized before the first argument that is not
-/// an option. The first argument that is not an option and all later arguments are ignored.
+/// Runs the main plugin, except for the input and output of the process. The slice `arguments` contains the
+/// command-line arguments after the program's name. As in Calico's program, options are only recognized before the
+/// first argument that is not an option. The first argument that is not an option and all later arguments are ignored.
 pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read) -> ProcessOutcome {
     let is_called = invocation.environment.get("CNI_COMMAND").is_some();
     let first = arguments.first().map(|argument| argument.to_string_lossy()).unwrap_or_default();
@@ -88,7 +88,6 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
     ProcessOutcome::of(|| carry_out(invocation, stdin))
 }
 
-/// Converts an error of the crate `wiring` to a CNI error.
 fn wiring_error(error: wiring::Error) -> CniError {
     CniError::internal(error.to_string())
 }

@@ -29,7 +29,7 @@ struct PodRequest {
 /// stored.
 ///
 /// # Errors
-/// An error with Calico's message. All changes of the failed ADD have been undone.
+/// An error with Calico's message, after all changes of the failed ADD have been undone.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;
@@ -194,8 +194,8 @@ fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Assigns the addresses that an annotation requests, one after another. If one of the requested addresses cannot be
-/// assigned, the addresses assigned before it are released.
+/// Assigns the addresses that an annotation requests, one after another. If a requested address cannot be assigned, the
+/// requested addresses that were already assigned are released.
 fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
     let mut all = AddResult::default();
     for address in addresses {

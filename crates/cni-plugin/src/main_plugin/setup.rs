@@ -35,7 +35,7 @@ pub(super) struct MainContext<'a> {
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels in the network configuration, which only a plain container gets.
+    /// The labels in the network configuration. Only the WorkloadEndpoint of a plain container gets these labels.
     pub(super) labels: Labels,
     /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
@@ -44,8 +44,8 @@ pub(super) struct MainContext<'a> {
     /// The MTU of the container's interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The data plane. An invalid setting for the data plane is stored as an error, because a DEL must do all its other
-    /// work before it fails.
+    /// The data plane. An invalid setting is stored as an error, because a DEL must do all its other work before it
+    /// fails because of the data plane.
     dataplane: Result<Dataplane>,
 }
 
@@ -118,14 +118,13 @@ impl<'a> MainContext<'a> {
         })
     }
 
-    /// Returns the path of the container's network namespace. The path is empty if the plugin call names no network
-    /// namespace.
+    /// Returns the path of the container's network namespace; empty if the plugin call names no network namespace.
     pub(super) fn netns(&self) -> PathBuf {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own although `CNI_NETNS_OVERRIDE` does not allow the
-    /// plugin's own namespace.
+    /// True if the container is in the plugin's own network namespace although `CNI_NETNS_OVERRIDE` does not allow
+    /// that.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
@@ -174,7 +173,7 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// Returns the allocator to use if the IPAM plugin is contained in this program. If this process has the store open
+    /// Returns the allocator for the IPAM plugin that is part of this program. If this process has the store open
     /// exclusively, there is no daemon, and the allocator uses the open store directly.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
@@ -188,8 +187,7 @@ impl<'a> MainContext<'a> {
         !self.store.location.is_shared()
     }
 
-    /// Checks that the datastore is marked as ready for plugins. Checking the readiness of the datastore reads no
-    /// WorkloadEndpoints.
+    /// Checks that the datastore is marked as ready for plugins, without reading any WorkloadEndpoint.
     ///
     /// # Errors
     /// Any error of [`begin`](Self::begin).
@@ -274,9 +272,9 @@ impl Workload {
         })
     }
 
-    /// Returns the name of the workload's interface on the host. `felix` is the value of the environment variable
-    /// `FELIX_INTERFACEPREFIX`. The name of a pod's host interface contains a digest. The name of a plain container's
-    /// host interface contains the first characters of the container's id.
+    /// Returns the name of the workload's interface on the host. The argument `felix` is the value of the environment
+    /// variable `FELIX_INTERFACEPREFIX`. The name of a pod's host interface contains a digest, and that of a plain
+    /// container's host interface contains the first characters of the container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
             Orchestrator::Cni => {
@@ -289,8 +287,8 @@ impl Workload {
         }
     }
 
-    /// Returns the alternative name of a plain container's host interface. The alternative name is used if another
-    /// container already has the usual name.
+    /// Returns the alternative name of a plain container's host interface, for the case that another container already
+    /// has the usual name.
     pub(super) fn other_host_interface(&self) -> String {
         INTERFACE_PREFIX.to_owned() + &self.digest()
     }
@@ -339,8 +337,8 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
 }
 
 /// Replaces the invalid characters in a label's key or value, by Calico's rules. A slash in the key or value becomes a
-/// dot. A sequence of other invalid characters in the key or value becomes one dash. A sequence of dots and dashes that
-/// contains a dot becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
+/// dot, and a sequence of other invalid characters becomes one dash. A sequence of dots and dashes that contains a dot
+/// becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

@@ -169,7 +169,8 @@ async fn client_retries_when_api_asks_for_it() {
     let often = Server::start(move |number, _| if number < 3 { busy("0") } else { Reply::ok(NAMESPACE) });
     client(&often).namespace("shop", LONG).await.unwrap();
     assert_eq!((often.heads().len(), often.connections()), (4, 1));
-    // There is a maximum number of retries, and a request is not retried if the pause would exceed its time limit.
+    // A request is retried at most ten times, and not if the pause before the retry would exceed the request's time
+    // limit.
     let always = Server::saying(busy("0"));
     assert_eq!(reported(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
     assert_eq!(always.heads().len(), 11);

@@ -1,4 +1,4 @@
-//! Tests of the Kubernetes client against HTTP servers on the loopback address whose replies are configurable.
+//! Tests of the Kubernetes client against HTTP servers on the loopback address with configurable replies.
 
 mod client;
 pub(super) mod trust;
@@ -69,7 +69,6 @@ fn reported(error: CniError) -> (u32, String) {
     (error.code().number(), error.message().to_owned())
 }
 
-/// A test server's reply to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
     /// An HTTP response with this status line, these additional header lines and this body.
@@ -78,7 +77,6 @@ pub(crate) enum Reply {
     Bytes(Vec<u8>),
     /// The test server sends these bytes slowly, one every tenth of a second.
     Drip(Vec<u8>),
-    /// The test server never replies.
     Nothing,
     /// The test server opens a tunnel to the host of the CONNECT request, as a proxy does.
     Tunnel,
@@ -164,7 +162,6 @@ impl Server {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// Returns the heads of all HTTP requests that the server has received.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.seen.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

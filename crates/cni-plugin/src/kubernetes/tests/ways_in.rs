@@ -90,7 +90,7 @@ async fn login_configuration_beats_kubeconfig() {
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its path is used as a whole.
+    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and no part of its path is cut off.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -158,7 +158,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     write(&path, "x".repeat((1 << 20) + 1));
     assert!(refused(&kubernetes).ends_with(" has more than 1048576 bytes"));
     std::fs::remove_file(&path).unwrap();
-    // The test writes nothing to this named pipe.
+    // No process writes to this named pipe, so reading it would block.
     mkfifo(&path, Mode::from_bits_truncate(0o600)).unwrap();
     assert!(refused(&kubernetes).ends_with("this is no file"));
     std::fs::remove_file(&path).unwrap();
