@@ -32,7 +32,7 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::interrupt::Interrupt;
 use crate::output::write_whole_file;
 
-/// The waiting time before a failed delivery is repeated, and the maximum to which this time doubles.
+/// The pause before a failed delivery is repeated, and the maximum pause. The pause doubles after each failed delivery.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// Interval at which a running receiver program and the signal flag are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -75,7 +75,7 @@ impl Hook {
     /// Creates a hook that runs a program for each event.
     ///
     /// # Errors
-    /// The program's file does not exist.
+    /// The receiver program's file does not exist.
     pub(crate) fn program(path: &Path, timeout: Duration) -> CommandResult<Self> {
         Ok(Self { receiver: Receiver::Program(ProgramReceiver::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
@@ -92,9 +92,9 @@ impl Hook {
         })
     }
 
-    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no further attempt after
-    /// the time `until`, and none after a signal to end the command. Calls the closure `failed` with an error message
-    /// after each failed attempt.
+    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no further delivery
+    /// attempt after the time `until` or after a signal to end the command. Calls the closure `failed` with an error
+    /// message after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -256,7 +256,7 @@ struct ProgramReceiver {
 
 impl ProgramReceiver {
     /// # Errors
-    /// The program's file does not exist.
+    /// The receiver program's file does not exist.
     fn new(path: &Path, timeout: Duration) -> CommandResult<Self> {
         // A relative path of the receiver program is relative to the current folder; `PATH` is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
@@ -385,7 +385,7 @@ impl WebhookReceiver {
     }
 }
 
-/// Reads the key that signs requests from a file. White space at the end of the file is not part of the key.
+/// Reads the key that signs requests from a file. White space at the end of the key file is not part of the key.
 fn read_key(path: &Path) -> CommandResult<Key> {
     let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
         let other = format!("{:?}", CursorFile::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
-        // An earlier version wrote cursor files without a store id.
+        // An earlier version of margay wrote cursor files without a store id.
         fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
         CursorFile::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
         assert!(CursorFile::load(&path, "b").is_err());

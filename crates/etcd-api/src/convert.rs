@@ -31,7 +31,6 @@ pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     }
 }
 
-/// Converts a stored entry into etcd's message.
 pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     PbKeyValue {
         key: kv.key.as_bytes().to_vec(),

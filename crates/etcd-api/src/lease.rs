@@ -395,7 +395,6 @@ impl LeaseClock {
         }
     }
 
-    /// Revokes a lease whose time has ended.
     async fn revoke(&self, backing: &dyn Backing, place: StoreGeneration, id: LeaseId) {
         match backing.revoke(id, place).await {
             Ok(_) => {

@@ -130,7 +130,6 @@ impl Api {
             .add_routes(self.routes())
     }
 
-    /// Returns the header of an answer at this revision.
     fn header(&self, revision: Revision) -> Option<PbResponseHeader> {
         let StoreGeneration { cluster, member, .. } = self.backing.place();
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);

@@ -100,7 +100,6 @@ impl PendingProgress {
     }
 }
 
-/// A client's request to create a watch.
 struct WatchToCreate {
     id: i64,
     key: Vec<u8>,
@@ -420,7 +419,6 @@ const FILTER_NO_PUT: i32 = 0;
 const FILTER_NO_DELETE: i32 = 1;
 const EVENT_TYPE_DELETE: i32 = 1;
 
-/// A watch that a client has created.
 #[derive(Debug)]
 struct ClientWatch {
     filters: Vec<i32>,

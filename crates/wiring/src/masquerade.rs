@@ -210,7 +210,6 @@ impl IpFamily {
     }
 }
 
-/// A rule in the nftables chain of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainRule {
     /// Packets to this network keep their source address.

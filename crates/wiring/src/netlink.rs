@@ -28,7 +28,6 @@ const MAX_LISTING_ATTEMPTS: usize = 5;
 /// Size in bytes of the longest message that fits into a socket's default send buffer.
 const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 
-/// A netlink request to the kernel.
 #[derive(Debug)]
 pub(crate) struct NetlinkRequest {
     kind: u16,
@@ -189,7 +188,6 @@ impl NetlinkSocket {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends one request, and returns the kernel's answer.
     pub(crate) fn one(&self, request: NetlinkRequest) -> Reply {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }

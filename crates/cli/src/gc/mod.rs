@@ -2,9 +2,9 @@
 //! frees everything that departed nodes hold. The module [`node_move`] records the blocks and addresses of a renamed
 //! node under the node's new name.
 //!
-//! The command reads and closes the stores, then scans the network namespaces of this machine, and then opens the
-//! stores again to free the leftover addresses. Because the stores are closed during the scan of network namespaces, no
-//! plugin waits for the scan. An address that is assigned during the scan is no candidate for freeing.
+//! The command `margay gc` reads and closes the stores, then scans the network namespaces of this machine, and then
+//! opens the stores again to free the leftover addresses. Because the stores are closed during the scan of network
+//! namespaces, no plugin waits for the scan. An address that is assigned during the scan is no candidate for freeing.
 
 mod departed;
 mod lists;
@@ -134,7 +134,8 @@ struct StoreFindings<'l> {
     ready: Vec<Allocation>,
     /// The allocations in `ready`, each with the workload endpoint that is deleted in the same commit.
     going: Vec<Hold>,
-    /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs one.
+    /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs a second
+    /// scan.
     missing: Option<Duration>,
 }
 

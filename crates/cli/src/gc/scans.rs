@@ -165,8 +165,8 @@ impl ScanMemory {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
-        // The notes about newly used blocks are read before the record. If a CNI call moves a block from the notes to
-        // the record between the two reads, the block is found in the record.
+        // The notes about newly used blocks are read before the block record, because a CNI call may meanwhile move a
+        // block from the notes to the record.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })

@@ -84,7 +84,6 @@ fn absolute(text: &str) -> io::Result<PathBuf> {
     path::absolute(text)
 }
 
-/// The file name of Margay's plugin.
 const PLUGIN_FILE: &str = "margay-ipam";
 
 /// The folders in which distributions and Kubernetes keep CNI plugins.
@@ -135,8 +134,8 @@ fn install(
             }));
         }
     };
-    // The write permission is checked before the stores. A user without write permission often cannot open a store, and
-    // running the command as root solves both problems.
+    // The write permission is checked before the stores are opened. A user without write permission often cannot open a
+    // store, and running the command as root solves both problems.
     plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
@@ -387,8 +386,7 @@ impl RoleStatus {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
-    /// If CNI calls run Margay's plugin in another version than that of the file `plugin`, returns the file `plugin`
-    /// and its version.
+    /// Returns the file `plugin` and its version, if CNI calls run another version of Margay's plugin.
     fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, PluginProgram::Margay(runs)) = self.runs.as_ref()? else { return None };
         match PluginProgram::ask(plugin, self.role) {
@@ -537,7 +535,7 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Returns the planned restoration of a plugin as a completed restoration with the outcome `undone`.
+    /// Turns a planned restoration of a plugin into a completed restoration with the outcome `undone`.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {

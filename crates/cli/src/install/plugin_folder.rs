@@ -53,7 +53,6 @@ pub(crate) enum InstallOutcome {
     Already,
 }
 
-/// The outcome of undoing an installation of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoOutcome {
     /// The plugin file from before the installation was restored.

@@ -193,7 +193,6 @@ fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     Ok(Some(PluginPath { folders, source: PathSource::Containerd { config: config.to_owned(), folders: count } }))
 }
 
-/// Finds a program on `PATH`.
 fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())

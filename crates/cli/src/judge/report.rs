@@ -37,7 +37,6 @@ pub(super) trait Reporter {
     ) -> CommandResult<()>;
 }
 
-/// Creates the reporter of a report format.
 pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
     match format {
         ReportFormat::Table => Box::new(TableReporter::of(cases)),

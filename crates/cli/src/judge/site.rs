@@ -196,7 +196,7 @@ fn address(location: &Location) -> Result<String, BoxError> {
 pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
-    // The opening of the store; `None` while the conformance case has closed the store.
+    // The open store; `None` while the conformance case has closed the store.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }

@@ -73,7 +73,7 @@ struct ExplainReport {
     outcome: OutcomeReport,
 }
 
-/// Whether a pool would be chosen, why it would not be chosen, and how full it is.
+/// Whether a pool would be chosen for the container, or else why not, and how full the pool is.
 #[derive(Debug, Serialize)]
 struct PoolReport {
     name: String,
@@ -200,7 +200,6 @@ impl ExplainReport {
     }
 }
 
-/// Lists labels as text.
 fn labelled(labels: &BTreeMap<String, String>) -> String {
     if labels.is_empty() {
         return "no labels".to_owned();

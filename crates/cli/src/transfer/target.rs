@@ -28,7 +28,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
 /// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// When written keys are removed, one range request lists the keys for this number of transactions.
+/// Number of removal transactions whose keys are listed by one range request.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
@@ -331,8 +331,8 @@ pub(crate) enum FillMode {
     Update,
     /// The target store is not changed; the source's documents and the differences are counted.
     DryRun,
-    /// The target store is not changed. Keys and differences are counted. Documents are not counted again, because they
-    /// were counted when they were written.
+    /// The target store is not changed. Only keys and differences are counted, because the documents were counted when
+    /// they were written.
     Verify,
 }
 
@@ -552,7 +552,6 @@ impl DocumentsChecksum {
     }
 }
 
-/// The recorded checksum of one part of the target store.
 #[derive(Debug)]
 struct PartChecksum {
     from: Key,

@@ -34,7 +34,6 @@ use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 const MAX_CLIENTS: usize = 1024;
 /// Time limit for a client's TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A listener of the API and its URL.
 pub(super) struct ApiListener {
     listener: Listener,
     url: String,

@@ -87,7 +87,6 @@ impl Driver {
         self.in_session("POST", "/window", &json!({"handle": handle}))
     }
 
-    /// Sends a WebDriver command within the session.
     fn in_session(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         self.call(method, &format!("/session/{}{path}", self.session), body)
     }
@@ -200,7 +199,6 @@ impl<'d> Window<'d> {
         }
     }
 
-    /// Waits until the page shows a text.
     pub(crate) fn wait_text(&self, text: &str) {
         self.wait(&format!("document.body.innerText.includes({})", json!(text)));
     }

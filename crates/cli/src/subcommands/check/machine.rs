@@ -19,7 +19,7 @@ use kv::Deadline;
 use crate::error::CommandResult;
 use crate::store::StoreAccess;
 
-/// Time limit of reading the pools of another store.
+/// Time limit of reading the pools of a store other than the checked store.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An address range from which networks assign the addresses of one store.
@@ -73,7 +73,7 @@ fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl
     })
 }
 
-/// Reads the names and networks of a store's pools. Returns an empty list if the store does not exist.
+/// Reads the names and CIDRs of a store's pools. Returns an empty list if the store does not exist.
 async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> {
     let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();

@@ -176,7 +176,6 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     }
 }
 
-/// The result of inspecting a store for inconsistencies.
 pub(super) struct StoreInspection {
     pub(super) inspection: Inspection,
     pub(super) store: String,
@@ -210,9 +209,9 @@ const MAX_COMMITS_PER_OPENING: usize = 16;
 /// Maximum number of rounds in which findings are repaired and the store is checked again. A repair can uncover another
 /// inconsistency, which is repaired in the next round.
 const MAX_REPAIR_ROUNDS: usize = 4;
-/// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys in separate writes,
-/// all within `MIN_FINDING_AGE`, so a younger finding may only be an unfinished change. A repair does not change keys
-/// that were written after the inspection.
+/// Minimum age of a finding in a cluster before the finding is repaired. Calico changes several keys in separate
+/// writes, all within `MIN_FINDING_AGE`, so a younger finding may only be an unfinished change. A repair does not
+/// change keys that were written after the inspection.
 const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
 /// A planned or completed repair of a finding.
@@ -242,7 +241,6 @@ enum RepairOutcome {
 }
 
 impl RepairOutcome {
-    /// Returns the outcome of the repair as text for a table.
     fn as_str(self) -> &'static str {
         match self {
             Self::Planned => "would be mended",
@@ -381,7 +379,6 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// Builds the answer of the command from the inspection and the repairs.
 fn render_answer(
     args: &Check,
     location: &Location,

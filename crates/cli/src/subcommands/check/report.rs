@@ -98,7 +98,6 @@ impl CheckReport {
         }
     }
 
-    /// Reads a check report from a file.
     pub(crate) fn read(path: &Path) -> CommandResult<Self> {
         let hint = "name a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)

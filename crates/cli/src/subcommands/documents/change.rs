@@ -124,7 +124,6 @@ impl OpenStoreCommand for DeleteDocuments<'_> {
         has_pool(&self.manifests)
     }
 
-    /// Deletes the selected documents, one after the other.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Self { args, manifests } = self;
         let verb = VerbForms { base: "delete", past: "deleted" };
@@ -316,7 +315,6 @@ impl WriteReport {
         Self { verb, kind, dry_run, done: Vec::new(), failed: Vec::new(), advice: None }
     }
 
-    /// Counts a document as successfully written or deleted.
     fn add_done(&mut self, manifest: &Manifest) {
         self.done.push(entry(manifest, None));
     }

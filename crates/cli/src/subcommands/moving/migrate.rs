@@ -111,7 +111,6 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
     Ok(answer)
 }
 
-/// Reads the identity of the migration's source store.
 async fn read_source_identity(from: StoreAccess<'_>) -> CommandResult<StoreIdentity> {
     let open = from.open_files(StoreUse::Read).await?;
     from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await

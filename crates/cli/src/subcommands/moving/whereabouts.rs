@@ -46,7 +46,7 @@ pub(crate) struct FromWhereabouts {
 /// An address range in the notation of whereabouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressRange {
-    /// The network of the range, without host bits.
+    /// The CIDR that contains the address range, without host bits.
     pub(crate) net: IpNet,
     /// The first and the last address of the address range.
     pub(crate) bounds: (IpAddr, IpAddr),

@@ -121,7 +121,6 @@ impl StoreCommand for Restore {
     }
 }
 
-/// The outcome of restoring a store from a backup file.
 struct RestoredStore {
     file: CheckedBackup,
     id: Option<String>,

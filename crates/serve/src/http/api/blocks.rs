@@ -83,7 +83,6 @@ struct BlockDetails {
     addresses: Vec<AddressRow>,
 }
 
-/// Shows a block with all of its addresses.
 pub(super) async fn show_block(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let cidr: IpNet = query.parsed::<IpNet>("cidr")?.trunc();
     let deadline = Deadline::after(page.limits.answer);
