@@ -43,8 +43,7 @@ pub(crate) struct Delivery {
     pub(crate) json: String,
     /// The kind of the event and the event's address, as shown in messages.
     pub(crate) name: String,
-    /// The revision whose events are all delivered once this event is delivered; `None` if this revision has more
-    /// events.
+    /// The revision whose delivery this event completes; `None` if the event is not the last event of its revision.
     pub(crate) completes: Option<Revision>,
 }
 

@@ -42,9 +42,9 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     }
 }
 
-/// A transaction for the store, and a description of how to build the answer to each read in the transaction. The lists
-/// `success` and `failure` have one item for each operation of their branch, in order. An item is `None` if its
-/// operation is not a read.
+/// A transaction for the store, and a description of how to build the answer to each read in the transaction. For each
+/// operation of its branch, in order, the list `success` or `failure` has one item, which is `None` unless the
+/// operation is a read.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,

@@ -80,7 +80,7 @@ struct WatchSession {
     requested: Option<PendingProgress>,
     /// The revision of the newest event that was sent on the stream.
     newest: Revision,
-    /// Items of watches that are sent only after the requested report.
+    /// Watch items that are held back until the requested progress report is sent.
     held_back: VecDeque<(i64, kv::Result<Batch>)>,
 }
 
@@ -398,7 +398,7 @@ fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequ
         match requests.message().now_or_never() {
             Some(Ok(Some(request))) if is_progress(&request) => {}
             Some(Ok(Some(request))) => return Some(request),
-            // At the end of the stream, the next read of a request also finds the end.
+            // After the end of the stream, the next read of a request also reports the end.
             _ => return None,
         }
     }

@@ -28,7 +28,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of the Alive frames to a client that waits for the answer to a verb.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves a connection until it ends.
+/// Serves a client's connection until the connection ends.
 ///
 /// # Errors
 /// Any I/O error of the connection; `InvalidData` if the client sends bytes that Margay's clients never send.
@@ -68,7 +68,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
     }
 }
 
-/// Runs `work`. Until `work` is complete, sends the client an Alive frame every [`ALIVE_INTERVAL`].
+/// Runs `work`, and sends the client an Alive frame every [`ALIVE_INTERVAL`] until `work` is complete.
 ///
 /// # Errors
 /// Any I/O error of the connection.

@@ -41,15 +41,15 @@ pub(crate) struct NetlinkRequest {
 }
 
 impl NetlinkRequest {
-    /// Creates a request for a change, of a message type (`RTM_..`). The flags (`NLM_F_..`) are added to the flags that
-    /// every request has.
+    /// Creates a request that changes something in the kernel, with the message type `kind` (`RTM_..`). The given flags
+    /// (`NLM_F_..`) are added to the flags that every request has.
     pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
         Self { kind, flags, confirm: NLM_F_ACK, body: bytes, failure: String::new() }
     }
 
-    /// Creates a request for information, of a message type (`RTM_..`).
+    /// Creates a request that reads information from the kernel, with the message type `kind` (`RTM_..`).
     pub(crate) fn tell(kind: u16, body: &impl Emitable) -> Self {
         Self { confirm: 0, ..Self::change(kind, 0, body) }
     }
@@ -231,7 +231,7 @@ impl NetlinkSocket {
         Ok(whole.then_some(listed))
     }
 
-    /// Sends a netlink message, whose requests use `count` sequence numbers.
+    /// Sends a netlink message whose requests have `count` sequence numbers, starting with `first`.
     fn send(&self, message: &[u8], first: u32, count: usize) -> Result<(), Errno> {
         let used = u32::try_from(count).map_err(|_| Errno::TOO_LONG)?;
         self.sequence.set(first.wrapping_add(used).wrapping_sub(1));
@@ -240,9 +240,9 @@ impl NetlinkSocket {
 
     /// Receives one message from the kernel, and calls `show` for each of its parts.
     ///
-    /// The kernel's answer is already in the socket when `send` returns; of a listing, the kernel produces the rest
-    /// while it is read. Therefore this function never waits: an answer that is not in the socket now will never
-    /// arrive.
+    /// When `send` returns, the socket already has the kernel's answer. If the answer is a long listing, the kernel
+    /// produces the rest while the program reads the listing. Therefore this function never waits: an answer that is
+    /// not in the socket now will never arrive.
     fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.clear();

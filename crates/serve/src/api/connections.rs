@@ -259,8 +259,8 @@ impl ReloadingTls {
         Ok(Self { files, current: Mutex::new((stamp, config)) })
     }
 
-    /// Returns the TLS acceptor for the next client. If changed files cannot be used, the current certificate stays in
-    /// use.
+    /// Returns the TLS acceptor for the next client. If changed TLS files cannot be used, the current certificate stays
+    /// in use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.files.stamp();

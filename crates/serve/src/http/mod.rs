@@ -75,7 +75,7 @@ pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 pub struct PageContext {
     /// The store from which the daemon answers HTTP requests.
     pub store: Arc<dyn Store>,
-    /// The operator's view of the store.
+    /// The operator's functions for the store's IPAM documents.
     pub operator: Operator,
     /// Facts about the daemon that the web page shows.
     pub about: DaemonInfo,
@@ -110,7 +110,7 @@ impl PageContext {
         }
     }
 
-    /// Also allows browsers to open the web page under these host names. The names must not include a port.
+    /// Also allows browsers to open the web page under these host names. The host names must not include a port.
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;

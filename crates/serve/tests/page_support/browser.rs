@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 /// Time limit for waiting for the page to change.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Finds a program in the folders of `PATH`.
 fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }

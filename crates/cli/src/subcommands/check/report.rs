@@ -74,7 +74,7 @@ pub(crate) struct LeakedHandle {
 }
 
 impl CheckReport {
-    /// Creates the check report from an inspection that has recorded the addresses.
+    /// Creates the check report of an inspection. The inspection must have recorded the addresses of the store.
     pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
         let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();

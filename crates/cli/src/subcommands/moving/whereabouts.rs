@@ -279,7 +279,7 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// Returns the address at a distance from the first address of a range.
+/// Returns the address whose offset from the first address of the range is `place`.
 fn address_at(range: IpNet, place: &str) -> Option<IpAddr> {
     nth(range, place.parse().ok()?)
 }
