@@ -128,7 +128,7 @@ pub(crate) trait OpenStoreCommand {
         false
     }
 
-    /// Refuses arguments that are invalid whatever the store contains. Called before the store is opened or created.
+    /// Refuses arguments that are invalid whatever the store contains; called before the store is opened or created.
     fn check(&self) -> CommandResult<()> {
         Ok(())
     }

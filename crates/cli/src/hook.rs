@@ -249,7 +249,7 @@ const EXIT_GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 struct ProgramReceiver {
     path: PathBuf,
-    /// Time limit of one run of the receiver program. A run that exceeds the time limit is ended and counts as failed.
+    /// Time limit of one run of the receiver program, after which the run is ended and counts as failed.
     timeout: Duration,
 }
 
@@ -303,7 +303,7 @@ fn exit_reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
-/// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns after the
+/// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Waits until the
 /// receiver program itself has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };

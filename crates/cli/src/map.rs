@@ -212,8 +212,8 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl AddressSign {
-    /// Returns what one character says about the given uses of several addresses. If the uses differ, a borrowed
-    /// address takes precedence over one in use, then an address in cooldown, then a free one.
+    /// Returns what one character says about the given uses of several addresses. If the uses differ, the order of
+    /// precedence is: borrowed, in use, in cooldown, free.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {

@@ -42,8 +42,8 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Returns the key-value store that the API serves.
     fn store(&self) -> Arc<dyn kv::Store>;
 
-    /// Returns a second handle to the store, for transactions without puts. On a full disk, this handle may accept
-    /// transactions that [`store`](Self::store) refuses.
+    /// Returns a second handle to the store, for transactions without puts. On a full disk, the second handle may
+    /// accept transactions that [`store`](Self::store) refuses.
     fn store_to_release(&self) -> Arc<dyn kv::Store>;
 
     /// Returns the name and URLs of the cluster's only member.
@@ -80,8 +80,8 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// `Unsupported`, with advice, if the store keeps no leases; any store error.
     async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
-    /// Revokes a lease of the store `of` and deletes the lease's keys in one transaction. Returns the revision of the
-    /// transaction.
+    /// Revokes a lease of the store `of`, deletes the lease's keys in the same transaction, and returns the
+    /// transaction's revision.
     ///
     /// # Errors
     /// `LeaseNotFound` if the store has no lease with this id; `RevisionRegressed` if another store has replaced the
@@ -100,7 +100,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Any store error.
     async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>>;
 
-    /// Shrinks the store's files by their unused space. Other requests wait until the files are shrunk.
+    /// Shrinks the store's files by their unused space. Other requests to the store wait until the files are shrunk.
     ///
     /// # Errors
     /// Any store error.

@@ -200,8 +200,7 @@ impl ReadShape {
         self.sort.is_none() && self.mod_revisions == (0, 0) && self.create_revisions == (0, 0)
     }
 
-    /// Returns the limit for the store's read. The limit is 0 (none) if the answer is filtered or sorted after the
-    /// read.
+    /// Returns the limit for the store's read: 0 (no limit) if the answer is filtered or sorted after the read.
     pub(crate) fn limit_of_store(&self) -> i64 {
         if self.is_plain() { self.limit } else { 0 }
     }
@@ -264,7 +263,7 @@ fn ordered(by: SortField, order: SortDirection, one: &Kv, other: &Kv) -> Orderin
     }
 }
 
-/// A refusal of a request. Each refusal has etcd's gRPC code and error text.
+/// A refusal of a request, with etcd's gRPC code and error text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     EmptyKey,
@@ -326,8 +325,8 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Returns the error for a method or option that this API does not offer. `what` names the method and may name an
-/// alternative.
+/// Returns the error for a method or option that this API does not offer. `what` names the refused method or option,
+/// and may name an alternative.
 pub(crate) fn unsupported(what: &str) -> Status {
     let (code, text) = Refusal::NotSupportedHere.parts();
     Status::new(code, format!("{text}: {what}"))

@@ -206,7 +206,7 @@ const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, LeaseTime>>,
-    /// When the clock checks the leases next. A grant of a lease that ends earlier must wake the clock.
+    /// When the clock checks the leases next; a grant of a lease that ends earlier must wake the clock.
     next_scan: Mutex<Instant>,
     /// Notifies the clock to check the leases before `next_scan`.
     sooner: Notify,
@@ -219,9 +219,9 @@ pub(crate) struct LeaseClock {
 struct LeaseTime {
     ttl: Duration,
     end: Instant,
-    /// The state of the lease's grant. Renewals do not change the state of the grant.
+    /// The state of the lease's grant, which renewals do not change.
     granted: GrantState,
-    /// The earliest time of an attempt to revoke the lease. A failed attempt to revoke the lease postpones this time.
+    /// The earliest time of an attempt to revoke the lease, which each failed attempt postpones.
     revoke_from: Instant,
 }
 

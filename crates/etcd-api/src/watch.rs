@@ -44,8 +44,8 @@ const MAX_QUEUED_MESSAGES: usize = 16;
 /// How long a requested progress report may wait for slower watches. When the timeout has passed, the events of later
 /// revisions are sent only after the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of watch items that wait for a progress report. If more items wait, the progress report is dropped,
-/// and the client must request another report.
+/// Maximum number of watch items that wait for a progress report. If more watch items wait, the report is dropped, and
+/// the client must request another report.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
@@ -352,7 +352,7 @@ impl WatchSession {
         self.send(canceled).await
     }
 
-    /// Returns the store's revision. If the store does not answer, ends the stream with the error.
+    /// Returns the store's revision, or ends the watch stream with an error if the store does not answer.
     async fn now(&mut self) -> Result<Revision, StreamEnded> {
         match self.api.revision().await {
             Ok(now) => Ok(now),
@@ -411,8 +411,8 @@ fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
     convert::range(key, end).ok().filter(|range| !range.is_empty())
 }
 
-/// Maximum size of keys and values in a message of a watch with fragments, in bytes. A larger event is sent in a
-/// message of its own.
+/// Maximum size of keys and values in a message of a watch with fragments, in bytes. An event that exceeds this size is
+/// sent in a message of its own.
 const MAX_FRAGMENT_BYTES: usize = 1_572_864;
 /// Values of `FilterType` and `Event.EventType` in etcd's protocol.
 const FILTER_NO_PUT: i32 = 0;

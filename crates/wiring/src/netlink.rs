@@ -35,8 +35,8 @@ pub(crate) struct NetlinkRequest {
     /// `NLM_F_ACK` if the kernel's only answer to the request is an acknowledgement, otherwise 0.
     confirm: u16,
     body: Vec<u8>,
-    /// The start of the error message if the kernel refuses the request; the kernel's reason follows. If this start is
-    /// empty, the error message is the kernel's reason alone.
+    /// The start of the error message if the kernel refuses the request, followed by the kernel's reason; empty for the
+    /// kernel's reason alone.
     failure: String,
 }
 
@@ -135,8 +135,8 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// Sends several requests like [`exchange`](Self::exchange), but returns an error unless every request succeeds.
-    /// The returned error is the error of the first refused request.
+    /// Sends several requests like [`exchange`](Self::exchange), but returns the error of the first refused request,
+    /// unless every request succeeds.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
@@ -192,7 +192,7 @@ impl NetlinkSocket {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }
 
-    /// Returns all entries that the kernel lists in reply to a request. Repeats the request if the listing was
+    /// Returns all entries that the kernel lists in reply to a request, and repeats the request if the listing was
     /// inconsistent.
     pub(crate) fn list(&self, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>, Errno> {
         for _ in 1..MAX_LISTING_ATTEMPTS {

@@ -261,8 +261,8 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // A read is also worthwhile if the store's newest revision is below `next`, because another store may have
-        // replaced this store.
+        // Reading is worthwhile even if the store's newest revision is below `next`, because then another store may
+        // have replaced this store.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 

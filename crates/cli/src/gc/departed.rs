@@ -153,7 +153,7 @@ fn check_list(
     Ok(())
 }
 
-/// Returns what shows that a departed node is this machine under another name, or `None` if nothing shows it.
+/// Returns the evidence that a departed node is this machine under another name, or `None` without such evidence.
 fn why_this_machine(departed: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = departed.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = departed.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));

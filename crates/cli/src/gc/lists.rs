@@ -180,7 +180,7 @@ fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// Parses a container id as an attachment. The network and the interface of the attachment stay unknown.
+/// Parses a container id as an attachment whose network and interface are unknown.
 fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),

@@ -398,8 +398,8 @@ async fn free(found: &mut StoreFindings<'_>) -> CommandResult<()> {
     Ok(())
 }
 
-/// Reads the blocks, addresses and endpoints that the departed nodes selected by `wanted` hold in a store. Opens the
-/// store several times.
+/// Reads the blocks, addresses and endpoints that the departed nodes selected by `wanted` hold in a store. Processes
+/// that wait for the store lock can use the store between two reads.
 async fn survey(
     at: StoreAccess<'_>,
     wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,

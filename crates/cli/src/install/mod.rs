@@ -201,7 +201,7 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let report = RoleStatus::make(Role::Ipam, path, args)?;
     let main = RoleStatus::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
-    // The package of Margay's plugin may have been upgraded after the installation. The upgrade does not change the
+    // The package of Margay's plugin may have been upgraded after the installation, but the upgrade has not changed the
     // installed copy of the plugin.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
         let again = Role::Ipam.install();
@@ -210,7 +210,7 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     if let Some(note) = warn_of_different_programs(path) {
         answer = answer.note(note);
     }
-    // The main plugin is optional. A missing main plugin counts as a failure only if an installation of the main plugin
+    // The main plugin is optional: a missing main plugin counts as a failure only if an installation of the main plugin
     // was completed or begun.
     let failure = report.failure(path, args).or_else(|| main.is_wanted().then(|| main.failure(path, args)).flatten());
     Ok(match failure {
@@ -609,7 +609,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
 }
 
 /// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The programs
-/// differ if they have different versions, or are two files although hard links to one file are possible.
+/// differ if they have different versions, or if they are separate files on one file system, where both could be hard
+/// links to one file.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

@@ -150,8 +150,8 @@ impl PluginPath {
 }
 
 /// Reads the plugin folders from the configuration that the program containerd dumps, because the merging of imported
-/// configuration files depends on containerd's version. If the program containerd is not on `PATH`, reads the
-/// configuration file.
+/// configuration files depends on containerd's version. If the program containerd is not on `PATH`, reads containerd's
+/// configuration file itself.
 fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);

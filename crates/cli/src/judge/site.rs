@@ -57,7 +57,7 @@ pub(super) struct StoreFolder {
     path: PathBuf,
     /// The store location from the command line; no store exists there.
     location: Location,
-    /// True if the conformance run created the folder. A folder that existed before the conformance run and was empty
+    /// True if the conformance run created the folder and must remove it; an empty folder that existed before the run
     /// is kept.
     ours: bool,
     made: AtomicU64,
@@ -162,7 +162,7 @@ impl Harness for NewStoresHarness {
 }
 
 /// Opens the store at an address, in a child process that a conformance case has started. If no store exists at the
-/// address, creates one.
+/// address, creates a store.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 

@@ -117,8 +117,8 @@ struct OutcomeReport {
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
-    /// Where the predicted address comes from: `own`, `new`, `taken_over` or `borrowed`; absent if no address would be
-    /// assigned.
+    /// Where the predicted address comes from, which is `own`, `new`, `taken_over` or `borrowed`; absent if no address
+    /// would be assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]

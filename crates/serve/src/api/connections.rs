@@ -199,7 +199,7 @@ pub(super) struct TlsFiles {
 /// Size and modification time of each TLS file; `None` for a file whose metadata cannot be read.
 type FileStamp = [Option<(u64, SystemTime)>; 3];
 
-/// The server's TLS configuration. TLS files that have changed are loaded again.
+/// The server's TLS configuration, which is loaded again when a TLS file has changed.
 pub(super) struct ReloadingTls {
     files: TlsFiles,
     current: Mutex<(FileStamp, Arc<ServerConfig>)>,
@@ -225,7 +225,7 @@ impl TlsFiles {
             .map(|path| path.metadata().and_then(|found| Ok((found.len(), found.modified()?))).ok())
     }
 
-    /// Reads the TLS files. An error names a file and never quotes the file's content.
+    /// Reads the TLS files. An error message names the faulty TLS file and never quotes the file's content.
     fn load(&self) -> Result<ServerConfig, String> {
         let unusable = |path: &Path, what: &str| format!("{} holds no usable {what}", path.display());
         let mut roots = RootCertStore::empty();

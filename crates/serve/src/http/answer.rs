@@ -210,7 +210,7 @@ impl AnswerCache {
     }
 
     /// Runs an expensive read of the store while no other expensive read runs. `read` must not call `read_exclusively`,
-    /// because the call would wait for itself.
+    /// because the inner call would wait for the outer call forever.
     pub(super) async fn read_exclusively<T>(
         &self,
         read: impl Future<Output = Result<T, HttpError>>,

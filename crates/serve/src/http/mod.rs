@@ -47,8 +47,7 @@ pub struct ClientLimits {
     /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
     /// closed after this time.
     pub headers: Duration,
-    /// Maximum time in which a client reads no byte of an answer. The server closes the connection of a client that
-    /// reads nothing for this time.
+    /// Maximum time in which a client reads no byte of an answer, before the server closes the client's connection.
     pub stall: Duration,
     /// Time limit for computing an answer.
     pub answer: Duration,
@@ -131,8 +130,8 @@ impl PageContext {
         self
     }
 
-    /// Limits `/metrics` to this node's part of a cluster's store. With a limited reach, the cost of `/metrics` does
-    /// not grow with the cluster.
+    /// Limits `/metrics` to this node's part of a cluster's store, so that the cost of `/metrics` does not grow with
+    /// the cluster.
     #[must_use]
     pub fn with_reach(mut self, reach: NodeReach) -> Self {
         self.reach = Some(reach);

@@ -33,7 +33,7 @@ struct BlockList<'a> {
     revision: i64,
     from: usize,
     total: usize,
-    /// The owners of the blocks. A block refers to its owner by the owner's index in this list.
+    /// The owners of the blocks. Each block refers to its owner by the owner's index in `owners`.
     owners: Vec<String>,
     /// The columns of a block's row: the block's CIDR, the index of its owner or -1, and the numbers of used, borrowed,
     /// cooling-down, reserved and free addresses.
