@@ -100,7 +100,7 @@ const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// shared with other processes.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command to run. The variants of `Task` differ in how the command accesses stores.
+/// A parsed command that can be run. The variants of `Task` differ in how the command accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),

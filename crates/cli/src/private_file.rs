@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 /// Maximum size in bytes of a private file that can be read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Reads a JSON file. Returns `None` if the file does not exist, is damaged, or could have been written by another
-/// user.
+/// Reads a private JSON file. Returns `None` if the file does not exist, is damaged, or could have been written by
+/// another user.
 pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -29,7 +29,7 @@ pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Writes a JSON file in one step. Creates the file's folder if the folder does not exist.
+/// Writes a private JSON file atomically. Creates the file's folder if the folder does not exist.
 ///
 /// # Errors
 /// The file cannot be written; an existing file stays unchanged.

@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 /// keys from the key on.
 ///
 /// # Errors
-/// `EmptyKey` for a key without bytes.
+/// `EmptyKey` if the key of the request has no bytes.
 pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     match (&key[..], &end[..]) {
         ([], _) => Err(Refusal::EmptyKey),
@@ -91,7 +91,7 @@ fn put_op(put: PbPutRequest) -> Result<Op, Status> {
 /// Converts a put request into an operation of the store.
 ///
 /// # Errors
-/// `EmptyKey` for a key without bytes.
+/// `EmptyKey` if the key of the request has no bytes.
 pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
     if put.key.is_empty() {
         return Err(Refusal::EmptyKey.into());
@@ -103,7 +103,7 @@ pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
 /// Converts a deletion request into an operation of the store.
 ///
 /// # Errors
-/// `EmptyKey` for a key without bytes.
+/// `EmptyKey` if the key of the request has no bytes.
 pub(crate) fn delete_op(delete: PbDeleteRequest) -> Result<Op, Status> {
     let prev = if delete.prev_kv { Prev::Return } else { Prev::Omit };
     Ok(Op::Delete { range: range(delete.key, delete.range_end)?, prev })

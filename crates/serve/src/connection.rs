@@ -31,7 +31,7 @@ const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Serves a client's connection until the connection ends.
 ///
 /// # Errors
-/// Any I/O error of the connection; `InvalidData` if the client sends bytes that Margay's clients never send.
+/// Any I/O error of the client's connection; `InvalidData` if the client sends bytes that Margay's clients never send.
 pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Result<()> {
     let (identity, generation) = daemon.shared_store.identity().await;
     let (mut reader, mut writer) = stream.into_split();

@@ -30,7 +30,7 @@ struct ListInput {
 }
 
 impl ListInput {
-    /// Reads a file, or standard input for `-`.
+    /// Reads a list from a file, or from standard input if the path is `-`.
     ///
     /// # Errors
     /// The file cannot be read, is not UTF-8 text, or is longer than [`MAX_LIST_BYTES`].

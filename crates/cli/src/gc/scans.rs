@@ -178,7 +178,8 @@ impl ScanMemory {
         ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// Plans which blocks a scan reads. With `all`, the scan reads all blocks even if a scan of all blocks is not due.
+    /// Plans which blocks of a cluster a scan reads. With `all`, the scan reads all blocks even if a scan of all blocks
+    /// is not due.
     pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> CommandResult<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());

@@ -64,7 +64,8 @@ pub(super) struct StoreFolder {
 }
 
 impl StoreFolder {
-    /// Creates the folder if it does not exist. Returns `None` for a location without a path.
+    /// Creates the folder for the stores of a conformance run, if the folder does not exist. Returns `None` for a
+    /// location without a path.
     pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {

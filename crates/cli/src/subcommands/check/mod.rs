@@ -219,9 +219,9 @@ const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 struct Repair {
     code: Code,
     subject: String,
-    /// A description of the finding.
+    /// Text that describes the finding to be repaired.
     what: String,
-    /// A description of the repair.
+    /// Text that describes what the repair does.
     mend: &'static str,
     outcome: RepairOutcome,
     /// The error with which the repair failed, if it failed.

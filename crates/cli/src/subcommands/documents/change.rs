@@ -325,8 +325,8 @@ impl WriteReport {
         self.advice = self.advice.take().or(advice);
     }
 
-    /// Returns the answer of the command. The answer is a failure if no document succeeded, and is marked as incomplete
-    /// if only some documents succeeded.
+    /// Returns the command's answer, which is a failure if no document succeeded, and is marked as incomplete if only
+    /// some documents succeeded.
     fn answer(self) -> CommandResult<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();

@@ -67,7 +67,7 @@ fn range() -> Range {
 enum StreamStart {
     /// The stream starts after this revision, which the client has already received.
     After(Revision),
-    /// The stream starts with this number of the newest revisions.
+    /// The number of newest revisions with which the stream starts.
     Recent(i64),
 }
 
