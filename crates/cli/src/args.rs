@@ -98,7 +98,7 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
 /// Parses the command line of a program that supports the store kinds in `drivers`.
 ///
 /// # Errors
-/// The arguments are invalid, or ask for the help or the version. clap reports a request for help as an error.
+/// The arguments are invalid, or request the help text or the version; clap reports such a request as an error.
 pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::Error> {
     let mut definition = definition(drivers);
     let parsed = definition.try_get_matches_from_mut(args).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -312,7 +312,6 @@ mod tests {
         assert!(help.contains("sled:///path, redb:///path or etcd://host:port"), "{help}");
     }
 
-    /// Tests that every command line on every page of the book parses.
     #[test]
     fn args_parse_every_command_of_book() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
@@ -343,7 +342,6 @@ mod tests {
         assert!(found > 60, "only {found} commands were found");
     }
 
-    /// Tests that `margay` parses the command line in every `ExecStart` of the systemd units.
     #[test]
     fn args_parse_what_systemd_units_call() {
         let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");

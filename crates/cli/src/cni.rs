@@ -11,7 +11,6 @@ pub(crate) fn is_cni_name(id: &str) -> bool {
         && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// True for a valid name of a network interface.
 pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=MAX_INTERFACE_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")

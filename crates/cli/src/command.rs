@@ -100,7 +100,7 @@ const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// shared with other processes.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command to run. The variants of `Task` differ in how the command accesses stores.
+/// A parsed command that can be run. The variants of `Task` differ in how the command accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),
@@ -128,7 +128,7 @@ pub(crate) trait OpenStoreCommand {
         false
     }
 
-    /// Refuses arguments that are invalid whatever the store contains. Called before the store is opened or created.
+    /// Refuses arguments that are invalid whatever the store contains; called before the store is opened or created.
     fn check(&self) -> CommandResult<()> {
         Ok(())
     }
@@ -210,7 +210,6 @@ impl<'a> Invocation<'a> {
         }
     }
 
-    /// Prints an answer in the requested format.
     pub(crate) fn print(&mut self, answer: CommandAnswer) -> CommandResult<()> {
         answer.print(self.options.output, self.out, self.err)
     }
@@ -405,7 +404,6 @@ impl CommandAnswer {
         self
     }
 
-    /// Prints the answer on `out` and the notes on `err`.
     pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> CommandResult<()> {
         for note in &self.notes {
             _ = writeln!(err, "note: {note}");
@@ -435,12 +433,11 @@ impl Layout {
     }
 }
 
-/// Awaits the future `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the networks
-/// of the pools have changed. If the refresh fails, only a note is added to the answer, because the pools are already
-/// changed.
+/// Awaits the future `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the pools'
+/// CIDRs have changed. If the refresh fails, only a note is added to the answer, because the pools are already changed.
 ///
 /// # Errors
-/// Any error of `work`.
+/// Any error that `work` returns.
 async fn follow_pool_changes(
     operator: &Operator,
     location: &Location,
@@ -463,7 +460,7 @@ async fn follow_pool_changes(
     })
 }
 
-/// The networks of all pools of a store, and the networks of the pools with `natOutgoing`.
+/// The CIDRs of all pools of a store, and the CIDRs of the pools with `natOutgoing`.
 #[derive(Debug, PartialEq, Eq)]
 struct PoolNetworks {
     masqueraded: Vec<IpNet>,
@@ -471,8 +468,8 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads the networks of the pools, or returns `None` if the store cannot be read. If the pools cannot be read, the
-    /// command that runs afterwards reports the store error.
+    /// Reads the pools' CIDRs, or returns `None` if the store cannot be read. If the pools cannot be read, the command
+    /// that runs afterwards reports the store error.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use ring::digest::{Context, Digest, SHA256};
 
-/// Computes the SHA-256 digest of bytes that are added in pieces. Bytes can also be added through [`Write`].
+/// Computes the SHA-256 digest of bytes that are added in pieces, also through [`Write`].
 #[derive(Clone)]
 pub(crate) struct Sha256(Context);
 

@@ -1,4 +1,4 @@
-//! Defines the failure of a command, as printed for people.
+//! Defines the error type of commands: a failure with a message and a hint for people.
 
 use std::fmt::Display;
 use std::io;
@@ -25,7 +25,6 @@ impl CommandFailure {
         self
     }
 
-    /// Returns the failure's message without the hint.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }

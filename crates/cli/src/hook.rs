@@ -32,7 +32,7 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::interrupt::Interrupt;
 use crate::output::write_whole_file;
 
-/// The waiting time before a failed delivery is repeated, and the maximum to which this time doubles.
+/// The pause before a failed delivery is repeated, and the maximum pause. The pause doubles after each failed delivery.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 /// Interval at which a running receiver program and the signal flag are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -43,8 +43,7 @@ pub(crate) struct Delivery {
     pub(crate) json: String,
     /// The kind of the event and the event's address, as shown in messages.
     pub(crate) name: String,
-    /// The revision whose events are all delivered once this event is delivered; `None` if this revision has more
-    /// events.
+    /// The revision whose delivery this event completes; `None` if the event is not the last event of its revision.
     pub(crate) completes: Option<Revision>,
 }
 
@@ -75,7 +74,7 @@ impl Hook {
     /// Creates a hook that runs a program for each event.
     ///
     /// # Errors
-    /// The program's file does not exist.
+    /// The receiver program's file does not exist.
     pub(crate) fn program(path: &Path, timeout: Duration) -> CommandResult<Self> {
         Ok(Self { receiver: Receiver::Program(ProgramReceiver::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
@@ -92,9 +91,9 @@ impl Hook {
         })
     }
 
-    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no further attempt after
-    /// the time `until`, and none after a signal to end the command. Calls the closure `failed` with an error message
-    /// after each failed attempt.
+    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no further delivery
+    /// attempt after the time `until` or after a signal to end the command. Calls the closure `failed` with an error
+    /// message after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -250,13 +249,13 @@ const EXIT_GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 struct ProgramReceiver {
     path: PathBuf,
-    /// Time limit of one run of the receiver program. A run that exceeds the time limit is ended and counts as failed.
+    /// Time limit of one run of the receiver program, after which the run is ended and counts as failed.
     timeout: Duration,
 }
 
 impl ProgramReceiver {
     /// # Errors
-    /// The program's file does not exist.
+    /// The receiver program's file does not exist.
     fn new(path: &Path, timeout: Duration) -> CommandResult<Self> {
         // A relative path of the receiver program is relative to the current folder; `PATH` is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
@@ -304,7 +303,7 @@ fn exit_reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
-/// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns after the
+/// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Waits until the
 /// receiver program itself has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
@@ -385,7 +384,7 @@ impl WebhookReceiver {
     }
 }
 
-/// Reads the key that signs requests from a file. White space at the end of the file is not part of the key.
+/// Reads the key that signs requests from a file. White space at the end of the key file is not part of the key.
 fn read_key(path: &Path) -> CommandResult<Key> {
     let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
@@ -468,7 +467,7 @@ mod tests {
         assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
         let other = format!("{:?}", CursorFile::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
-        // An earlier version wrote cursor files without a store id.
+        // An earlier version of margay wrote cursor files without a store id.
         fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
         CursorFile::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
         assert!(CursorFile::load(&path, "b").is_err());

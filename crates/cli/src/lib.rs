@@ -1,9 +1,9 @@
 //! Implements the operator command `margay`.
 //!
-//! The module [`args`] parses a command line into a command of the module [`subcommands`]. Each command says how it
-//! uses the store. The module [`command`] runs the command: it chooses and opens the store, lets the command build an
-//! answer, and closes the store. The command's answer is printed on stdout only after the store is closed. All output
-//! except the answer goes to stderr.
+//! The module [`args`] parses a command line into a command of the module [`subcommands`]. The type of each subcommand
+//! tells the module [`command`] whether the subcommand reads, writes or creates the store. The module [`command`] runs
+//! the command: it chooses and opens the store, lets the command build an answer, and closes the store. The command's
+//! answer is printed on stdout only after the store is closed. All output except the answer goes to stderr.
 
 mod args;
 mod cni;

@@ -48,7 +48,6 @@ struct DrawnBlock {
     in_use: usize,
     /// The number of the block's addresses that are in use by nodes other than the block's owner.
     borrowed: usize,
-    /// The number of the block's released addresses that are in cooldown.
     in_cooldown: usize,
     /// The number of the block's reserved addresses that are not in use.
     reserved: usize,
@@ -118,7 +117,6 @@ impl DrawnBlock {
         }
     }
 
-    /// Formats the block's address counts as text.
     fn reported(&self) -> String {
         let owner = if self.owner.is_empty() { "no owner" } else { &self.owner };
         let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
@@ -176,10 +174,10 @@ impl MapSection {
 /// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// All addresses of the character have this use, or this use takes precedence over the other uses.
+    /// All addresses that the character stands for have this use, or this use takes precedence over the other uses.
     /// [`AddressSign::of`] defines which use takes precedence.
     All(AddressUse),
-    /// Some addresses of the character are in use, and no address is borrowed.
+    /// Some of the addresses that the character stands for are in use, and none of them is borrowed.
     Some,
 }
 
@@ -214,8 +212,8 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl AddressSign {
-    /// Returns what one character says about the given uses of several addresses. If the uses differ, a borrowed
-    /// address takes precedence over one in use, then an address in cooldown, then a free one.
+    /// Returns what one character says about the given uses of several addresses. If the uses differ, the order of
+    /// precedence is: borrowed, in use, in cooldown, free.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {
@@ -417,7 +415,6 @@ const SVG_LINE: usize = 18;
 const SVG_LABEL: usize = 330;
 const SVG_CELL: usize = 12;
 
-/// Draws all pools as an SVG picture.
 pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     let mut body = String::new();
     let mut y = SVG_MARGIN;

@@ -10,11 +10,11 @@ use nix::unistd::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Maximum size in bytes of a file that is read.
+/// Maximum size in bytes of a private file that can be read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Reads a JSON file. Returns `None` if the file does not exist, is damaged, or could have been written by another
-/// user.
+/// Reads a private JSON file. Returns `None` if the file does not exist, is damaged, or could have been written by
+/// another user.
 pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -33,16 +33,16 @@ pub(crate) fn read_private<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Writes a JSON file in one step. Creates the file's folder if the folder does not exist.
+/// Writes a private JSON file atomically. Creates the file's folder if the folder does not exist.
 ///
 /// # Errors
-/// The file cannot be written. An existing file then stays unchanged.
+/// The file cannot be written; an existing file stays unchanged.
 pub(crate) fn write_private(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let bytes = serde_json::to_vec(value).map_err(io::Error::other)?;
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
-    // Each process has a temporary file of its own, because two runs may write at the same time.
+    // Each process has a temporary file of its own, because two processes may write the file at the same time.
     let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
     let _ = fs::remove_file(&unfinished);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);

@@ -107,7 +107,7 @@ impl StandaloneCommand for Serve {
         }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         // The daemon only does short reads and commits, so a few threads suffice. Each additional thread would have its
-        // own heap. In a test with eight callers and watches, the heaps of additional threads took 30 MiB.
+        // own heap: in a test with eight callers and watches, these heaps took 30 MiB.
         let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
         let runtime = runtime.map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
         let defaults = Retention::WITH_CLIENTS;

@@ -68,8 +68,8 @@ impl<'a> StoreAccess<'a> {
         Self { wait, ..self }
     }
 
-    /// Opens the store, through the store's daemon if one runs. A missing store has no daemon; whether it is created
-    /// depends on `store_use`.
+    /// Opens the store, through the store's daemon if one runs. `store_use` decides whether a missing store, which has
+    /// no daemon, is created.
     pub(crate) async fn open(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await

@@ -59,7 +59,8 @@ pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     parsed.map_or_else(|| parse_duration(text), Ok)
 }
 
-/// Formats a time in UTC and in this machine's time zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
+/// Formats a time in UTC and in this machine's time zone, for example as `2026-11-21T10:00:00Z` and `2026-11-21
+/// 11:00:00 +01`.
 pub(crate) fn utc_and_local(at: OffsetDateTime) -> [String; 2] {
     let local = Timestamp::from_second(at.unix_timestamp())
         .map(|at| at.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string());

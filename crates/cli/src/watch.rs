@@ -86,7 +86,7 @@ pub(crate) struct Watch {
     pub(crate) time: Option<Duration>,
 }
 
-/// Time limit of reading the network of a pool from the store.
+/// Time limit of reading the CIDR of a pool from the store.
 const POOL_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between two checks whether the store has changed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -296,7 +296,6 @@ impl EventPrinter<'_> {
         Ok(())
     }
 
-    /// Delivers all events in `deliveries` through the hook.
     fn deliver(
         &mut self,
         follower: &mut Follower<'_>,

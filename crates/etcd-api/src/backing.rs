@@ -1,4 +1,4 @@
-//! Defines what the API needs from a store besides keys and values: identity, sizes, leases and maintenance.
+//! Defines what etcd's API needs from a store besides keys and values: identity, sizes, leases and maintenance.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use kv::{GrantOutcome, Key, Lease, LeaseId, Revision};
 
-/// The name and URLs of the only member of the cluster.
+/// The name and URLs of the etcd cluster's only member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberIdentity {
     /// The member's name.
@@ -39,11 +39,11 @@ pub struct StoreSizes {
 /// A store that the API serves to clients.
 #[async_trait]
 pub trait Backing: Debug + Send + Sync + 'static {
-    /// Returns the store of keys and values.
+    /// Returns the key-value store that the API serves.
     fn store(&self) -> Arc<dyn kv::Store>;
 
-    /// Returns a second handle to the store, for transactions without puts. On a full disk, this handle may accept
-    /// transactions that [`store`](Self::store) refuses.
+    /// Returns a second handle to the store, for transactions without puts. On a full disk, the second handle may
+    /// accept transactions that [`store`](Self::store) refuses.
     fn store_to_release(&self) -> Arc<dyn kv::Store>;
 
     /// Returns the name and URLs of the cluster's only member.
@@ -52,7 +52,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Identifies the store that is open now. The method must be cheap, because the API calls it for every answer.
     fn place(&self) -> StoreGeneration;
 
-    /// Returns the disk space of the store.
+    /// Returns the disk space that the store takes.
     ///
     /// # Errors
     /// Any error if the store cannot be reached or measured.
@@ -68,20 +68,20 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// revision for API clients is compacted.
     ///
     /// # Errors
-    /// Any error of a compaction.
+    /// Any store error of the compaction.
     async fn compact(&self, to: Revision) -> kv::Result<()>;
 
     /// Returns the oldest revision that clients of the API may read; unset if clients may read all revisions.
     fn oldest(&self) -> Revision;
 
-    /// Grants a lease durably.
+    /// Grants a lease and records the lease durably in the store.
     ///
     /// # Errors
     /// `Unsupported`, with advice, if the store keeps no leases; any store error.
     async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
-    /// Revokes a lease of the store `of` and deletes the lease's keys in one transaction. Returns the revision of the
-    /// transaction.
+    /// Revokes a lease of the store `of`, deletes the lease's keys in the same transaction, and returns the
+    /// transaction's revision.
     ///
     /// # Errors
     /// `LeaseNotFound` if the store has no lease with this id; `RevisionRegressed` if another store has replaced the
@@ -100,7 +100,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Any store error.
     async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>>;
 
-    /// Shrinks the store's files by their unused space. Other requests wait until the files are shrunk.
+    /// Shrinks the store's files by their unused space. Other requests to the store wait until the files are shrunk.
     ///
     /// # Errors
     /// Any store error.

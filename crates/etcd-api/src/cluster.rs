@@ -1,7 +1,7 @@
 //! Implements the services Cluster, Maintenance and Auth for a cluster that always has one member and no users.
 //!
-//! The crate `etcd-client` does not export two of the messages of the service Auth, so the trait for Auth cannot be
-//! implemented. Instead, [`AuthService`] dispatches on the name of the method.
+//! The crate `etcd-client` does not export two of the messages of the service Auth, so [`AuthService`] cannot implement
+//! the trait for Auth, and dispatches on the name of the method.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};

@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 /// keys from the key on.
 ///
 /// # Errors
-/// `EmptyKey` for a key without bytes.
+/// `EmptyKey` if the key of the request has no bytes.
 pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     match (&key[..], &end[..]) {
         ([], _) => Err(Refusal::EmptyKey),
@@ -31,7 +31,6 @@ pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     }
 }
 
-/// Converts a stored entry into etcd's message.
 pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     PbKeyValue {
         key: kv.key.as_bytes().to_vec(),
@@ -43,9 +42,9 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     }
 }
 
-/// A transaction for the store, and a description of how to build the answer to each read in the transaction. The lists
-/// `success` and `failure` have one item for each operation of their branch, in order. An item is `None` if its
-/// operation is not a read.
+/// A transaction for the store, and a description of how to build the answer to each read in the transaction. For each
+/// operation of its branch, in order, the list `success` or `failure` has one item, which is `None` unless the
+/// operation is a read.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
@@ -92,7 +91,7 @@ fn put_op(put: PbPutRequest) -> Result<Op, Status> {
 /// Converts a put request into an operation of the store.
 ///
 /// # Errors
-/// `EmptyKey` for a key without bytes.
+/// `EmptyKey` if the key of the request has no bytes.
 pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
     if put.key.is_empty() {
         return Err(Refusal::EmptyKey.into());
@@ -104,7 +103,7 @@ pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
 /// Converts a deletion request into an operation of the store.
 ///
 /// # Errors
-/// `EmptyKey` for a key without bytes.
+/// `EmptyKey` if the key of the request has no bytes.
 pub(crate) fn delete_op(delete: PbDeleteRequest) -> Result<Op, Status> {
     let prev = if delete.prev_kv { Prev::Return } else { Prev::Omit };
     Ok(Op::Delete { range: range(delete.key, delete.range_end)?, prev })
@@ -201,8 +200,7 @@ impl ReadShape {
         self.sort.is_none() && self.mod_revisions == (0, 0) && self.create_revisions == (0, 0)
     }
 
-    /// Returns the limit for the store's read. The limit is 0 (none) if the answer is filtered or sorted after the
-    /// read.
+    /// Returns the limit for the store's read: 0 (no limit) if the answer is filtered or sorted after the read.
     pub(crate) fn limit_of_store(&self) -> i64 {
         if self.is_plain() { self.limit } else { 0 }
     }
@@ -265,7 +263,7 @@ fn ordered(by: SortField, order: SortDirection, one: &Kv, other: &Kv) -> Orderin
     }
 }
 
-/// A refusal of a request. Each refusal has etcd's gRPC code and error text.
+/// A refusal of a request, with etcd's gRPC code and error text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     EmptyKey,
@@ -327,8 +325,8 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Returns the error for a method or option that this API does not offer. `what` names the method and may name an
-/// alternative.
+/// Returns the error for a method or option that this API does not offer. `what` names the refused method or option,
+/// and may name an alternative.
 pub(crate) fn unsupported(what: &str) -> Status {
     let (code, text) = Refusal::NotSupportedHere.parts();
     Status::new(code, format!("{text}: {what}"))

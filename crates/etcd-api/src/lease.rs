@@ -1,11 +1,11 @@
 //! Implements the service Lease, and the clock that decides when each lease ends.
 //!
-//! The remaining times of leases are only in memory, as in etcd. After a start every lease has its full time again, and
-//! a renewal does not write to the store.
+//! The remaining times of leases are only in memory, as in etcd. After a restart of the server, every lease has its
+//! full time again. A renewal of a lease does not write to the store.
 //!
-//! The clock continues while another process has the store. A lease that ends while another process has the store
-//! cannot be renewed, and is revoked once this process has the store again. When a new store replaces the current
-//! store, the clock restarts with the leases of the new store.
+//! The lease clock keeps running while another process has the store. A lease that ends while another process has the
+//! store cannot be renewed, and is revoked once this process has the store again. When a new store replaces the current
+//! store, the lease clock restarts with the leases of the new store.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -121,8 +121,8 @@ impl Api {
     }
 
     /// Waits up to `patience` for the store, then until the clock has loaded the store's leases, and returns a recent
-    /// revision. The leases may have to be loaded again, because another process that has the store may replace it.
-    /// While another process has the store, the clock keeps the previous leases, and the time of these leases
+    /// revision. The leases may have to be loaded again, because another process that has the store may replace the
+    /// store. While another process has the store, the clock keeps the previous leases, and the time of these leases
     /// continues.
     async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
         let recent = self.revision_within(patience).await?;
@@ -151,7 +151,7 @@ impl Api {
                 self.clock.begin(lease);
                 Ok(())
             }
-            // The store has a lease that the clock lacks.
+            // The store has a lease with this id, although the clock has no such lease.
             Ok(GrantOutcome::Taken) => {
                 self.clock.reload(lease.id);
                 Err(Refusal::LeaseExists.into())
@@ -206,7 +206,7 @@ const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, LeaseTime>>,
-    /// When the clock checks the leases next. A grant of a lease that ends earlier must wake the clock.
+    /// When the clock checks the leases next; a grant of a lease that ends earlier must wake the clock.
     next_scan: Mutex<Instant>,
     /// Notifies the clock to check the leases before `next_scan`.
     sooner: Notify,
@@ -219,9 +219,9 @@ pub(crate) struct LeaseClock {
 struct LeaseTime {
     ttl: Duration,
     end: Instant,
-    /// The state of the lease's grant. Renewals do not change the state of the grant.
+    /// The state of the lease's grant, which renewals do not change.
     granted: GrantState,
-    /// The earliest time of an attempt to revoke the lease. A failed attempt to revoke the lease postpones this time.
+    /// The earliest time of an attempt to revoke the lease, which each failed attempt postpones.
     revoke_from: Instant,
 }
 
@@ -308,7 +308,7 @@ impl LeaseClock {
         self.times().remove(&id);
     }
 
-    /// Ends a lease now. The store may still have the lease.
+    /// Ends a lease now, even if the store still has the lease.
     pub(crate) fn end(&self, id: LeaseId) {
         if let Some(time) = self.times().get_mut(&id) {
             time.end = Instant::now();
@@ -351,7 +351,7 @@ impl LeaseClock {
         self.times().contains_key(&id)
     }
 
-    /// Waits until the leases of the current store are loaded. Returns `false` if they are not loaded within
+    /// Waits until the leases of the current store are loaded. Returns `false` if the leases are not loaded within
     /// [`LEASES_KNOWN_TIMEOUT`].
     async fn is_loaded(&self, backing: &dyn Backing) -> bool {
         let is_there = |loaded: &Option<StoreGeneration>| *loaded == Some(backing.place());
@@ -362,7 +362,7 @@ impl LeaseClock {
         matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
-    /// Revokes every lease when its time ends. The future that revokes the leases never completes.
+    /// Revokes every lease when its time ends. The returned future never completes.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
             let place = backing.place();
@@ -396,7 +396,6 @@ impl LeaseClock {
         }
     }
 
-    /// Revokes a lease whose time has ended.
     async fn revoke(&self, backing: &dyn Backing, place: StoreGeneration, id: LeaseId) {
         match backing.revoke(id, place).await {
             Ok(_) => {

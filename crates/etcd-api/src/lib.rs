@@ -39,7 +39,7 @@ use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
 /// The version that `Maintenance.Status` reports. Clients trust the progress reports of watches only from a server of
-/// at least this version. The trust is justified, because the progress reports of this API are never ahead of an event.
+/// at least this version. This API may report this version, because its progress reports are never ahead of an event.
 pub const VERSION: &str = "3.5.13";
 
 /// Maximum number of streams per connection that the client has reset before the server accepted them. The limit is
@@ -76,7 +76,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Creates the services for this store.
+    /// Creates etcd's gRPC services for a store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
         let watches = Arc::new(Semaphore::new(MAX_WATCHES));
         let report_interval = REPORT_INTERVAL;
@@ -96,8 +96,8 @@ impl Api {
         Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
-    /// Revokes leases when their time ends. The future that revokes the leases never completes. Requests about leases
-    /// wait until the future of `end_leases` is polled.
+    /// Revokes leases when their time ends. The returned future never completes. Requests about leases wait until the
+    /// returned future is polled.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }
@@ -119,8 +119,8 @@ impl Api {
     }
 
     /// Returns a gRPC server with all services, for any kind of connection. The caller must call `set_nodelay` on each
-    /// TCP connection. A connection should have a [`ClientShare`] as its `ConnectInfo`; without a share of the
-    /// connection, each request gets a separate share.
+    /// TCP connection. A connection should have a [`ClientShare`] as its `ConnectInfo`; without a [`ClientShare`], each
+    /// request gets a share of its own.
     pub fn server(&self) -> Router<impl Layer<Routes, Service = LimitedService<Routes>> + Clone + use<>> {
         let limits = self.limits.clone();
         Server::builder()
@@ -130,7 +130,6 @@ impl Api {
             .add_routes(self.routes())
     }
 
-    /// Returns the header of an answer at this revision.
     fn header(&self, revision: Revision) -> Option<PbResponseHeader> {
         let StoreGeneration { cluster, member, .. } = self.backing.place();
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);

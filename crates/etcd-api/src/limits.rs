@@ -31,7 +31,7 @@ const MAX_CLIENT_BYTES: usize = 32 * 1024 * 1024;
 const MAX_TOTAL_BYTES: usize = 256 * 1024 * 1024;
 /// Maximum time to wait for the next part of a message, or for the first part of a request's only message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Length of the prefix of a gRPC message in bytes. The prefix has a flag and the message's length.
+/// Length in bytes of the prefix of a gRPC message, which has a flag and the message's length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
 /// A connection's share of the memory for unanswered messages. Each request of a connection has the connection's share
@@ -113,7 +113,7 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            // Returns the permits for the request's bytes, because the message has been processed.
+            // Releases the permits for the request's bytes, because the message has been processed.
             drop(answered);
             answer
         })

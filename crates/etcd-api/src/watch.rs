@@ -44,8 +44,8 @@ const MAX_QUEUED_MESSAGES: usize = 16;
 /// How long a requested progress report may wait for slower watches. When the timeout has passed, the events of later
 /// revisions are sent only after the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of watch items that wait for a progress report. If more items wait, the progress report is dropped,
-/// and the client must request another report.
+/// Maximum number of watch items that wait for a progress report. If more watch items wait, the report is dropped, and
+/// the client must request another report.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
@@ -80,7 +80,7 @@ struct WatchSession {
     requested: Option<PendingProgress>,
     /// The revision of the newest event that was sent on the stream.
     newest: Revision,
-    /// Items of watches that are sent only after the requested report.
+    /// Watch items that are held back until the requested progress report is sent.
     held_back: VecDeque<(i64, kv::Result<Batch>)>,
 }
 
@@ -100,7 +100,6 @@ impl PendingProgress {
     }
 }
 
-/// A client's request to create a watch.
 struct WatchToCreate {
     id: i64,
     key: Vec<u8>,
@@ -353,7 +352,7 @@ impl WatchSession {
         self.send(canceled).await
     }
 
-    /// Returns the store's revision. If the store does not answer, ends the stream with the error.
+    /// Returns the store's revision, or ends the watch stream with an error if the store does not answer.
     async fn now(&mut self) -> Result<Revision, StreamEnded> {
         match self.api.revision().await {
             Ok(now) => Ok(now),
@@ -399,7 +398,7 @@ fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequ
         match requests.message().now_or_never() {
             Some(Ok(Some(request))) if is_progress(&request) => {}
             Some(Ok(Some(request))) => return Some(request),
-            // At the end of the stream, the next read of a request also finds the end.
+            // After the end of the stream, the next read of a request also reports the end.
             _ => return None,
         }
     }
@@ -412,15 +411,14 @@ fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
     convert::range(key, end).ok().filter(|range| !range.is_empty())
 }
 
-/// Maximum size of keys and values in a message of a watch with fragments, in bytes. A larger event is sent in a
-/// message of its own.
+/// Maximum size of keys and values in a message of a watch with fragments, in bytes. An event that exceeds this size is
+/// sent in a message of its own.
 const MAX_FRAGMENT_BYTES: usize = 1_572_864;
 /// Values of `FilterType` and `Event.EventType` in etcd's protocol.
 const FILTER_NO_PUT: i32 = 0;
 const FILTER_NO_DELETE: i32 = 1;
 const EVENT_TYPE_DELETE: i32 = 1;
 
-/// A watch that a client has created.
 #[derive(Debug)]
 struct ClientWatch {
     filters: Vec<i32>,

@@ -28,10 +28,10 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of the Alive frames to a client that waits for the answer to a verb.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves a connection until it ends.
+/// Serves a client's connection until the connection ends.
 ///
 /// # Errors
-/// Any I/O error of the connection; `InvalidData` if the client sends bytes that Margay's clients never send.
+/// Any I/O error of the client's connection; `InvalidData` if the client sends bytes that Margay's clients never send.
 pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Result<()> {
     let (identity, generation) = daemon.shared_store.identity().await;
     let (mut reader, mut writer) = stream.into_split();
@@ -68,7 +68,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
     }
 }
 
-/// Runs `work`. Until `work` is complete, sends the client an Alive frame every [`ALIVE_INTERVAL`].
+/// Runs `work`, and sends the client an Alive frame every [`ALIVE_INTERVAL`] until `work` is complete.
 ///
 /// # Errors
 /// Any I/O error of the connection.

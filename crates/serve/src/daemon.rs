@@ -86,7 +86,8 @@ impl Daemon {
         }
     }
 
-    /// Serves a client if the client's user is trusted. The daemon checks the user before it reads the first byte.
+    /// Serves a client if the client's user is trusted. The daemon checks the user before it reads the client's first
+    /// byte.
     async fn admit(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let uid = peer::uid(&stream)?;
         if !datastore::served::is_trusted(self.shared_store.location(), uid) {

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use crate::api::ServedStore;
 
-/// Time limit for steps that other calls must finish while one future is no longer polled.
+/// Time limit within which all other calls must finish while one future is no longer polled.
 const STUCK: Duration = Duration::from_secs(20);
 /// Time limit for taking the store lock in a test.
 const WAIT: Duration = Duration::from_secs(60);

@@ -15,15 +15,15 @@ use wire::{FileId, name};
 /// Mode of the folder that contains the private sockets. Each user may run a daemon, and no user can remove the socket
 /// of another user. Clients check which user runs the daemon that listens.
 const FOLDER_MODE: u32 = 0o1777;
-/// Mode of a private socket. The daemon checks which user connects.
+/// Mode of a private socket, to which any user can connect; the daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
 /// Number of attempts to take a serve lock, and the interval between the attempts. A taken lock may soon be free again,
 /// because daemons that clean up briefly take the locks of stopped daemons.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The exclusive right of one process to serve a store under a name. The right ends when the [`ServeLock`] is dropped
-/// or the process ends.
+/// The exclusive right of one process to serve a store under a name. The exclusive right ends when the [`ServeLock`] is
+/// dropped or the process ends.
 #[derive(Debug)]
 pub struct ServeLock {
     name: String,
@@ -54,7 +54,7 @@ impl ServeLock {
     fn take_now(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let path = Path::new(name::SOCKET_FOLDER).join(format!("{name}.lock"));
         if fs::symlink_metadata(&path).is_ok_and(|found| !is_trusted(found.uid())) {
-            // Each user may create files in the sockets' folder. Only the owner of a file and root can remove the file.
+            // Each user may create files in the sockets' folder, but only a file's owner and root can remove the file.
             remove(&path)?;
         }
         let mut options = OpenOptions::new();
@@ -125,9 +125,9 @@ pub fn remove_stale() {
         let is_ours = path.extension().is_some_and(|extension| extension == "sock" || extension == "lock");
         let Some(name) = path.file_stem().and_then(|name| name.to_str()).filter(|_| is_ours) else { continue };
         let socket = name::socket(name);
-        // A daemon binds its socket under a draft name and renames the file. A socket bound under its final name was
-        // created by systemd. A systemd socket without a daemon must not be probed, because a connection would start a
-        // daemon.
+        // A daemon binds its socket under a draft name and then renames the file, so a socket that was bound under its
+        // final name was created by systemd. A systemd socket without a daemon must not be probed, because a connection
+        // would start a daemon.
         let is_systemds = bound.lines().any(|line| line.split_whitespace().nth(7) == socket.to_str());
         let uid = rustix::process::geteuid().as_raw();
         if is_systemds || fs::symlink_metadata(&path).map_or(true, |found| found.uid() != uid) {

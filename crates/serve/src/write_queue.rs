@@ -111,7 +111,7 @@ impl QueueWorker {
             let Some(until) = self.waiting.iter().map(|job| job.client.until).min() else { continue };
             match self.shared_store.keep_open(until).await {
                 Ok(kept) => self.run_round(&kept).await,
-                // The earliest deadline of the waiting clients has passed. The clients with later deadlines may still
+                // The earliest deadline of the waiting clients has passed, but clients with later deadlines may still
                 // have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
@@ -218,8 +218,7 @@ impl QueueWorker {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
-        // For a verb about one attachment on a cluster, the daemon takes the host lock. Plugins without the daemon take
-        // the same host lock.
+        // For a verb about one attachment on a cluster, the daemon takes the host lock, as plugins without a daemon do.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
@@ -252,7 +251,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Returns the client at the other end of a connection. Duplicates the connection's file descriptor.
+    /// Returns the client at the other end of a connection, whose file descriptor is duplicated.
     ///
     /// # Errors
     /// An I/O error if the file descriptor cannot be duplicated.

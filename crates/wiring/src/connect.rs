@@ -100,7 +100,6 @@ impl Drop for InterfacePair {
     }
 }
 
-/// The host's end of a new pair of interfaces.
 struct HostEnd {
     index: u32,
     /// The link-local address at which the container reaches the host. `None` if the kernel has chosen the MAC address

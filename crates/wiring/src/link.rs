@@ -32,7 +32,7 @@ pub(crate) fn look_up(socket: &NetlinkSocket, name: &str) -> Result<Link, Errno>
 
 /// Returns the error for an interface that should exist but was not found.
 pub(crate) fn not_found(name: &str, errno: Errno) -> Error {
-    // The netlink library of Calico's plugin has the same message.
+    // The netlink library of Calico's plugin also reports "Link not found" for a missing interface.
     let reason = if errno == Errno::NO_DEVICE { "Link not found".to_owned() } else { errno.to_string() };
     Error::failed(&format!("failed to lookup {name:?}"), reason)
 }

@@ -16,8 +16,8 @@
 //! source. Each rule has a comment, which `nft` shows. This module recognizes its rule set by the comments in a chain.
 //!
 //! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as this
-//! crate's other netlink crates. Other Rust crates for nftables are unsuitable: `nftables` runs the program nft,
-//! `nftnl` needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
+//! crate's other netlink crates. Other Rust crates for nftables are unsuitable, because `nftables` runs the program
+//! nft, `nftnl` needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
 
 use std::collections::BTreeSet;
 
@@ -52,16 +52,16 @@ fn table(store: &str) -> String {
 /// family is masqueraded, that family's table is removed.
 ///
 /// Programs that pass the same name as `store` share one rule set. If the wanted rules already exist, the call only
-/// sends two read requests to the kernel. The rules are compared by their comments. A rule that was edited by hand is
-/// therefore kept if its comment is unchanged. Concurrent calls are allowed, and the rules match the pools of the last
-/// call.
+/// sends two read requests to the kernel. The existing and the wanted rules are compared by their comments, so a rule
+/// that was edited by hand is kept if its comment is unchanged. Concurrent calls are allowed, and the rules match the
+/// pools of the last call.
 ///
 /// The process needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If the capability or the kernel feature
 /// is missing, the call fails only if at least one pool is to be masqueraded.
 ///
 /// # Errors
 ///
-/// The kernel refused the rules; the error's message says what to do. After an error, the rules are unchanged.
+/// The kernel refused the rules, and left the former rules unchanged; the error's message says what to do.
 pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let table = table(store);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -124,8 +124,8 @@ fn apply(socket: &NetlinkSocket, changes: &[NetlinkRequest]) -> Result<(), Error
     apply_batch(socket, changes).map_err(|(what, errno)| failed(&what, errno))
 }
 
-/// Returns the rules that an address family should have. The order of the returned rules depends only on the networks.
-/// If no pool of the family is masqueraded, the result is empty.
+/// Returns the rules that an address family should have, or no rules if none of the family's pools is masqueraded. The
+/// order of the returned rules depends only on the networks.
 fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<ChainRule> {
     let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
         networks.filter(|network| IpFamily::of(network) == family).map(IpNet::trunc).collect()
@@ -210,7 +210,6 @@ impl IpFamily {
     }
 }
 
-/// A rule in the nftables chain of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainRule {
     /// Packets to this network keep their source address.

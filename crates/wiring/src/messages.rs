@@ -73,21 +73,18 @@ pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: 
     NetlinkRequest::change(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &first)
 }
 
-/// Returns the request that reads the interface with this name.
 pub(crate) fn look_up(name: &str) -> NetlinkRequest {
     let mut message = without_statistics();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
-/// Returns the request that reads the interface with this index.
 pub(crate) fn link_by_number(index: u32) -> NetlinkRequest {
     let mut message = without_statistics();
     message.header.index = index;
     NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
-/// Returns the request that lists all interfaces.
 pub(crate) fn interfaces() -> NetlinkRequest {
     NetlinkRequest::tell(RTM_GETLINK, &without_statistics())
 }
@@ -98,14 +95,12 @@ fn without_statistics() -> LinkMessage {
     message
 }
 
-/// Returns the request that removes the interface with this name.
 pub(crate) fn remove_named(name: &str) -> NetlinkRequest {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     NetlinkRequest::change(RTM_DELLINK, 0, &message)
 }
 
-/// Returns the request that removes the interface with this index.
 pub(crate) fn remove(index: u32) -> NetlinkRequest {
     NetlinkRequest::change(RTM_DELLINK, 0, &interface(index))
 }
@@ -123,7 +118,6 @@ pub(crate) fn down(index: u32) -> NetlinkRequest {
     NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
-/// Returns the request that sets the MAC address of an interface.
 pub(crate) fn mac(index: u32, mac: &[u8]) -> NetlinkRequest {
     let mut message = interface(index);
     message.attributes.push(LinkAttribute::Address(mac.to_vec()));

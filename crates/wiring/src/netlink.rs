@@ -28,7 +28,6 @@ const MAX_LISTING_ATTEMPTS: usize = 5;
 /// Size in bytes of the longest message that fits into a socket's default send buffer.
 const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 
-/// A netlink request to the kernel.
 #[derive(Debug)]
 pub(crate) struct NetlinkRequest {
     kind: u16,
@@ -36,21 +35,21 @@ pub(crate) struct NetlinkRequest {
     /// `NLM_F_ACK` if the kernel's only answer to the request is an acknowledgement, otherwise 0.
     confirm: u16,
     body: Vec<u8>,
-    /// The start of the error message if the kernel refuses the request; the kernel's reason follows. If this start is
-    /// empty, the error message is the kernel's reason alone.
+    /// The start of the error message if the kernel refuses the request, followed by the kernel's reason; empty for the
+    /// kernel's reason alone.
     failure: String,
 }
 
 impl NetlinkRequest {
-    /// Creates a request for a change, of a message type (`RTM_..`). The flags (`NLM_F_..`) are added to the flags that
-    /// every request has.
+    /// Creates a request that changes something in the kernel, with the message type `kind` (`RTM_..`). The given flags
+    /// (`NLM_F_..`) are added to the flags that every request has.
     pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
         Self { kind, flags, confirm: NLM_F_ACK, body: bytes, failure: String::new() }
     }
 
-    /// Creates a request for information, of a message type (`RTM_..`).
+    /// Creates a request that reads information from the kernel, with the message type `kind` (`RTM_..`).
     pub(crate) fn tell(kind: u16, body: &impl Emitable) -> Self {
         Self { confirm: 0, ..Self::change(kind, 0, body) }
     }
@@ -136,8 +135,8 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// Sends several requests like [`exchange`](Self::exchange), but returns an error unless every request succeeds.
-    /// The returned error is the error of the first refused request.
+    /// Sends several requests like [`exchange`](Self::exchange), but returns the error of the first refused request,
+    /// unless every request succeeds.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
@@ -189,12 +188,11 @@ impl NetlinkSocket {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends one request, and returns the kernel's answer.
     pub(crate) fn one(&self, request: NetlinkRequest) -> Reply {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }
 
-    /// Returns all entries that the kernel lists in reply to a request. Repeats the request if the listing was
+    /// Returns all entries that the kernel lists in reply to a request, and repeats the request if the listing was
     /// inconsistent.
     pub(crate) fn list(&self, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>, Errno> {
         for _ in 1..MAX_LISTING_ATTEMPTS {
@@ -233,7 +231,7 @@ impl NetlinkSocket {
         Ok(whole.then_some(listed))
     }
 
-    /// Sends a netlink message, whose requests use `count` sequence numbers.
+    /// Sends a netlink message whose requests have `count` sequence numbers, starting with `first`.
     fn send(&self, message: &[u8], first: u32, count: usize) -> Result<(), Errno> {
         let used = u32::try_from(count).map_err(|_| Errno::TOO_LONG)?;
         self.sequence.set(first.wrapping_add(used).wrapping_sub(1));
@@ -242,9 +240,9 @@ impl NetlinkSocket {
 
     /// Receives one message from the kernel, and calls `show` for each of its parts.
     ///
-    /// The kernel's answer is already in the socket when `send` returns; of a listing, the kernel produces the rest
-    /// while it is read. Therefore this function never waits: an answer that is not in the socket now will never
-    /// arrive.
+    /// When `send` returns, the socket already has the kernel's answer. If the answer is a long listing, the kernel
+    /// produces the rest while the program reads the listing. Therefore this function never waits: an answer that is
+    /// not in the socket now will never arrive.
     fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.clear();

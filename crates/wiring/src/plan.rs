@@ -21,7 +21,7 @@ pub struct Plan {
     pub mtu: u32,
     /// Number of send queues, and also of receive queues, of each end of the interface pair; 0 means 1.
     pub queues: u32,
-    /// The kind of the pair of interfaces.
+    /// The kind of the interface pair: veth or netkit.
     pub device: Device,
     /// The MAC address of the interface in the container; `None` if the kernel is to choose one. Of a MAC address
     /// longer than six bytes, the kernel uses the first six bytes.
@@ -71,8 +71,8 @@ pub enum Device {
     Netkit,
 }
 
-/// Whether a container forwards packets between its interfaces. The setting applies to each address family in which the
-/// container has an address.
+/// Whether a container forwards packets between its interfaces. The forwarding setting applies to each address family
+/// in which the container has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
     /// The container forwards packets between its interfaces.

@@ -22,7 +22,7 @@ pub(crate) fn write(key: &str, value: &str) -> Result<(), String> {
     file.write_all(value.as_bytes()).map_err(|error| failed("write", error))
 }
 
-/// Writes a kernel setting like [`write()`], but the error message begins with the setting's name: `failed to set
+/// Writes a kernel setting like [`write()`], but the error message begins with the setting's name, as in `failed to set
 /// net.ipv4.conf.calic1.proxy_arp=1: ..`.
 pub(crate) fn set(key: &str, value: &str) -> Result<(), String> {
     write(key, value).map_err(|reason| format!("failed to set net.{}={value}: {reason}", key.replace('/', ".")))

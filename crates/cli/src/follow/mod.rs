@@ -261,8 +261,8 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // A read is also worthwhile if the store's newest revision is below `next`, because another store may have
-        // replaced this store.
+        // Reading is worthwhile even if the store's newest revision is below `next`, because then another store may
+        // have replaced this store.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
@@ -341,8 +341,8 @@ impl<'l> FilesReader<'l> {
                 let end = self.range.bounds().1;
                 let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
                 self.position = next.map_or(ReadPosition::Log(at.next()), |next| ReadPosition::State(at, next));
-                // All of the newest state is held in memory at once. To save memory, only the block documents of the
-                // newest state are kept: they contain every address and its holder.
+                // The whole newest state of the store is held in memory at once. To save memory, only the block
+                // documents of the newest state are kept: they contain every address and its holder.
                 let counts = |kv: &Kv| self.is_past || keys::parse_block(&kv.key).is_some();
                 let within = |kv: &Kv| self.range.contains(kv.key.as_bytes()) && counts(kv);
                 Ok(HistoryPart::Listed(at, page.kvs.into_iter().filter(within).collect()))

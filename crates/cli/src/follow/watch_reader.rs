@@ -158,7 +158,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.store().await?.watch(request).await?)
     }
 
-    /// Returns the open store. The first call connects to the cluster.
+    /// Returns the open store, after connecting to the cluster if this is the first call.
     async fn store(&mut self) -> CommandResult<Arc<dyn Store>> {
         if let Some(daemon) = &self.daemon {
             return Ok(Arc::new(daemon.clone()));
@@ -289,8 +289,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the history part for a read that got no events. The returned history part tells whether the watch has
-    /// reported all events.
+    /// Returns the history part for a read without events, which tells whether the watch has reported all events.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -337,7 +336,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Continues with the newest state, because the changes after the revision `read` were compacted. A reader that
-    /// started with `FollowStart::Oldest` continues with the state at the compaction mark `mark` instead.
+    /// started with `FollowStart::Oldest` continues with the state at the compaction mark `mark`.
     fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();

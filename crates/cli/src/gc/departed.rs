@@ -69,7 +69,6 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     }
 }
 
-/// The departed nodes, by node name.
 type DepartedNodesByName = BTreeMap<String, DepartedNode>;
 
 /// Reads the endpoints, addresses and blocks that the node named `node` holds in the store. Fails if `node` is still
@@ -157,7 +156,7 @@ fn check_list(
     Ok(())
 }
 
-/// If a departed node is this machine under another name, returns how this was recognised, or else `None`.
+/// Returns the evidence that a departed node is this machine under another name, or `None` without such evidence.
 fn why_this_machine(departed: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = departed.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = departed.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
@@ -232,8 +231,8 @@ async fn free(at: StoreAccess<'_>, departed: &DepartedNode, report: &mut Departe
     damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
 }
 
-/// Creates a failure from an error whose text may quote names from the store. Escapes control characters in the text of
-/// the error.
+/// Creates a failure from an error whose text may quote names from the store, and escapes control characters in this
+/// text.
 fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
     CommandFailure::new(printable(&error.to_string()))
 }
@@ -300,7 +299,6 @@ impl DepartedKeptCounts {
     }
 }
 
-/// The report on one departed node.
 #[derive(Debug, Serialize)]
 struct DepartedNodeReport {
     store: String,
@@ -381,7 +379,6 @@ struct SkippedNode {
     why: String,
 }
 
-/// The report on all departed nodes.
 #[derive(Debug, Serialize)]
 struct DepartedReport {
     applied: bool,

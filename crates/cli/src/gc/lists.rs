@@ -1,7 +1,7 @@
-//! Reads lists of attachments or nodes for `margay gc` from a file, a folder or standard input. The lists are written
-//! by other programs. A list of attachments names the containers or attachments of a container runtime, in the
-//! runtime's own format. The format of a list is recognised by its content. A list of nodes names the existing nodes,
-//! either as `kubectl` prints them or one name per line.
+//! Reads lists of attachments or nodes, which other programs write, from a file, a folder or standard input, for
+//! `margay gc`. A list of attachments names the containers or attachments of a container runtime, in the runtime's own
+//! format. The format of a list is recognised by its content. A list of nodes names the existing nodes, either as
+//! `kubectl` prints them or one name per line.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// The text of a list of attachments or nodes, and the time when the list was made.
 struct ListInput {
-    /// The name of the list that messages show.
+    /// The list's name in error messages.
     name: String,
     text: String,
     /// The latest time at which the list can have been made; for a file, its modification time.
@@ -30,7 +30,7 @@ struct ListInput {
 }
 
 impl ListInput {
-    /// Reads a file, or standard input for `-`.
+    /// Reads a list from a file, or from standard input if the path is `-`.
     ///
     /// # Errors
     /// The file cannot be read, is not UTF-8 text, or is longer than [`MAX_LIST_BYTES`].
@@ -180,7 +180,7 @@ fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// Parses a container id as an attachment. The network and the interface of the attachment stay unknown.
+/// Parses a container id as an attachment whose network and interface are unknown.
 fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),

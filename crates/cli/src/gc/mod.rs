@@ -2,9 +2,9 @@
 //! frees everything that departed nodes hold. The module [`node_move`] records the blocks and addresses of a renamed
 //! node under the node's new name.
 //!
-//! The command reads and closes the stores, then scans the network namespaces of this machine, and then opens the
-//! stores again to free the leftover addresses. Because the stores are closed during the scan of network namespaces, no
-//! plugin waits for the scan. An address that is assigned during the scan is no candidate for freeing.
+//! The command `margay gc` reads and closes the stores, then scans the network namespaces of this machine, and then
+//! opens the stores again to free the leftover addresses. Because the stores are closed during the scan of network
+//! namespaces, no plugin waits for the scan. An address that is assigned during the scan is no candidate for freeing.
 
 mod departed;
 mod lists;
@@ -134,7 +134,8 @@ struct StoreFindings<'l> {
     ready: Vec<Allocation>,
     /// The allocations in `ready`, each with the workload endpoint that is deleted in the same commit.
     going: Vec<Hold>,
-    /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs one.
+    /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs a second
+    /// scan.
     missing: Option<Duration>,
 }
 
@@ -397,8 +398,8 @@ async fn free(found: &mut StoreFindings<'_>) -> CommandResult<()> {
     Ok(())
 }
 
-/// Reads the blocks, addresses and endpoints that the departed nodes selected by `wanted` hold in a store. Opens the
-/// store several times.
+/// Reads the blocks, addresses and endpoints that the departed nodes selected by `wanted` hold in a store. Processes
+/// that wait for the store lock can use the store between two reads.
 async fn survey(
     at: StoreAccess<'_>,
     wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,

@@ -201,7 +201,6 @@ impl NodeMoveReport {
         }
     }
 
-    /// Adds the result of one commit of the move to the report of the move.
     fn add(&mut self, share: &[IpNet], done: HandOverResult) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();

@@ -13,7 +13,6 @@ use crate::command::CommandAnswer;
 use crate::error::CommandResult;
 use crate::output::{Column, printable, render};
 
-/// The reason why an address may be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FreeReason {
@@ -32,7 +31,6 @@ impl FreeReason {
     }
 }
 
-/// An address that may be freed.
 #[derive(Debug, Serialize)]
 pub(super) struct LeftoverRow {
     address: IpAddr,
@@ -111,7 +109,7 @@ pub(super) struct KeptCounts {
     pub(super) of_this_boot: usize,
     pub(super) of_earlier_boots: usize,
     pub(super) of_another_machine: usize,
-    /// The number of addresses that were assigned on the machine outside of the container in which `margay gc` runs.
+    /// If `margay gc` runs in a container, the number of addresses that were assigned outside of this container.
     pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
@@ -162,7 +160,6 @@ impl KeptCounts {
     }
 }
 
-/// The report of `margay gc` on one store.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct StoreReport {
     pub(super) store: String,
@@ -189,7 +186,6 @@ impl StoreReport {
     }
 }
 
-/// The report of `margay gc` on all stores.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GcReport {
     pub(super) applied: bool,

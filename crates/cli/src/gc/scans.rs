@@ -77,8 +77,8 @@ pub(super) struct StoreScans {
 }
 
 impl StoreScans {
-    /// Reads the scan file of this boot. The returned value is empty if the scan file does not exist, or if another
-    /// user could have written it.
+    /// Reads the scan file of this boot. Returns no assignments if the scan file does not exist, or if another user
+    /// could have written it.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
@@ -91,7 +91,7 @@ impl StoreScans {
     }
 
     /// Records that exactly the allocations in `unused` are unused now. For each allocation in `unused`, returns the
-    /// time when a scan first found it unused.
+    /// time when a scan first found the allocation unused.
     pub(super) fn record_unused<'a>(
         &mut self,
         unused: impl Iterator<Item = &'a Allocation>,
@@ -131,17 +131,17 @@ impl StoreScans {
 
 /// Interval between two scans of all blocks of a cluster.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum random delay of the next scan of all blocks. The delay keeps the nodes of a cluster from all scanning at the
-/// same time.
+/// Maximum random delay of the next scan of all blocks. The random delay keeps the nodes of a cluster from all scanning
+/// at the same time.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// If a cluster has at most this number of blocks, the first scan after a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
-/// Maximum random delay, per block of the cluster, before the first scan of all blocks. The delay applies to clusters
-/// with more than [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. The random delay is at most a day in total. The random delay
-/// keeps the load of a cluster low even if all nodes boot at the same time.
+/// Maximum random delay, per block of the cluster, before the first scan of all blocks in a cluster with more than
+/// [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. This random delay, at most a day in total, keeps the load of a cluster low
+/// even if all nodes boot at the same time.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
-/// This node's record of the blocks in a cluster in which the node holds addresses.
+/// A record, kept on this node, of the blocks of a cluster in which the node holds addresses.
 pub(crate) struct ScanMemory {
     held: HeldBlocks,
     boot_id: String,
@@ -165,8 +165,8 @@ impl ScanMemory {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
-        // The notes about newly used blocks are read before the record. If a CNI call moves a block from the notes to
-        // the record between the two reads, the block is found in the record.
+        // The notes about newly used blocks are read before the block record, because a CNI call may meanwhile move a
+        // block from the notes to the record.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })
@@ -178,7 +178,8 @@ impl ScanMemory {
         ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// Plans which blocks a scan reads. With `all`, the scan reads all blocks even if a scan of all blocks is not due.
+    /// Plans which blocks of a cluster a scan reads. With `all`, the scan reads all blocks even if a scan of all blocks
+    /// is not due.
     pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> CommandResult<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());

@@ -84,7 +84,6 @@ fn absolute(text: &str) -> io::Result<PathBuf> {
     path::absolute(text)
 }
 
-/// The file name of Margay's plugin.
 const PLUGIN_FILE: &str = "margay-ipam";
 
 /// The folders in which distributions and Kubernetes keep CNI plugins.
@@ -135,8 +134,8 @@ fn install(
             }));
         }
     };
-    // The write permission is checked before the stores. A user without write permission often cannot open a store, and
-    // running the command as root solves both problems.
+    // The write permission is checked before the stores are opened. A user without write permission often cannot open a
+    // store, and running the command as root solves both problems.
     plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
@@ -202,7 +201,7 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let report = RoleStatus::make(Role::Ipam, path, args)?;
     let main = RoleStatus::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
-    // The package of Margay's plugin may have been upgraded after the installation. The upgrade does not change the
+    // The package of Margay's plugin may have been upgraded after the installation, but the upgrade has not changed the
     // installed copy of the plugin.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
         let again = Role::Ipam.install();
@@ -211,7 +210,7 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     if let Some(note) = warn_of_different_programs(path) {
         answer = answer.note(note);
     }
-    // The main plugin is optional. A missing main plugin counts as a failure only if an installation of the main plugin
+    // The main plugin is optional: a missing main plugin counts as a failure only if an installation of the main plugin
     // was completed or begun.
     let failure = report.failure(path, args).or_else(|| main.is_wanted().then(|| main.failure(path, args)).flatten());
     Ok(match failure {
@@ -387,8 +386,7 @@ impl RoleStatus {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
-    /// If CNI calls run Margay's plugin in another version than that of the file `plugin`, returns the file `plugin`
-    /// and its version.
+    /// Returns the file `plugin` and its version, if CNI calls run another version of Margay's plugin.
     fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, PluginProgram::Margay(runs)) = self.runs.as_ref()? else { return None };
         match PluginProgram::ask(plugin, self.role) {
@@ -537,7 +535,7 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Returns the planned restoration of a plugin as a completed restoration with the outcome `undone`.
+    /// Turns a planned restoration of a plugin into a completed restoration with the outcome `undone`.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
@@ -611,7 +609,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
 }
 
 /// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The programs
-/// differ if they have different versions, or are two files although hard links to one file are possible.
+/// differ if they have different versions, or if they are separate files on one file system, where both could be hard
+/// links to one file.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

@@ -1,9 +1,9 @@
 //! Replaces Calico's plugin `calico-ipam` or Calico's main plugin `calico` by Margay's plugin in a plugin folder, and
 //! undoes this replacement.
 //!
-//! The files that are needed to undo an installation are in a subfolder of the plugin folder: `.margay` for the plugin
-//! `calico-ipam`, and `.margay-main` for the main plugin. The subfolder is on the same file system as the plugins, and
-//! stays with them if the plugin folder is moved:
+//! The files that are needed to undo an installation are in a subfolder of the plugin folder, which is `.margay` for
+//! the plugin `calico-ipam`, and `.margay-main` for the main plugin. The subfolder is on the same file system as the
+//! plugins, and stays with them if the plugin folder is moved:
 //!
 //! | File | Content |
 //! |---|---|
@@ -53,7 +53,6 @@ pub(crate) enum InstallOutcome {
     Already,
 }
 
-/// The outcome of undoing an installation of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoOutcome {
     /// The plugin file from before the installation was restored.

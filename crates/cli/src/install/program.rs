@@ -81,7 +81,7 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum number of attempts to start a program while another process still has the program's file open for writing.
 const MAX_START_ATTEMPTS: u32 = 40;
 
-/// Maximum number of failed checks before a store counts as unusable, and the pause between two checks.
+/// Maximum number of failed STATUS checks before a store counts as unusable, and the pause between two checks.
 const MAX_STORE_CHECKS: u32 = 3;
 const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 

@@ -151,8 +151,8 @@ impl PluginPath {
 }
 
 /// Reads the plugin folders from the configuration that the program containerd dumps, because the merging of imported
-/// configuration files depends on containerd's version. If the program containerd is not on `PATH`, reads the
-/// configuration file.
+/// configuration files depends on containerd's version. If the program containerd is not on `PATH`, reads containerd's
+/// configuration file itself.
 fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -194,7 +194,6 @@ fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     Ok(Some(PluginPath { folders, source: PathSource::Containerd { config: config.to_owned(), folders: count } }))
 }
 
-/// Finds a program on `PATH`.
 fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())

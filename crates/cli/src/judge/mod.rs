@@ -276,7 +276,7 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
     }
 }
 
-/// Decides what an error of the first read from a store says about the contents of the store.
+/// Decides whether a store exists and has keys, given the error of the first read from this store.
 fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),

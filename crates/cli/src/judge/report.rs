@@ -37,7 +37,6 @@ pub(super) trait Reporter {
     ) -> CommandResult<()>;
 }
 
-/// Creates the reporter of a report format.
 pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
     match format {
         ReportFormat::Table => Box::new(TableReporter::of(cases)),
@@ -76,7 +75,7 @@ impl fmt::Display for RunSummary {
     }
 }
 
-/// Formats a duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
+/// Formats a duration for people, for example as `0.4 s`, `12 s` or `2 min 5 s`.
 fn format_duration(took: Duration) -> String {
     match took.as_secs() {
         0..10 => format!("{:.1} s", took.as_secs_f64()),
@@ -218,7 +217,7 @@ struct CaseJson<'a> {
     name: &'a str,
     /// The rule that the conformance case found broken, or else the first rule that the case tests.
     rule: &'a str,
-    /// The result of the conformance case: `passed`, `failed` or `ignored`.
+    /// The result of the conformance case, which is `passed`, `failed` or `ignored`.
     result: &'a str,
     reason: Option<String>,
     seconds: f64,

@@ -57,14 +57,15 @@ pub(super) struct StoreFolder {
     path: PathBuf,
     /// The store location from the command line; no store exists there.
     location: Location,
-    /// True if the conformance run created the folder. A folder that existed before the conformance run and was empty
+    /// True if the conformance run created the folder and must remove it; an empty folder that existed before the run
     /// is kept.
     ours: bool,
     made: AtomicU64,
 }
 
 impl StoreFolder {
-    /// Creates the folder if it does not exist. Returns `None` for a location without a path.
+    /// Creates the folder for the stores of a conformance run, if the folder does not exist. Returns `None` for a
+    /// location without a path.
     pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
@@ -162,7 +163,7 @@ impl Harness for NewStoresHarness {
 }
 
 /// Opens the store at an address, in a child process that a conformance case has started. If no store exists at the
-/// address, creates one.
+/// address, creates a store.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 
@@ -196,7 +197,7 @@ fn address(location: &Location) -> Result<String, BoxError> {
 pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
-    // The opening of the store; `None` while the conformance case has closed the store.
+    // The open store; `None` while the conformance case has closed the store.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }

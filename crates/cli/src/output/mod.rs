@@ -223,8 +223,7 @@ impl Screen {
 /// How long a command runs before the command shows its progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// A progress bar on stderr that appears when a command has run for a second. This progress bar is never shown if
-/// stderr is not a terminal.
+/// A progress bar that appears on stderr, if stderr is a terminal, when a command has run for a second.
 #[derive(Debug)]
 pub(crate) struct KeyProgress {
     bar: ProgressBar,

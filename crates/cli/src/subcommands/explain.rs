@@ -73,7 +73,7 @@ struct ExplainReport {
     outcome: OutcomeReport,
 }
 
-/// Whether a pool would be chosen, why it would not be chosen, and how full it is.
+/// Whether a pool would be chosen for the container, or else why not, and how full the pool is.
 #[derive(Debug, Serialize)]
 struct PoolReport {
     name: String,
@@ -117,8 +117,8 @@ struct OutcomeReport {
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
-    /// Where the predicted address comes from: `own`, `new`, `taken_over` or `borrowed`; absent if no address would be
-    /// assigned.
+    /// Where the predicted address comes from, which is `own`, `new`, `taken_over` or `borrowed`; absent if no address
+    /// would be assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -200,7 +200,6 @@ impl ExplainReport {
     }
 }
 
-/// Lists labels as text.
 fn labelled(labels: &BTreeMap<String, String>) -> String {
     if labels.is_empty() {
         return "no labels".to_owned();

@@ -226,7 +226,7 @@ pub(crate) trait DescribeEvent {
     /// True if, after the event, the address has a holder or the block has an owner.
     fn is_standing(&self) -> bool;
     /// Returns the holder of the address, or the owner of the block. If the event changed the holder or owner, the text
-    /// also has the former one.
+    /// also has the former holder or owner.
     fn who(&self) -> String;
     fn node(&self) -> String;
     /// Returns the address of the event, or the block if the event concerns no single address.
@@ -271,7 +271,6 @@ impl DescribeEvent for EventRow {
     }
 }
 
-/// Describes the holder of an address.
 fn text(holder: &AddressHolder) -> String {
     let handle = holder.handle.as_deref().unwrap_or("no handle");
     let interface = holder.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();

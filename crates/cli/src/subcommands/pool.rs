@@ -329,7 +329,6 @@ impl OpenStoreCommand for AutoRangePool<'_> {
     }
 }
 
-/// The command `pool list`.
 pub(crate) struct ListPools;
 
 #[async_trait(?Send)]
@@ -471,7 +470,7 @@ fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     (used, notes)
 }
 
-/// The block size of a new pool, with a note if the size is not the usual one.
+/// The block size of a new pool, with a note if the size is not the default size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BlockSize {
     bits: u8,

@@ -48,7 +48,6 @@ pub(crate) struct QuarantineRelease {
     dry_run: bool,
 }
 
-/// The command `ipam quarantine list`.
 pub(crate) struct ListQuarantine;
 
 #[async_trait(?Send)]

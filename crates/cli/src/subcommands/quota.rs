@@ -167,7 +167,6 @@ impl OpenStoreCommand for QuotaDelete {
     }
 }
 
-/// The command `quota list`.
 pub(crate) struct ListQuotas;
 
 #[async_trait(?Send)]

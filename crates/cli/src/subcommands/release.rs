@@ -166,7 +166,7 @@ impl StoreCommand for Release {
     }
 }
 
-/// Refuses check reports that were made of another cluster.
+/// Refuses check reports that were made from another cluster.
 fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = guid(current);
     for (path, report) in paths.iter().zip(reports) {

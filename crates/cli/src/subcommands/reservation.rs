@@ -103,7 +103,6 @@ impl OpenStoreCommand for ReservationCreate {
     }
 }
 
-/// The command `reservation list`.
 pub(crate) struct ListReservations;
 
 #[async_trait(?Send)]

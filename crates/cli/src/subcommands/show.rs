@@ -156,7 +156,7 @@ fn status_of(holding: Holding) -> AddressStatus {
     }
 }
 
-/// All facts about one address that the store has.
+/// All facts that the store has about one address.
 #[derive(Clone, Debug)]
 struct AddressReport {
     ip: IpAddr,
@@ -322,7 +322,6 @@ fn borrowed_answer(borrowed: &BorrowedAddresses) -> CommandResult<CommandAnswer>
 /// Maximum time that a forecast shows as a number; a pool that will be full later gets no number.
 const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
-/// The command `ipam show --forecast`.
 pub(crate) struct ShowForecast;
 
 #[async_trait(?Send)]
@@ -352,7 +351,7 @@ impl StoreCommand for ShowForecast {
 }
 
 /// Forecasts when each pool of the census will be full. The history is read through a watch, so an embedded store stays
-/// open in the meantime.
+/// open during the forecast.
 pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> CommandResult<Forecast> {
     at.with_operator(StoreUse::Read, async |operator| {
         Ok(operator.forecast(census, Deadline::after(READ_ALL_TIMEOUT)).await?)
@@ -372,7 +371,7 @@ impl TableRow for PoolForecast {
     }
 }
 
-/// Describes how fast a pool fills up, and in what time it will be full.
+/// Describes how fast a pool fills up, and when it will be full.
 fn forecast_words(ahead: FillForecast) -> (String, String) {
     match ahead {
         FillForecast::Full => (String::new(), "full".to_owned()),

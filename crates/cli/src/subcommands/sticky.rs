@@ -84,8 +84,8 @@ struct StickyAddressRow<'a> {
     ip: IpAddr,
     workload: &'a str,
     pinned: bool,
-    /// Until when the released address is kept for its workload: a time, or `forever`. The value is null while the
-    /// address is in use.
+    /// Until when the released address is kept for its workload: a time, or `forever`; null while the address is in
+    /// use.
     until: Option<String>,
     handle: Option<&'a str>,
     network: Option<&'a str>,

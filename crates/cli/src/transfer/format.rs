@@ -134,8 +134,8 @@ impl BackupLine {
         Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// Converts a line of a backup file to a row. Returns `None` if the line has no key or no value, or has one of them
-    /// twice.
+    /// Converts a line of a backup file to a row. Returns `None` unless the line has exactly one key and exactly one
+    /// value.
     pub(super) fn read(self) -> Option<Row> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),

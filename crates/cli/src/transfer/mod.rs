@@ -329,7 +329,6 @@ pub(crate) struct RangePages {
     begun: Option<kv::Pages>,
 }
 
-/// A page of keys with their values.
 pub(crate) struct KvPage {
     /// The revision at which this page was read.
     at: Revision,

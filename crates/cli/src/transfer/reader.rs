@@ -199,7 +199,7 @@ impl BackupRows {
     }
 }
 
-/// Reads one line, including its line break, from a backup file. Reads at most [`MAX_LINE_BYTES`] bytes.
+/// Reads one line of at most [`MAX_LINE_BYTES`] bytes from a backup file, including the line break.
 fn read_line(input: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<()> {
     line.clear();
     input.take(MAX_LINE_BYTES as u64).read_until(b'\n', line)?;

@@ -28,7 +28,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
 /// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// When written keys are removed, one range request lists the keys for this number of transactions.
+/// Number of removal transactions whose keys are listed by one range request.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
@@ -199,8 +199,8 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes all keys that were written to the target store since it got the import lock. Returns how many keys were
-    /// removed.
+    /// Removes all keys that were written to the target store since it got the import lock, and returns the number of
+    /// these keys.
     pub(crate) async fn remove_written_keys(&mut self) -> CommandResult<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
@@ -274,7 +274,7 @@ impl<'l> Target<'l> {
         Ok(Txn::new().with_compares([Compare::unchanged(import_lock_key(), marked.written)]))
     }
 
-    /// Runs a transaction on the target store. Fails if a guard of the transaction fails.
+    /// Runs a transaction on the target store, and fails if a guard of the transaction fails.
     async fn txn(&self, txn: Txn) -> CommandResult<TxnResponse> {
         let Some(open) = &self.open else {
             return Err(CommandFailure::new(format!("there is no store at {}", self.at)));
@@ -331,8 +331,8 @@ pub(crate) enum FillMode {
     Update,
     /// The target store is not changed; the source's documents and the differences are counted.
     DryRun,
-    /// The target store is not changed. Keys and differences are counted. Documents are not counted again, because they
-    /// were counted when they were written.
+    /// The target store is not changed. Only keys and differences are counted, because the documents were counted when
+    /// they were written.
     Verify,
 }
 
@@ -455,8 +455,8 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // If this part of the source has no rows, it has no last key. A part without a last key is compared only if it
-        // is the last part of the source.
+        // A part of the source without rows has no last key; such a part is compared only if it is the last part of the
+        // source.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
@@ -552,7 +552,6 @@ impl DocumentsChecksum {
     }
 }
 
-/// The recorded checksum of one part of the target store.
 #[derive(Debug)]
 struct PartChecksum {
     from: Key,

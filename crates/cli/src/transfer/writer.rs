@@ -76,7 +76,8 @@ impl BackupWriter {
     /// Creates a writer that writes a backup to stdout. A reader of stdout can tell only from the last line that the
     /// backup is complete.
     pub(crate) fn stdout() -> CommandResult<Self> {
-        // This writer does not use `io::stdout()`, because the program keeps the lock of `io::stdout()` until its end.
+        // The backup writer does not use `io::stdout()`, because the program keeps the lock of `io::stdout()` until its
+        // end.
         Ok(Self::with_destination(BackupDestination::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
@@ -144,7 +145,6 @@ impl BackupWriter {
     }
 }
 
-/// A completed backup, or a completed export.
 pub(crate) struct WrittenBackup {
     pub(crate) revision: Revision,
     pub(crate) keys: u64,

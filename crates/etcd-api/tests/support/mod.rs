@@ -59,7 +59,6 @@ impl Server {
         Ok(Self { address, store, task })
     }
 
-    /// Returns the URL of the server.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }

@@ -34,7 +34,6 @@ use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 const MAX_CLIENTS: usize = 1024;
 /// Time limit for a client's TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A listener of the API and its URL.
 pub(super) struct ApiListener {
     listener: Listener,
     url: String,
@@ -200,7 +199,7 @@ pub(super) struct TlsFiles {
 /// Size and modification time of each TLS file; `None` for a file whose metadata cannot be read.
 type FileStamp = [Option<(u64, SystemTime)>; 3];
 
-/// The server's TLS configuration. TLS files that have changed are loaded again.
+/// The server's TLS configuration, which is loaded again when a TLS file has changed.
 pub(super) struct ReloadingTls {
     files: TlsFiles,
     current: Mutex<(FileStamp, Arc<ServerConfig>)>,
@@ -226,7 +225,7 @@ impl TlsFiles {
             .map(|path| path.metadata().and_then(|found| Ok((found.len(), found.modified()?))).ok())
     }
 
-    /// Reads the TLS files. An error names a file and never quotes the file's content.
+    /// Reads the TLS files. An error message names the faulty TLS file and never quotes the file's content.
     fn load(&self) -> Result<ServerConfig, String> {
         let unusable = |path: &Path, what: &str| format!("{} holds no usable {what}", path.display());
         let mut roots = RootCertStore::empty();
@@ -260,8 +259,8 @@ impl ReloadingTls {
         Ok(Self { files, current: Mutex::new((stamp, config)) })
     }
 
-    /// Returns the TLS acceptor for the next client. If changed files cannot be used, the current certificate stays in
-    /// use.
+    /// Returns the TLS acceptor for the next client. If changed TLS files cannot be used, the current certificate stays
+    /// in use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.files.stamp();

@@ -38,8 +38,8 @@ impl ApiError {
     }
 }
 
-/// Listens at all URLs of the API. Returns the part of the daemon's startup line that lists the API's URLs; empty
-/// without URLs.
+/// Listens at all URLs of the API. Returns the part of the daemon's startup line that lists the API's URLs, or an empty
+/// text if the API has no URLs.
 ///
 /// # Errors
 /// An error that names the URL that cannot be used and says what to change.

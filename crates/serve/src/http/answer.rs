@@ -57,14 +57,12 @@ pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Byte
     answer
 }
 
-/// Returns an HTTP answer with a short text as its body.
 pub(super) fn text(status: StatusCode, text: impl Into<String>) -> HttpResponse {
     let mut text = text.into();
     text.push('\n');
     whole(status, "text/plain; charset=utf-8", text)
 }
 
-/// Returns an HTTP answer with a JSON document as its body.
 pub(super) fn json(status: StatusCode, document: &impl Serialize) -> HttpResponse {
     match serde_json::to_vec(document) {
         Ok(bytes) => whole(status, "application/json", bytes),
@@ -80,7 +78,6 @@ pub(super) struct HttpError {
 }
 
 impl HttpError {
-    /// Returns the error for a malformed request.
     pub(super) fn bad_request(text: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, text: text.into() }
     }
@@ -213,7 +210,7 @@ impl AnswerCache {
     }
 
     /// Runs an expensive read of the store while no other expensive read runs. `read` must not call `read_exclusively`,
-    /// because the call would wait for itself.
+    /// because the inner call would wait for the outer call forever.
     pub(super) async fn read_exclusively<T>(
         &self,
         read: impl Future<Output = Result<T, HttpError>>,

@@ -47,8 +47,7 @@ pub struct ClientLimits {
     /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
     /// closed after this time.
     pub headers: Duration,
-    /// Maximum time in which a client reads no byte of an answer. The server closes the connection of a client that
-    /// reads nothing for this time.
+    /// Maximum time in which a client reads no byte of an answer, before the server closes the client's connection.
     pub stall: Duration,
     /// Time limit for computing an answer.
     pub answer: Duration,
@@ -75,7 +74,7 @@ pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 pub struct PageContext {
     /// The store from which the daemon answers HTTP requests.
     pub store: Arc<dyn Store>,
-    /// The operator's view of the store.
+    /// The operator's functions for the store's IPAM documents.
     pub operator: Operator,
     /// Facts about the daemon that the web page shows.
     pub about: DaemonInfo,
@@ -110,7 +109,7 @@ impl PageContext {
         }
     }
 
-    /// Also allows browsers to open the web page under these host names. The names must not include a port.
+    /// Also allows browsers to open the web page under these host names. The host names must not include a port.
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;
@@ -131,8 +130,8 @@ impl PageContext {
         self
     }
 
-    /// Limits `/metrics` to this node's part of a cluster's store. With a limited reach, the cost of `/metrics` does
-    /// not grow with the cluster.
+    /// Limits `/metrics` to this node's part of a cluster's store, so that the cost of `/metrics` does not grow with
+    /// the cluster.
     #[must_use]
     pub fn with_reach(mut self, reach: NodeReach) -> Self {
         self.reach = Some(reach);

@@ -34,7 +34,6 @@ pub(super) enum Origin {
     Socket,
 }
 
-/// Answers an HTTP request.
 pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &Arc<PageContext>) -> HttpResponse {
     if origin == Origin::Network && !has_allowed_host(request, page) {
         let advice = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";

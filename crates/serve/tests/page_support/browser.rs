@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 /// Time limit for waiting for the page to change.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Finds a program in the folders of `PATH`.
 fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
@@ -87,7 +86,6 @@ impl Driver {
         self.in_session("POST", "/window", &json!({"handle": handle}))
     }
 
-    /// Sends a WebDriver command within the session.
     fn in_session(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         self.call(method, &format!("/session/{}{path}", self.session), body)
     }
@@ -200,7 +198,6 @@ impl<'d> Window<'d> {
         }
     }
 
-    /// Waits until the page shows a text.
     pub(crate) fn wait_text(&self, text: &str) {
         self.wait(&format!("document.body.innerText.includes({})", json!(text)));
     }

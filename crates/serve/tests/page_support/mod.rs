@@ -54,7 +54,6 @@ fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     (Ipam::new(Arc::new(store), Nodes::FirstSeen), behind)
 }
 
-/// Assigns an address to a pod.
 pub(crate) async fn add(
     ipam: &Ipam,
     node: &str,
@@ -182,7 +181,6 @@ pub(crate) struct Daemon {
     pub(crate) runtime: Runtime,
 }
 
-/// Returns the page context of a test daemon.
 pub(crate) fn shown(ipam: &Ipam) -> PageContext {
     let about = DaemonInfo {
         store: "redb:///var/lib/margay/ipam.redb".into(),
@@ -221,7 +219,6 @@ impl Daemon {
         format!("http://{}", self.address)
     }
 
-    /// Runs a future on the daemon's runtime.
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }

@@ -19,7 +19,6 @@ pub(crate) static IGNORED: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     [conformance::WITHOUT_SERVERS, conformance::WITHOUT_FILES, &elsewhere, &closed].concat()
 });
 
-/// A temporary folder for an embedded store.
 #[derive(Debug)]
 pub(crate) struct Folder {
     engine: &'static str,
@@ -41,17 +40,14 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Creates the store in the folder.
     pub(crate) async fn make(&self) -> kv::Result<()> {
         datastore::open(&self.location(), &Create::IfMissing.with_wait(Duration::from_secs(10))).await?.close().await
     }
 
-    /// The location of the store.
     pub(crate) fn location(&self) -> Location {
         stores::of_engine(self.engine, &self.path).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The folder of the store.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -19,7 +19,7 @@ use kv::Deadline;
 use crate::error::CommandResult;
 use crate::store::StoreAccess;
 
-/// Time limit of reading the pools of another store.
+/// Time limit of reading the pools of a store other than the checked store.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An address range from which networks assign the addresses of one store.
@@ -73,7 +73,7 @@ fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl
     })
 }
 
-/// Reads the names and networks of a store's pools. Returns an empty list if the store does not exist.
+/// Reads the names and CIDRs of a store's pools. Returns an empty list if the store does not exist.
 async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> {
     let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();
@@ -113,9 +113,9 @@ const FOREIGN_DEVICES: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr
 /// The name prefixes of the network interfaces that Calico creates.
 const CALICO_DEVICES: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
-/// For each pool, finds the routes to its addresses that no network of the pool has made. `lengths` has for each pool
-/// the prefix length of the addresses or prefixes that the pool assigns. `is_bridge` tells whether a network interface
-/// is a bridge.
+/// For each pool, finds the routes to the pool's addresses that were not made by a network that uses the pool.
+/// `lengths` has for each pool the prefix length of the addresses or prefixes that the pool assigns. `is_bridge` tells
+/// whether a network interface is a bridge.
 pub(super) fn find_overlapping_routes(
     pools: &[(String, IpNet)],
     lengths: &BTreeMap<IpNet, u8>,
@@ -135,9 +135,9 @@ pub(super) fn find_overlapping_routes(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network of the pool has probably made. The route's destination is a single address, an
-/// assigned prefix, a block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes
-/// that the pool assigns.
+/// True for a route that a network of the pool has probably made: a route to a single address, an assigned prefix, a
+/// block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes that the pool
+/// assigns.
 fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);

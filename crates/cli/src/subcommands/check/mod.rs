@@ -185,7 +185,6 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     }
 }
 
-/// The result of inspecting a store for inconsistencies.
 pub(super) struct StoreInspection {
     pub(super) inspection: Inspection,
     pub(super) store: String,
@@ -219,9 +218,9 @@ const MAX_COMMITS_PER_OPENING: usize = 16;
 /// Maximum number of rounds in which findings are repaired and the store is checked again. A repair can uncover another
 /// inconsistency, which is repaired in the next round.
 const MAX_REPAIR_ROUNDS: usize = 4;
-/// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys in separate writes,
-/// all within `MIN_FINDING_AGE`, so a younger finding may only be an unfinished change. A repair does not change keys
-/// that were written after the inspection.
+/// Minimum age of a finding in a cluster before the finding is repaired. Calico changes several keys in separate
+/// writes, all within `MIN_FINDING_AGE`, so a younger finding may only be an unfinished change. A repair does not
+/// change keys that were written after the inspection.
 const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
 /// A planned or completed repair of a finding.
@@ -229,9 +228,9 @@ const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 struct Repair {
     code: Code,
     subject: String,
-    /// A description of the finding.
+    /// Text that describes the finding to be repaired.
     what: String,
-    /// A description of the repair.
+    /// Text that describes what the repair does.
     mend: &'static str,
     outcome: RepairOutcome,
     /// The error with which the repair failed, if it failed.
@@ -251,7 +250,6 @@ enum RepairOutcome {
 }
 
 impl RepairOutcome {
-    /// Returns the outcome of the repair as text for a table.
     fn as_str(self) -> &'static str {
         match self {
             Self::Planned => "would be mended",
@@ -390,7 +388,6 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// Builds the answer of the command from the inspection and the repairs.
 fn render_answer(
     args: &Check,
     location: &Location,

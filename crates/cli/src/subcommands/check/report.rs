@@ -74,7 +74,7 @@ pub(crate) struct LeakedHandle {
 }
 
 impl CheckReport {
-    /// Creates the check report from an inspection that has recorded the addresses.
+    /// Creates the check report of an inspection. The inspection must have recorded the addresses of the store.
     pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
         let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();
@@ -98,7 +98,6 @@ impl CheckReport {
         }
     }
 
-    /// Reads a check report from a file.
     pub(crate) fn read(path: &Path) -> CommandResult<Self> {
         let hint = "name a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)

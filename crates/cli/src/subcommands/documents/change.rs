@@ -124,7 +124,6 @@ impl OpenStoreCommand for DeleteDocuments<'_> {
         has_pool(&self.manifests)
     }
 
-    /// Deletes the selected documents, one after the other.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Self { args, manifests } = self;
         let verb = VerbForms { base: "delete", past: "deleted" };
@@ -316,7 +315,6 @@ impl WriteReport {
         Self { verb, kind, dry_run, done: Vec::new(), failed: Vec::new(), advice: None }
     }
 
-    /// Counts a document as successfully written or deleted.
     fn add_done(&mut self, manifest: &Manifest) {
         self.done.push(entry(manifest, None));
     }
@@ -327,8 +325,8 @@ impl WriteReport {
         self.advice = self.advice.take().or(advice);
     }
 
-    /// Returns the answer of the command. The answer is a failure if no document succeeded, and is marked as incomplete
-    /// if only some documents succeeded.
+    /// Returns the command's answer, which is a failure if no document succeeded, and is marked as incomplete if only
+    /// some documents succeeded.
     fn answer(self) -> CommandResult<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();

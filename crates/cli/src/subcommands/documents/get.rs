@@ -106,13 +106,11 @@ const DEFAULT_AS_NUMBER: &str = "64512";
 /// Maximum length in characters of a list in a table cell.
 const MAX_CELL_CHARS: usize = 80;
 
-/// A table of the documents of one kind.
 struct DocumentTable {
     kind: DocumentKind,
     rows: Vec<Map<String, Value>>,
 }
 
-/// Selects which columns a table of documents has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TableWidth {
     /// The columns that `-o ps` shows.

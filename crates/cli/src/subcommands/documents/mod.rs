@@ -244,7 +244,6 @@ impl StoreCommand for Get {
     }
 }
 
-/// A command that shows documents of a store.
 struct ShowDocuments<'a> {
     what: ShownDocuments,
     scope: NamespaceScope<'a>,
@@ -388,7 +387,7 @@ impl<'a> NamespaceScope<'a> {
     /// Returns the document that a file names, after checking its namespace against the selected namespaces.
     ///
     /// # Errors
-    /// All namespaces are selected, as in [`named`](Self::named); or the file has another namespace than the command
+    /// All namespaces are selected, as in [`named`](Self::named); or the file names another namespace than the command
     /// line.
     fn of_file(&self, manifest: Manifest) -> CommandResult<Manifest> {
         match self {

@@ -1,4 +1,5 @@
-//! Shows how full an etcd cluster is and who deletes its history, and deletes the history.
+//! Shows how full an etcd cluster is and which program compacts its history, and compacts the history, for the command
+//! `margay etcd`.
 
 mod plan;
 
@@ -40,7 +41,7 @@ Examples:
 
 /// The role of a member that has not answered.
 const NO_ANSWER: &str = "no answer";
-/// The quota of etcd if `--quota-backend-bytes` is not set.
+/// etcd's database quota in bytes if `--quota-backend-bytes` is not set.
 const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
 
 /// Commands about an etcd cluster.
@@ -101,17 +102,17 @@ pub(crate) struct EtcdCompact {
     notes: PathBuf,
 }
 
-/// The facts about a cluster that a run notes for later runs on this machine.
+/// Facts about a cluster that `margay etcd` saves on this machine for its next run.
 #[derive(Default, Serialize, Deserialize)]
 struct EtcdNotes {
     compaction: Option<CompactionMark>,
     size: Option<SizeSample>,
 }
 
-/// The size of a cluster's database at a time.
+/// The size of a cluster's database at one point in time.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct SizeSample {
-    /// In seconds since 1970.
+    /// The time of the measurement, in seconds since 1970.
     at: u64,
     bytes_in_use: u64,
     oldest_revision: i64,
@@ -149,7 +150,7 @@ pub(crate) async fn sample_members(at: StoreAccess<'_>, samples: &mut Samples) -
     Ok(())
 }
 
-/// Runs work on the open store of a cluster.
+/// Opens a cluster, calls `work` with the open store, and closes the store.
 async fn with_cluster<T>(
     at: StoreAccess<'_>,
     work: impl AsyncFnOnce(&dyn Store, &dyn ClusterStore) -> kv::Result<T>,
@@ -183,7 +184,7 @@ impl StandaloneCommand for EtcdCompact {
             let at = invocation.store_at(&chosen.location);
             let answer = runtime()?.block_on(StoreCommand::run(self, at));
             if let Err(failure) = answer.and_then(|answer| invocation.print(answer)) {
-                // One cluster without an answer must not keep the other clusters from being compacted.
+                // An unreachable cluster must not keep the other clusters from being compacted.
                 failure.print(invocation.err);
                 failed = 1;
             }
@@ -249,7 +250,7 @@ struct CompactionJson {
     store: String,
     keep_seconds: u64,
     outcome: &'static str,
-    /// The oldest readable revision after a compaction, or the noted revision.
+    /// After a compaction, the oldest readable revision; otherwise the revision to which a later run will compact.
     revision: Option<i64>,
 }
 
@@ -273,22 +274,23 @@ struct ClusterReport {
     members: Vec<MemberRow>,
     revision: i64,
     oldest_revision: i64,
-    /// A time at which the oldest readable revision existed already; `None` if it is unknown.
+    /// A time at which the oldest readable revision already existed; `None` if no such time is known.
     oldest_time: Option<String>,
     compacted_by: CompactedBy,
-    /// The growth of the bytes in use since an earlier run, if no history was deleted since.
+    /// The growth of the bytes in use since an earlier run of `etcd status`; `None` if history was deleted since that
+    /// run.
     growth_bytes_per_hour: Option<u64>,
 }
 
-/// The programs that have deleted history last.
+/// The program that compacted the cluster's history last.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum CompactedBy {
-    /// The whole history is readable.
+    /// No program has compacted the history: all revisions are readable.
     Nobody,
-    /// A program that writes [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers or Margay.
+    /// A program that writes [`COMPACTION_KEY`] when it compacts: kube-apiserver, Calico's kube-controllers or Margay.
     KeyHolder,
-    /// etcd itself, or a person.
+    /// etcd itself (`--auto-compaction-retention`), or a person with etcdctl.
     EtcdOrPerson,
 }
 
@@ -300,7 +302,7 @@ struct MemberRow {
     bytes: u64,
     bytes_in_use: u64,
     quota_bytes: u64,
-    /// True if the member does not report its quota, so that the quota is an assumption.
+    /// True if `quota_bytes` is etcd's default quota, because neither the member nor the user has given a quota.
     quota_is_assumed: bool,
     percent: u64,
     problems: Vec<String>,
@@ -371,7 +373,7 @@ impl StoreCommand for OneStatus<'_> {
             };
             let oldest_time = match time_after(store, oldest).await {
                 Ok(time) => time,
-                // The history was deleted meanwhile.
+                // Another program compacted the history while this command was reading it.
                 Err(error) if matches!(error.kind(), kv::ErrorKind::Compacted { .. }) => None,
                 Err(error) => return Err(error),
             };
@@ -398,8 +400,8 @@ impl StoreCommand for OneStatus<'_> {
     }
 }
 
-/// Returns the growth of the bytes in use since the noted size, and notes the size for later runs. Without an earlier
-/// note of at least a second, or if history was deleted since, the growth is unknown.
+/// Returns how fast the database has grown since an earlier run, in bytes per hour, and saves the current size for
+/// later runs. Returns `None` if no size was saved at least a second ago, or if history was deleted since then.
 fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Option<u64> {
     const MIN_SECONDS: u64 = 1;
     let path = EtcdNotes::path(folder, about.cluster);
@@ -407,7 +409,7 @@ fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Opt
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SizeSample { at, bytes_in_use: about.db_bytes_in_use, oldest_revision: oldest.get() };
     let before = notes.size.replace(now);
-    // A user who may not write the note only misses the growth.
+    // If this user may not write the notes, a later run only lacks the growth of the database.
     _ = write_private(&path, &notes);
     let before = before.filter(|before| before.oldest_revision == now.oldest_revision)?;
     let seconds = now.at.checked_sub(before.at).filter(|seconds| *seconds >= MIN_SECONDS)?;

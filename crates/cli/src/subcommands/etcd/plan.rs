@@ -1,4 +1,5 @@
-//! Calculates how large an etcd cluster becomes.
+//! Estimates the size of an etcd database from the number of nodes and pods and the rate of changes, for the command
+//! `margay etcd plan`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,13 +28,13 @@ Examples:
 It calculates and asks no etcd. Each ADD and each DEL writes a whole block, and etcd keeps each version of the block
 until a compaction deletes it. Smaller blocks make changes smaller, and a node needs more of them.";
 
-/// The sizes of blocks that are compared, as prefix lengths of IPv4.
+/// The block sizes that `etcd plan` compares, as IPv4 prefix lengths.
 const BLOCK_SIZES: [u8; 4] = [26, 27, 28, 29];
 /// The page size of etcd's database file. A value that is larger than a page occupies whole pages.
 const PAGE_BYTES: u64 = 4096;
-/// The bytes that etcd stores with a key besides the key's value: the key, its revisions, and its share of a page.
+/// The bytes that etcd stores with a key besides the value: the key itself, its revisions, and its share of a page.
 const KEY_BYTES: u64 = 250;
-/// The largest quota that etcd's documentation recommends.
+/// The largest database quota that etcd's documentation recommends, in bytes.
 const MAX_QUOTA_BYTES: u64 = 8 << 30;
 
 #[derive(Debug, Args)]
@@ -61,15 +62,16 @@ struct PlanRow {
     blocks_per_node: u64,
     /// Size of the document of a block in which every address is assigned, in bytes.
     block_bytes: u64,
-    /// Growth of the database with each ADD or DEL, in bytes.
+    /// Growth of the database by one ADD or DEL, in bytes.
     bytes_per_change: u64,
-    /// Size of the current data, in bytes.
+    /// Size of the newest versions of all keys, in bytes.
     live_bytes: u64,
     /// Maximum size of the history between two compactions, in bytes.
     history_bytes: u64,
-    /// The quota that leaves half of it free; `None` if it would exceed what etcd recommends.
+    /// The database quota of which data and history use at most half, in bytes; `None` if it exceeds
+    /// [`MAX_QUOTA_BYTES`].
     quota_bytes: Option<u64>,
-    /// The time until etcd's default quota is used up if nobody compacts, in seconds.
+    /// Time in seconds until a database with etcd's default quota is full, if no program compacts the history.
     full_after_seconds: u64,
 }
 
@@ -161,14 +163,14 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "not a number between 0.001 and 100000".to_owned())
 }
 
-/// Returns the size that a value has in etcd's database file.
+/// Returns the number of bytes that a value of `bytes` bytes takes in etcd's database file.
 fn stored(bytes: u64) -> u64 {
     let with_key = bytes + KEY_BYTES;
     if with_key < PAGE_BYTES { with_key } else { with_key.div_ceil(PAGE_BYTES) * PAGE_BYTES }
 }
 
-/// Returns the sizes of the documents of a block with `pods` pods that have names of usual length, and of the handle of
-/// one pod, in bytes.
+/// Returns the size in bytes of the document of a block with `pods` pods, and of the document of one pod's handle. The
+/// names of the pods have usual lengths.
 fn document_sizes(block_size: u8, pods: u64) -> CommandResult<(u64, u64)> {
     let failed =
         |error: &dyn std::fmt::Display| CommandFailure::new(format!("the sizes cannot be calculated: {error}"));

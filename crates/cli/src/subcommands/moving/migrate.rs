@@ -111,15 +111,14 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
     Ok(answer)
 }
 
-/// Reads the identity of the migration's source store.
 async fn read_source_identity(from: StoreAccess<'_>) -> CommandResult<StoreIdentity> {
     let open = from.open_files(StoreUse::Read).await?;
     from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await
 }
 
 impl MigrationStores<'_> {
-    /// Copies the documents of the source store at one revision to the target store. Then reads the target store back
-    /// and compares it with the source.
+    /// Copies the documents of the source store at one revision to the target store, then reads the target store back
+    /// and compares it with the source store.
     async fn copy(&self, target: &mut Target<'_>) -> CommandResult<CommandAnswer> {
         self.require_fillable(target).await?;
         match target.mark() {
@@ -225,7 +224,8 @@ impl MigrationStores<'_> {
     }
 
     /// Locks an embedded source store until plugins can use the target store, so that no address is assigned in the
-    /// source store any more. Fails if the source store has changed since `revision`. A cluster cannot be locked.
+    /// source store any more. Fails if the source store has changed since `revision`. Returns `None` for a cluster,
+    /// because a cluster cannot be locked.
     async fn lock_source(&self, revision: Revision) -> CommandResult<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);

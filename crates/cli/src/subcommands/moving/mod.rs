@@ -174,7 +174,7 @@ impl StoreCommand for Import {
     }
 }
 
-/// Reports the documents that an import would write. Fails if the import itself would fail.
+/// Reports the documents that an import would write, or fails if the import itself would fail.
 async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {

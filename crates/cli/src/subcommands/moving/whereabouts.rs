@@ -46,7 +46,7 @@ pub(crate) struct FromWhereabouts {
 /// An address range in the notation of whereabouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressRange {
-    /// The network of the range, without host bits.
+    /// The CIDR that contains the address range, without host bits.
     pub(crate) net: IpNet,
     /// The first and the last address of the address range.
     pub(crate) bounds: (IpAddr, IpAddr),
@@ -279,7 +279,7 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// Returns the address at a distance from the first address of a range.
+/// Returns the address whose offset from the first address of the range is `place`.
 fn address_at(range: IpNet, place: &str) -> Option<IpAddr> {
     nth(range, place.parse().ok()?)
 }

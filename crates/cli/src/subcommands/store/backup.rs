@@ -121,7 +121,6 @@ impl StoreCommand for Restore {
     }
 }
 
-/// The outcome of restoring a store from a backup file.
 struct RestoredStore {
     file: CheckedBackup,
     id: Option<String>,
@@ -200,7 +199,7 @@ async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> CommandRes
 struct NewStore<'s> {
     at: StoreAccess<'s>,
     embedded: &'s maintenance::MvccStore,
-    /// The path of the backup file, for error messages.
+    /// The backup file's path, which error messages show.
     path: String,
 }
 

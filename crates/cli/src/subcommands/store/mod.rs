@@ -182,7 +182,6 @@ struct VerifiedJson {
     value_bytes: u64,
 }
 
-/// The command `store verify`.
 pub(crate) struct Verify;
 
 #[async_trait(?Send)]

@@ -22,7 +22,6 @@ use crate::times::utc_and_local;
 /// only the facts that can be read without opening the store.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The command `store status`.
 pub(crate) struct Status;
 
 #[async_trait(?Send)]

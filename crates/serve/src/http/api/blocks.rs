@@ -33,10 +33,10 @@ struct BlockList<'a> {
     revision: i64,
     from: usize,
     total: usize,
-    /// The owners of the blocks. A block refers to its owner by the owner's index in this list.
+    /// The owners of the blocks. Each block refers to its owner by the owner's index in `owners`.
     owners: Vec<String>,
-    /// The columns of a row: network, index of the owner or -1, and the numbers of used, borrowed, cooling-down,
-    /// reserved and free addresses.
+    /// The columns of a block's row: the block's CIDR, the index of its owner or -1, and the numbers of used, borrowed,
+    /// cooling-down, reserved and free addresses.
     blocks: Vec<(&'a IpNet, i64, usize, usize, usize, usize, usize)>,
 }
 
@@ -83,7 +83,6 @@ struct BlockDetails {
     addresses: Vec<AddressRow>,
 }
 
-/// Shows a block with all of its addresses.
 pub(super) async fn show_block(page: &PageContext, query: &Query) -> Result<HttpResponse, HttpError> {
     let cidr: IpNet = query.parsed::<IpNet>("cidr")?.trunc();
     let deadline = Deadline::after(page.limits.answer);
@@ -110,7 +109,7 @@ struct AddressDetails {
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantined: Option<QuarantineEntry>,
     pool: Option<String>,
-    /// The block of the address, if that block exists.
+    /// The CIDR of the block that contains the address, if that block exists.
     block: Option<String>,
     owner: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -163,7 +162,7 @@ impl AddressDetails {
     }
 }
 
-/// Reads the block of a network, or returns `None` if the block does not exist.
+/// Reads the block with the given CIDR, or returns `None` if this block does not exist.
 async fn read_block(page: &PageContext, cidr: Option<IpNet>) -> Result<Option<Block>, HttpError> {
     let Some(cidr) = cidr else { return Ok(None) };
     let Some(kv) = page.store.get(keys::block(cidr)).await? else { return Ok(None) };

@@ -45,7 +45,7 @@ struct RevisionEvents {
     revision: i64,
     time: Option<String>,
     events: Vec<EventRow>,
-    /// The number of events omitted because the revision has more than [`MAX_EVENTS_PER_REVISION`].
+    /// The number of events that are omitted because the revision has more than [`MAX_EVENTS_PER_REVISION`] events.
     more: usize,
 }
 
@@ -67,7 +67,7 @@ fn range() -> Range {
 enum StreamStart {
     /// The stream starts after this revision, which the client has already received.
     After(Revision),
-    /// The stream starts with this number of the newest revisions.
+    /// The number of newest revisions with which the stream starts.
     Recent(i64),
 }
 
@@ -215,7 +215,7 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
     format!("event: {name}\n{id}data: {data}\n\n").into()
 }
 
-/// Maximum number of events in a history. A longer history omits its oldest events.
+/// Maximum number of events in a history; a longer history omits its oldest events.
 const MAX_HISTORY_EVENTS: usize = 500;
 /// Maximum number of attempts to read a history. An attempt fails if the store compacts the history during the attempt.
 const MAX_ATTEMPTS: usize = 3;
@@ -327,10 +327,10 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for further changes after the watch has reached the newest key. The wait is for deletions: a
-/// deleted key is not listed, so no listed revision shows whether the watch has reported the deletion.
+/// How long to wait for further changes after the watch has reached the newest key. The watch may still have to report
+/// deletions: a deleted key is not listed, so no listed revision shows whether its deletion was reported.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum time without a change, as long as the watch has not reached the newest key.
+/// How long to wait for the next change while the watch has not reached the newest key.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Calls `see` for every change in a range, from a revision up to the present.

@@ -69,8 +69,7 @@ impl PoolRow {
         let (used, borrowed, resting) =
             (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         let free = usage.available;
-        // An address can be both assigned and reserved. The web page's usage bar shows an address that is both assigned
-        // and reserved as assigned.
+        // The web page's usage bar shows an address that is both assigned and reserved as assigned.
         let held = [used, borrowed, resting].map(Count::from).into_iter().fold(free, Count::plus);
         Self {
             name: pool.name().to_owned(),
