@@ -27,7 +27,6 @@ fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     (refusal.code, refusal.text)
 }
 
-/// Runs a plugin call that must end within its time limit.
 #[track_caller]
 fn in_time(call: &Call) -> Outcome {
     let begun = Instant::now();

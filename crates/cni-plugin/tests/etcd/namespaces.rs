@@ -155,7 +155,7 @@ fn namespace_labels_choose_pool() {
     pod("DEL", &conf).ok();
     lab.nothing_is_left();
     assert_eq!(api.asked().len(), 1, "DEL needs no labels");
-    // STATUS has no Kubernetes namespace, so STATUS does not request labels from the API.
+    // STATUS has no Kubernetes namespace, so it does not request a namespace's labels from the Kubernetes API.
     let mut status = conf;
     status["cniVersion"] = "1.1.0".into();
     pod("STATUS", &status).ok();

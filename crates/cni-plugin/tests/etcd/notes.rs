@@ -1,5 +1,5 @@
-//! Tests of pending commits that interrupted ADDs have recorded. The DEL that finds a pending commit has a
-//! configuration with other etcd endpoints than the ADD's.
+//! Tests of pending commits that interrupted ADDs have recorded, if the DEL's configuration lists other etcd endpoints
+//! than the ADD's.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use crate::proxy::{LinkCondition, Proxy};
 use crate::victim::Victim;
 use conformance::patient;
 
-// Other tests use the same network, node and folder of pending commits, so these tests use other container names.
+// The tests in other files use the same network, node and folder of pending commits, so the tests in this file use
+// their own container names.
 const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment was interrupted; sending its commit again";
 const SOON: Duration = Duration::from_secs(20);

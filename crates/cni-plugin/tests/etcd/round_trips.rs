@@ -128,10 +128,10 @@ fn stale_hint_from_before_restore_costs_two_requests() {
     Call::new("ADD", "c1", &conf).ok();
     let hint = hint_of(&lab);
     lab.erase("/calico/ipam/v2/");
-    // The store is in the state before the first ADD, so none of the keys named in the hint exists.
+    // The restored store is in its state before the first ADD, so none of the keys that the hint names exists.
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
     // A new block must not overlap with the blocks of assigned prefixes, so the ADD must read these blocks. Without a
-    // hint, the ADD's first request would already read the blocks of prefixes.
+    // hint, the first request of the ADD would already read the blocks of assigned prefixes.
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 1));
     assert!(hint.exists());
     Call::new("DEL", "c2", &conf).ok();

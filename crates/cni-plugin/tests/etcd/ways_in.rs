@@ -28,7 +28,6 @@ pub(crate) fn guard(lab: &Lab) {
 
 /// Certificate files whose paths can be written to a network configuration.
 pub(crate) trait InConf {
-    /// Returns the path of the certificate file with this name.
     fn text(&self, name: &str) -> String;
 
     fn add_to(&self, conf: &mut Value);

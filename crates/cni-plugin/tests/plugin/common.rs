@@ -68,7 +68,6 @@ pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>)
     AssignedAddress { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
 }
 
-/// Returns the environment variables of an ordinary plugin call with the given verb.
 pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     let variables = [
         ("CNI_COMMAND", verb),

@@ -1,5 +1,3 @@
-//! Tests of power cuts while etcd clients send requests to Margay's etcd API: keys, transactions and leases.
-//!
 //! Each client has its own keys and leases, and sends one request after another. At the power cut, only the client's
 //! last request can be unanswered. The disk after the power cut must contain either the client's last acknowledged
 //! state, or the state after the unanswered request.

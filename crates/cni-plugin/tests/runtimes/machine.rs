@@ -226,7 +226,6 @@ pub(crate) struct Boot<'a> {
 }
 
 impl Boot<'_> {
-    /// Returns a command on the machine, with a minimal environment.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.number.to_string(), "--mount", "--net", "--pid", "--"]);
@@ -279,7 +278,6 @@ impl Boot<'_> {
         asking.join().unwrap().unwrap_or_else(|error| panic!("{from} is not reached: {error}"))
     }
 
-    /// Waits until a condition on the machine holds.
     #[track_caller]
     pub(crate) fn wait_until(&self, what: &str, mut is: impl FnMut() -> bool) {
         let mut tries = 0..TRIES;

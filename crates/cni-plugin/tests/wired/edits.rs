@@ -6,12 +6,12 @@ use crate::exceptions::Exception;
 use crate::record::{self, STATE, replaced};
 use crate::{Kind, Mode};
 
-/// A change from a recorded outcome to the expected outcome. A path to a value in the outcome consists of the names of
+/// A change from a recorded outcome to the expected outcome. In an edit, the path to a value consists of the names of
 /// object members and the indexes of array items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
-    /// Sets the value at a path of the outcome to the given JSON. [`ANY`](crate::matching::ANY) in the given JSON
-    /// matches any value, or the rest of a string.
+    /// Sets the value at a path of the outcome to the given JSON. The string [`ANY`](crate::matching::ANY) in the given
+    /// JSON matches any value, or the rest of a string.
     Is(&'static [&'static str], &'static str),
     /// Removes the value at a path of the outcome.
     Gone(&'static [&'static str]),
@@ -39,7 +39,7 @@ pub(crate) enum Edit {
 }
 
 impl Edit {
-    /// Applies this edit to an outcome. Fails if the outcome lacks the value to be changed.
+    /// Applies this edit to an outcome. Fails if the recorded outcome lacks the value that the edit changes.
     pub(crate) fn apply(self, outcome: &mut Value, case: &str, before: &Value) -> Result<(), String> {
         let missing = |path: &[&str]| format!("nothing was recorded at {path:?}");
         let other = |case: &str, step| record::step(case, step).ok_or_else(|| format!("there is no {case} {step}"));
@@ -153,8 +153,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// Returns the expected outcome of a plugin call. The expected outcome is the recorded outcome after the edits of all
-/// its exceptions. If IPAM runs in the main plugin's process, the calls of `calico-ipam` are left out.
+/// Returns the expected outcome of a plugin call: the recorded outcome after the edits of all its exceptions. If IPAM
+/// runs in the main plugin's process, the expected outcome contains no calls of `calico-ipam`.
 pub(crate) fn expected(
     step: &Value,
     case: &str,

@@ -20,7 +20,7 @@ struct Content {
     /// How the Kubernetes API answers all requests: with `forbidden`, with `unauthorized`, or normally (an empty
     /// string).
     mode: String,
-    /// The requests since the last call of [`Api::requests`], in the format of the recording.
+    /// The recorded requests to the Kubernetes API since the last call of [`Api::requests`].
     requests: Vec<Value>,
 }
 

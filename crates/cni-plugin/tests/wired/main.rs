@@ -7,7 +7,7 @@
 //! margay-cni-plugin --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-/// Returns a test function together with its name.
+/// Pairs a test function with its name.
 macro_rules! named {
     ($test:ident) => {
         (stringify!($test), $test)

@@ -119,17 +119,17 @@ fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
 }
 
 enum Length {
-    /// The expected string does not start with a placeholder.
+    /// The expected string is plain text here: it does not start with a placeholder.
     Literal,
     /// The placeholder matches the whole rest of the string.
     Rest,
-    /// The placeholder matches this many bytes of the string.
+    /// The placeholder matches this many bytes at the start of the string.
     Is(usize),
-    /// The placeholder does not match the string.
+    /// The placeholder does not match the start of the string.
     No,
 }
 
-/// Returns how much of a string a placeholder matches.
+/// Returns how much of the start of a string a placeholder matches.
 fn length_of(placeholder: &str, text: &str) -> Length {
     let kind = placeholder.trim_matches(['<', '>']).split(':').next().unwrap_or_default();
     let run = |is: fn(char) -> bool| text.find(|letter| !is(letter)).unwrap_or(text.len());

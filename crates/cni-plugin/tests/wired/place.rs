@@ -1,5 +1,5 @@
 //! The machine on which a recorded case is replayed. The machine is a thread with its own network, mounts and host
-//! name, which are gone when the thread ends.
+//! name, which vanish when the thread ends.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;

@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The documents of a store, by store key.
 pub(crate) type Documents = BTreeMap<String, Value>;
 
 /// The content of `fixtures/calico-plugin/transcript.json`. The README in the fixture's folder explains the fields.
@@ -61,7 +60,7 @@ impl Case {
     }
 }
 
-/// Returns the whole recording of Calico's main plugin. The recording's file is read only once.
+/// Returns the whole recording of Calico's main plugin. The file of the recording is read only once, by the first call.
 pub(crate) fn record() -> &'static Record {
     static RECORD: OnceLock<Record> = OnceLock::new();
     RECORD.get_or_init(|| {
@@ -78,7 +77,7 @@ pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// Finds a recorded step of a case by its number. The steps of a case are numbered from 1.
+/// Finds a recorded step of a case by its number.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }
@@ -105,7 +104,6 @@ pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     Value::Object(outcome)
 }
 
-/// Returns the state after a recorded plugin call.
 pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
     let from = if step.get("state").is_some() { before } else { step };
     let mut state: Map<String, Value> =

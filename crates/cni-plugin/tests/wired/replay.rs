@@ -251,7 +251,6 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Reads the machine's state repeatedly, until it is the expected state or no longer changes.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
@@ -266,8 +265,8 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares the outcome of a plugin call with the expected outcome. The machine's state is read repeatedly, until it is
-/// the expected state or no longer changes.
+/// Compares the outcome of a plugin call with the expected outcome. The machine's state is read repeatedly after the
+/// plugin call, until it is the expected state or no longer changes.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -373,7 +372,6 @@ fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     report
 }
 
-/// Runs the real plugin binary.
 pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
     // If the recorded call was killed, its recorded duration does not raise the time limit.
@@ -381,7 +379,7 @@ pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let patience = patient(patience);
     let mut came = call.run(patience);
     // STATUS waits less than a second for the store, which may be too short on a busy machine, so repeat the call. A
-    // runtime would also repeat STATUS.
+    // container runtime would also repeat STATUS.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

@@ -1,5 +1,5 @@
-//! A stand-in for Margay's plugin, which makes the recorded changes with the commands `ip` and `sysctl`. The stand-in
-//! is used to test the replay, which must accept the stand-in's changes.
+//! A stand-in for Margay's plugin, which makes the recorded changes with `ip` and `sysctl` so that the replay itself
+//! can be tested.
 
 use std::collections::BTreeMap;
 use std::fs;

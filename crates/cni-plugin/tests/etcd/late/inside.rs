@@ -57,8 +57,8 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     (begun, begun.saturating_sub(ended))
 }
 
-/// Waits until two consecutive checks of an etcd find no unfinished request, and find that its connections meet the
-/// given condition.
+/// Waits until an etcd has no unfinished request and its connections meet the given condition, in two consecutive
+/// checks.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     let end = Instant::now() + PATIENCE;
     let mut before = None;

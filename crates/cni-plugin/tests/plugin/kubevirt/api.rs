@@ -10,7 +10,6 @@ use serde_json::{Map, Value, json};
 /// The objects of the Kubernetes API, and which requests the API refuses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
-    /// The objects of the Kubernetes API, by URL path.
     pub(crate) objects: Map<String, Value>,
     /// How the Kubernetes API refuses requests for a resource: as `forbidden`, `unauthorized`, `error` or `silent`.
     pub(crate) refuse: Map<String, Value>,

@@ -26,7 +26,6 @@ use deviations::{DEVIATIONS, Deviation};
 use state::{State, advance, brief, numbers, renaming};
 use testkit::server::Etcd;
 
-/// The expected outcome of a plugin call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) exit: u8,
