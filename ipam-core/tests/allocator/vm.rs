@@ -110,8 +110,8 @@ async fn vm_pods_that_start_at_once_have_same_addresses() {
     }
 }
 
-/// The first ADD of a virtual machine needs as many round trips as the first ADD of a container. A restart of the
-/// virtual machine needs no more round trips than its first ADD.
+/// The first ADD of a virtual machine needs as many round trips to the store as that of a container, and a restart
+/// needs no more.
 #[tokio::test]
 async fn vm_costs_no_more_than_container() {
     let quiet = world().await;

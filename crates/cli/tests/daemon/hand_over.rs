@@ -1,5 +1,5 @@
-//! Tests that the daemon hands the store over to other processes. Also tests that systemd's watchdog kills a daemon
-//! that hangs.
+//! Tests that the daemon hands the store over to other processes, and that systemd's watchdog kills a daemon that
+//! hangs.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};

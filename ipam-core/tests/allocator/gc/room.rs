@@ -69,7 +69,7 @@ async fn room_takes_whole_attachments_and_oldest_first() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(27)).await;
     world.add_pool("v6", "fd00::/120").await;
-    // The first address gets the latest date, and each further address gets an earlier date.
+    // The first address of the loop gets the latest date, and each further address gets an earlier date.
     for number in (0..32).rev() {
         let mut both = request(&format!("c{number}"), "boot0001", number);
         both.wanted = RequestedAddresses::any(1, 1);

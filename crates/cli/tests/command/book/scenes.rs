@@ -167,7 +167,7 @@ fn on_redb(machine: &mut Machine) {
     machine.set("DATASTORE_PATH", REDB);
 }
 
-/// A container of the network `lab` that needs an address.
+/// A container of the network `lab`, and the request for its address.
 struct Container {
     request: AssignRequest,
 }
@@ -294,7 +294,7 @@ fn damage(machine: &mut Machine) {
     put(&sled(), "/calico/ipam/v2/host/node1/ipv4/block/10.65.9.0-26", r#"{"state":"pending","deleted":false}"#);
 }
 
-/// Creates two addresses of a node that no longer exists.
+/// Assigns two addresses to containers of a node that no longer exists.
 fn leaks(machine: &mut Machine) {
     machine.clear();
     machine.do_all(&["margay pool create main 10.65.0.0/16"]);

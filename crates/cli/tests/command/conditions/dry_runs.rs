@@ -16,7 +16,7 @@ fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
     run(&args)
 }
 
-/// Returns a command's exit code and error line, which must be equal with and without `--dry-run`.
+/// Returns a command's exit code and error line, which must not depend on `--dry-run`.
 fn complaint(done: &Done) -> (u8, &str) {
     (done.code, done.err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default())
 }

@@ -10,7 +10,7 @@ use crate::common::Lab;
 use crate::common::endpoint::{Endpoint, named, stored};
 use crate::gone::{attachment, give, give_dated, held, in_order, list, on, pool, revision, run};
 
-/// Stores the workload endpoint of a pod. The pod has the same name as its container.
+/// Stores the workload endpoint of a pod, whose name is that of its container.
 fn store(lab: &Lab, node: &str, container: &str, address: &str) {
     let endpoint = Endpoint { node, container, pod: Some(("shop", container)), address };
     on(&lab.location, async |ipam| endpoint.store(ipam).await);

@@ -22,7 +22,6 @@ pub(crate) fn resource(lab: &Lab, plural: &str, name: &str) -> Value {
     serde_json::from_str(stored(lab).get(&key).unwrap()).unwrap()
 }
 
-/// Writes a key and its value directly into the store.
 pub(crate) fn put(lab: &Lab, key: &str, value: &str) {
     lab.with_ipam(async |ipam| ipam.store().put(key, value).await.unwrap());
 }

@@ -108,7 +108,7 @@ impl Tree {
     }
 
     /// Returns the store settings for Calico's network. The settings make the file with the node's name optional,
-    /// because no agent has written this file on the node.
+    /// because no agent has written this file on the test's node.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }
@@ -174,7 +174,7 @@ impl Tree {
         Self::write_program(&self.bin(), version);
     }
 
-    /// Like [`Self::calico_writes`], but for the main plugin.
+    /// Like [`Self::calico_writes`], but writes Calico's main plugin.
     pub(crate) fn calico_writes_main(&self, version: &str) {
         Self::write_main_program(&self.bin(), version);
     }
@@ -184,7 +184,7 @@ impl Tree {
         Self::write_program_as("calico-ipam", folder, version);
     }
 
-    /// Like [`Self::write_program`], but for the main plugin.
+    /// Like [`Self::write_program`], but writes a stand-in for Calico's main plugin.
     pub(crate) fn write_main_program(folder: &Path, version: &str) {
         Self::write_program_as("calico", folder, version);
     }

@@ -60,7 +60,7 @@ fn backup_lets_callers_take_turns_and_is_of_one_revision() {
                 }
                 assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
                 backups += 1;
-                // The lock queue is fair: all eight callers get the store before the backup opens it again. The backup
+                // The lock queue is fair: all eight callers get the store before the backup opens it again. Each backup
                 // opens the store at least four times.
                 if during < 2 * CALLERS {
                     over.store(true, Ordering::Relaxed);
