@@ -84,7 +84,7 @@ pub enum BlockEventKind {
         address: IpAddr,
         /// The former holder of the address, if known.
         holder: Option<Attribute>,
-        /// When the address was released.
+        /// When the holder released the address.
         since: OffsetDateTime,
     },
     /// The cooldown of the address has ended, and the address can be assigned again.
@@ -205,7 +205,7 @@ impl BlockEventKind {
 /// The events of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
-    /// The events of the revision. The releases of a block precede the assignments of the same block.
+    /// The events of this revision. The releases of a block precede the assignments of the same block.
     pub happenings: Vec<BlockEvent>,
     /// Changed blocks whose events cannot be derived, because the previous version of the block is unknown.
     pub unreported: Vec<IpNet>,

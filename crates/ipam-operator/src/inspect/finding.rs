@@ -73,7 +73,7 @@ pub struct Finding {
     pub what: String,
     /// Whether [`mend`](crate::Operator::mend) can repair the finding.
     pub mendable: bool,
-    /// The blocks that [`mend`](crate::Operator::mend) must read to repair the finding.
+    /// The blocks that [`mend`](crate::Operator::mend) must read before it repairs the finding.
     pub(super) blocks: Vec<IpNet>,
     /// The secondary networks that have addresses in the block that the finding concerns.
     pub(super) networks: Vec<String>,
@@ -154,7 +154,7 @@ pub struct ClusterFacts {
     pub revision: Revision,
 }
 
-/// An address that is not free.
+/// An address that is held, in cooldown, or kept for a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedAddress {
     /// The address that is not free.
@@ -184,7 +184,7 @@ pub struct LeakedHandle {
     pub revision: Revision,
 }
 
-/// The result of an inspection at one revision.
+/// The result of an inspection of a store at one revision.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -194,14 +194,14 @@ pub struct Inspection {
     pub findings: Vec<Finding>,
     /// The number of documents and addresses in the store.
     pub counts: StoreCounts,
-    /// The pools' names and networks, sorted by name.
+    /// The names and CIDRs of the pools, sorted by name.
     pub pools: Vec<(String, IpNet)>,
-    /// The length of the assigned prefixes for each pool of prefixes, by the pool's network.
+    /// The length of the assigned prefixes for each pool of prefixes, by the pool's CIDR.
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// Facts about the cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, in the order of their blocks. The list of addresses is empty unless the
-    /// inspection was started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
+    /// The addresses that are not free, in the order of their blocks. The list is empty unless the inspection was
+    /// started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,
@@ -230,8 +230,8 @@ pub enum Severity {
 }
 
 /// Defines the kinds of findings. Each kind of finding has a code that never changes, a severity, a meaning, advice for
-/// a person, and a description of the automatic repair. The description is empty if only a person can repair the
-/// finding.
+/// a person, and a description of the automatic repair. The description of the repair is empty if only a person can
+/// repair the finding.
 macro_rules! codes {
     ($($kind:ident = $text:literal, $severity:ident, $meaning:literal, $advice:literal, $repair:literal;)+) => {
         /// The kind of a finding.
@@ -255,7 +255,7 @@ macro_rules! codes {
                 match self { $(Self::$kind => Severity::$severity),+ }
             }
 
-            /// The meaning of this finding code, in one sentence.
+            /// The meaning of findings with this code, in one sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$kind => $meaning),+ }
             }
