@@ -33,7 +33,7 @@ async fn assign_of_both_families_is_one_commit() {
     assert_eq!(assigned[1].block.prefix_len(), 126);
     let after = world.store.list(kv::Range::All).await.unwrap();
     assert_eq!(after.revision, before.next());
-    // The assignment writes two blocks, two affinities and one handle.
+    // The assignment of an IPv4 and an IPv6 address writes two blocks, two affinities and one handle.
     assert_eq!(after.kvs.iter().filter(|kv| kv.mod_revision == after.revision).count(), 5);
     world.check().await;
 }

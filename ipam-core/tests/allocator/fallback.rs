@@ -228,7 +228,7 @@ async fn fallback_chooses_free_network_once() {
     world.check().await;
 }
 
-/// Hints that remember full pools for ever.
+/// A [`Hints`] implementation that never forgets which pools are full.
 #[derive(Debug, Default)]
 struct Memory {
     used: Mutex<Vec<IpNet>>,

@@ -87,7 +87,7 @@ async fn empty_block_is_found_when_nothing_can_be_borrowed() {
     }
 }
 
-/// Hints that remember full blocks until the test clears them.
+/// A [`Hints`] implementation that remembers full blocks until the test clears it.
 #[derive(Debug, Default)]
 struct Memory(Mutex<FullBlocks>);
 

@@ -188,8 +188,8 @@ async fn vm_add_when_killed_does_not_land_after_del() {
     }
 }
 
-/// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines. An unreadable
-/// settings document or any other word leaves persistent addresses on.
+/// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines. Persistent
+/// addresses stay on if the settings document is unreadable or contains any other word.
 #[tokio::test]
 async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     let world = world().await;

@@ -17,8 +17,8 @@ const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment was interrupted; sending its commit again";
 const SOON: Duration = Duration::from_secs(20);
 
-/// Kills an ADD after the ADD has sent its commit to an etcd whose address is unreachable afterwards. Returns the etcd
-/// address that is unreachable after the kill.
+/// Kills an ADD after it has sent its commit to an etcd, and returns the address of this etcd, which is unreachable
+/// from then on.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());

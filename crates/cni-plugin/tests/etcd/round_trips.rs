@@ -32,8 +32,7 @@ fn asked(lab: &Lab) -> Asked {
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
 
-/// Runs a plugin call that must succeed. Returns the numbers of transactions and range requests that the plugin call
-/// has sent.
+/// Runs a plugin call that must succeed, and returns how many transactions and range requests it has sent to etcd.
 #[track_caller]
 pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);

@@ -199,7 +199,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
     }
 }
 
-/// Reads the state of each client from a copy of the disk after a power cut.
+/// Reads the keys and leases of each client from a copy of the disk after a power cut.
 fn left(engine: Engine, image: &Image) -> Vec<State> {
     let lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");

@@ -88,7 +88,7 @@ impl Machine {
         self
     }
 
-    /// Boots the machine. Each boot has a new boot id.
+    /// Boots the machine; each boot has a new boot id.
     pub(crate) fn boot(&self) -> Boot<'_> {
         let disk = self.lab.root.path();
         let (id, id_file) = (uuid::Uuid::new_v4().to_string(), disk.join("boot-id"));
@@ -234,8 +234,8 @@ impl Boot<'_> {
         command
     }
 
-    /// Runs a command on the machine and waits for its exit. Returns the command's standard output, or its standard
-    /// error if the command failed.
+    /// Runs a command on the machine until it exits, and returns its standard output, or its standard error if it
+    /// failed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
         let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

@@ -22,11 +22,12 @@ pub(crate) enum Edit {
     /// The expected state after the plugin call is the state before the call, except for the containers' sysctls, which
     /// have their recorded values.
     AsBeforeButSettings,
-    /// Copies the value at a path of the outcome from another step of the same case.
+    /// The expected value at a path of the outcome is the value that was recorded for another step of the case.
     Copy(&'static [&'static str], usize),
-    /// Copies the exit status, output, IPAM calls and state from a step of any case, and then replaces strings.
+    /// The expected exit status, output, IPAM calls and state are those of a step of any case, with some strings
+    /// replaced.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// Copies the state after a step of any case, and then replaces strings.
+    /// The expected state is the recorded state after a step of any case, with some strings replaced.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
     /// Adds an expected IPAM call at the end, which releases the addresses that the failed ADD has assigned.
     TakenBack,

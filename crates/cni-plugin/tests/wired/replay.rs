@@ -167,7 +167,7 @@ fn applicable(case: &str, number: usize, kind: Kind) -> impl Iterator<Item = &'s
 fn host_local_files() -> Value {
     let read = |path: &Path| fs::read_dir(path).into_iter().flatten().map(|entry| entry.unwrap().path());
     let files = read(Path::new("/var/lib/cni/networks")).flat_map(|network| read(&network).collect::<Vec<_>>());
-    // Skip lock files, since their content is irrelevant.
+    // Skip lock files, because their content does not matter for the comparison.
     let files = files.filter(|path| path.file_name().is_some_and(|name| name != "lock"));
     let text = |path: &Path| fs::read_to_string(path).unwrap().trim_end().replace("\r\n", "\n");
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
@@ -181,7 +181,7 @@ struct Needed {
     needed: Vec<&'static Exception>,
 }
 
-/// Replays a recorded case on a store. The returned error lists the differences from the expected outcome.
+/// Replays a recorded case on a store, and returns the differences from the expected outcome as an error.
 pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);

@@ -49,8 +49,8 @@ async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
     assert_eq!(machine.asked.load(SeqCst), 0, "no address is a leftover, so no scan runs");
 
-    // In the next boot all addresses can be leftovers. No address is freed if the scan is incomplete or if all
-    // addresses are live.
+    // In the next boot of the machine, all addresses of the full pool can be leftovers. No address is freed if the scan
+    // is incomplete or if all addresses are live.
     for machine in [Machine::blind(), Machine::with(&given)] {
         with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
         let refused = with_liveness.assign(&request("new", "boot0003", 50)).await.unwrap_err();

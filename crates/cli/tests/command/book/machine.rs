@@ -17,7 +17,8 @@ use nix::unistd::sethostname;
 use crate::book::engine;
 use crate::tested::programs;
 
-/// Folders that are empty when a page starts. In the folder /etc, the files that other programs need are kept.
+/// Folders of the machine that are empty when the test of a page starts. In the folder /etc, the files that other
+/// programs need are kept.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 
@@ -71,7 +72,7 @@ impl Machine {
         fs::write(path, content).unwrap();
     }
 
-    /// Runs a command line in a shell. Returns the exit code of the shell, and the output as a terminal would show it.
+    /// Runs a command line in a shell, and returns its exit code and the output as a terminal would show it.
     pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
         let (programs, line) = (programs(), engine::command(line));
         let mut shell = Command::new("sh");

@@ -121,7 +121,7 @@ const WITHOUT_STORE: &[(&str, &str)] = &[
 #[test]
 fn commands_are_all_covered() {
     let folder = tempfile::tempdir().unwrap();
-    // Every command has a man page.
+    // Every command has a man page, so the names of the man pages are the names of all commands.
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();

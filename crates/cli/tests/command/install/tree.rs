@@ -179,7 +179,8 @@ impl Tree {
         Self::write_main_program(&self.bin(), version);
     }
 
-    /// Writes a stand-in for Calico's IPAM plugin into a folder. The stand-in prints its version and answers VERSION.
+    /// Writes a stand-in for Calico's IPAM plugin into a folder; it prints its version and answers the CNI verb
+    /// VERSION.
     pub(crate) fn write_program(folder: &Path, version: &str) {
         Self::write_program_as("calico-ipam", folder, version);
     }

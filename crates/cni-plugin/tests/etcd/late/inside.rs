@@ -80,7 +80,7 @@ pub(super) fn until_all_is_read(etcd: &Etcd) {
     until(etcd, "read all", |now| now.unread == 0);
 }
 
-/// Waits until all client connections are closed and their requests are processed.
+/// Waits until all client connections of an etcd are closed and their requests are processed.
 pub(super) fn until_disconnected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }
