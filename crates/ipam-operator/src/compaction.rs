@@ -16,8 +16,8 @@ use kv::{Compare, Content, ErrorKind, Kv, Op, Range, RangeRequest, Result, Revis
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// The key that guards compactions of an etcd, which is called `compactRevKey` in kube-apiserver. The key's value is
-/// the revision of the last compaction, as decimal text.
+/// The key that guards compactions of an etcd, `compactRevKey` in kube-apiserver; its value is the last compaction's
+/// revision as decimal text.
 pub const COMPACTION_KEY: &str = "compact_rev_key";
 
 /// What a compactor notes about a store before it waits; the next run compares the mark with the store.

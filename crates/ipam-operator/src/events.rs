@@ -144,7 +144,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The name of the affinity's new state, `gone` for a deleted affinity. `None` for an event that is not about an
+    /// The name of the affinity's new state, `gone` for a deleted affinity; `None` for an event that is not about an
     /// affinity.
     pub fn state_word(&self) -> Option<&'static str> {
         let Self::Affinity { state, .. } = self else { return None };
@@ -391,7 +391,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     }
 }
 
-/// The holder of an address. All strings are references into the address's entry in the block.
+/// The holder of an address, with strings that are references into the address's entry in the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The holder's handle.
@@ -400,7 +400,7 @@ pub struct Holder<'a> {
     pub node: Option<&'a str>,
     /// The name of the holder's network.
     pub network: Option<&'a str>,
-    /// The container id, parsed from the handle. `None` if the block's entry does not record the container's network.
+    /// The container id, parsed from the handle; `None` if the block's entry does not record the container's network.
     pub container: Option<&'a str>,
     /// The name of the interface in the holder's container.
     pub interface: Option<&'a str>,

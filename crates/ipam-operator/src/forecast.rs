@@ -151,7 +151,8 @@ impl Operator {
     }
 }
 
-/// Converts a number of addresses to `f64`. Blocks that fit in memory have fewer than 2^32 addresses in all.
+/// Converts a number of addresses to `f64` without loss: blocks that fit in memory have fewer than 2^32 addresses in
+/// all.
 fn small(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }

@@ -39,8 +39,8 @@ fn pinned_node_key() -> Key {
     keys::PINNED_NODE.into()
 }
 
-/// The key ranges that a migration copies, in ascending order. The ranges include the import lock's key, although the
-/// import lock is not copied.
+/// The key ranges that a migration reads, in ascending order, including the key of the import lock, which is not
+/// copied.
 pub fn ranges() -> Vec<Range> {
     all().into_iter().map(|(range, _)| range).collect()
 }
@@ -235,8 +235,8 @@ impl Renaming {
         Ok(value)
     }
 
-    /// Renames the node in the quotas. The node's quota counter keeps the old name, because the target store counts the
-    /// node's addresses again.
+    /// Renames the node in the quotas, but not in the node's counter, because the target store counts the addresses
+    /// again.
     fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         let mut quotas = Quotas::decode(key, value.as_bytes())?;
         let [from, to] = [&self.from, &self.to].map(|name| QuotaSubject::new(QuotaKind::Node, name.as_str()));
@@ -280,7 +280,7 @@ pub struct DocumentCounts {
     pub reservations: u64,
     /// Number of nodes.
     pub nodes: u64,
-    /// Number of blocks that cannot be decoded. Blocks that cannot be decoded are copied unchanged.
+    /// Number of blocks that cannot be decoded and are copied unchanged.
     pub damaged: u64,
     /// The CIDRs of all copied blocks, serialized as the number of blocks that lie inside another block. Overlapping
     /// blocks are copied unchanged, but no address is assigned from them.

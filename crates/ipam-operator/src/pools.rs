@@ -1,8 +1,8 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
 //! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from it. Then
-//! the pool's blocks are deleted, and finally the pool document. Each step of the deletion has its own commits. After
-//! an interrupted deletion, a repeated deletion of the pool continues with the remaining steps.
+//! the pool's blocks are deleted, and finally the pool document. Each step of a pool's deletion has its own commits.
+//! After an interrupted deletion, a repeated deletion of the pool continues with the remaining steps.
 //!
 //! A pool can be split into several smaller pools, called parts. The split of a pool does not change its blocks and
 //! addresses; afterwards, each block belongs to the part that contains it. A split into up to 60 parts is one commit
@@ -209,9 +209,8 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the held addresses of a block, and lists the nodes for which these addresses are held. Addresses in cooldown
-/// do not count as held. Returns `None` if no address of the block is held except those that a Windows host reserves
-/// for itself.
+/// Counts the held addresses of a block without those in cooldown, and lists the nodes for which they are held. Returns
+/// `None` if no address of the block is held except those that a Windows host reserves for itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;

@@ -59,8 +59,8 @@ impl Operator {
         })
     }
 
-    /// Deletes a quota, and the address counters of all subjects that no longer have a limit. Returns the limit of the
-    /// deleted quota.
+    /// Deletes a quota, and the address counters of all subjects that no longer have a limit, and returns the deleted
+    /// limit.
     ///
     /// # Errors
     /// `NotFound` if the subject has no limit; `Malformed` if the stored quotas are damaged; any store error.

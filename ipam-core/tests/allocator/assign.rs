@@ -56,8 +56,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     for number in 0..24 {
         all.push(world.one("a", &format!("c{number}")).await.unwrap());
     }
-    // Node `a` has six full blocks. Addresses are released first in the second block that node `a` has claimed, and
-    // then in its first block.
+    // Node `a` has six full blocks, and releases addresses first in its second block and then in its first block.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
     let counting = Arc::new(CountingStore::new(Arc::clone(&world.store)));

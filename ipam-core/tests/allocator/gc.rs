@@ -25,8 +25,7 @@ const THIS_BOOT: &str = "boot0002";
 /// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// A liveness source whose live addresses a test sets. If the live addresses are `None`, the liveness source reports an
-/// incomplete scan.
+/// A liveness source with the live addresses that a test sets; `None` stands for an incomplete scan.
 struct Machine {
     live: Mutex<Option<BTreeSet<IpAddr>>>,
     asked: AtomicUsize,

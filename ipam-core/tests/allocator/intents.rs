@@ -109,8 +109,7 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultySto
     faulty
 }
 
-/// Tests a late commit that creates a block and therefore guards only the absence of keys. The new block is deleted
-/// again before the late commit arrives.
+/// Tests a late commit that guards only the absence of keys: its new block is deleted again before the commit arrives.
 async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
     for fault in FAULTS {
         let world = World::new().await;

@@ -11,8 +11,8 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// A test world with two pools. In the first pool, node `a`, node `b` and the load balancer own one block each, and
-/// node `a` holds an address. In the second pool, node `a` owns a block.
+/// A test world with two pools. The first pool has one block each of node `a` (with a held address), node `b` and the
+/// load balancer; the second pool has a block of node `a`.
 async fn world() -> World {
     let world = World::new().await;
     let both = [PoolUse::Workload];

@@ -34,7 +34,7 @@ async fn world(claimed: usize, in_use: usize) -> World {
     world
 }
 
-/// Runs the first ADD of node `a`. Returns the block of the assigned address and the number of requests.
+/// Runs the first ADD of node `a`, and returns the block of the assigned address and the number of requests.
 async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, CallCounts) {
     first_add_with(world, None).await
 }

@@ -17,8 +17,7 @@ use crate::world::{World, attachment, held, ip, soon};
 
 const WAIT: u64 = 3600;
 
-/// A test world with a pool of four addresses, 10.0.0.0 to 10.0.0.3. Assignments take the four addresses in ascending
-/// order.
+/// A test world with a pool of the four addresses 10.0.0.0 to 10.0.0.3, which are assigned in ascending order.
 async fn four() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;

@@ -286,8 +286,8 @@ impl Store for Meddled {
     }
 }
 
-/// Runs a common assignment of three requests while `container` on `node` gets an address separately. Returns the
-/// world, and the answers to the three requests.
+/// Runs a common assignment of three requests while `container` on `node` gets an address separately, and returns the
+/// world and the answers.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();

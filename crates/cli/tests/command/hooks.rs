@@ -262,8 +262,8 @@ fn hook_example_keeps_hosts_file() {
 /// The signature and the body of each HTTP request that a test's webhook has received.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// Starts an HTTP server that answers with these HTTP statuses first, and with status 204 after that. Returns the
-/// server's address and the received requests.
+/// Starts an HTTP server that answers with the given HTTP statuses and then with 204, and returns its address and the
+/// received requests.
 fn server(statuses: &'static [u16]) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

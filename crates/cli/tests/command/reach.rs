@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::common::{Done, PATIENCE, margay};
 use crate::support::Etcd;
 
-/// A cluster with blocks of two addresses. The cluster has too many blocks for the first scan to read all of them.
+/// A cluster with blocks of two addresses: too many blocks for the first scan to read all of them.
 struct Cluster {
     etcd: Etcd,
     folder: tempfile::TempDir,

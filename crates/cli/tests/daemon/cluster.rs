@@ -160,7 +160,7 @@ fn cluster_daemon_leaks_nothing_when_killed() {
             assert_eq!(given.len(), 6);
             assert_eq!(given, cluster.held().into_keys().collect(), "round {round}");
         } else {
-            // The container runtime dies together with its plugins. When the runtime runs again, it calls DEL.
+            // The container runtime dies together with its plugins, and calls DEL when it runs again.
             adds.into_iter().for_each(|add| _ = add.kill());
         }
         let daemon = (round % 3 == 0).then(|| cluster.serve());

@@ -12,7 +12,7 @@ use wire::{DaemonConnection, FROZEN_TIMEOUT, Hello};
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
 
-/// A `margay serve` process that logs to a file. Dropping a [`Daemon`] kills the process.
+/// A `margay serve` process that logs to a file; dropping a [`Daemon`] kills the process.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     running: Option<Running>,
@@ -42,8 +42,7 @@ impl Daemon {
         self.running.as_ref().unwrap().pid()
     }
 
-    /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that the daemon
-    /// had open before the plugins connected.
+    /// Waits until the daemon has the requests of `count` plugins; it had `before` sockets open before they connected.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
         // Each connection uses one file descriptor, and its request uses a second descriptor of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);

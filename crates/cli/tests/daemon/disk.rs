@@ -65,8 +65,8 @@ fn dels_go_on_when_disk_is_full() {
     }
 }
 
-/// Another program uses any disk space as soon as it is free. Releases of addresses can still use the reserved disk
-/// space, with and without a daemon.
+/// Releases of addresses can use the reserved disk space, even if another program uses any disk space as soon as it is
+/// free.
 #[test]
 fn dels_go_on_when_another_program_takes_all_room() {
     const CONTAINERS: usize = 60;

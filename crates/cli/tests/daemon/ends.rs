@@ -29,8 +29,7 @@ struct Reported {
 }
 
 impl Reported {
-    /// Calls ADD and DEL until the flag `over` is set, and omits the DEL for every third container. Each plugin call
-    /// must succeed.
+    /// Calls ADD and DEL, which must succeed, until the flag `over` is set; omits the DEL for every third container.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
             if over.load(Ordering::SeqCst) {

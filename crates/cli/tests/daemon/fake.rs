@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use wire::{FileId, Frame, FrameKind, Hello, StoreIdentity};
 
-/// A listener that passes each connection to a function. Dropping a [`Fake`] stops the listener.
+/// A listener that passes each connection to a function, and that stops when the [`Fake`] is dropped.
 pub(crate) struct Fake {
     socket: PathBuf,
     over: Arc<AtomicBool>,

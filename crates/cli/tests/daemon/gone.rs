@@ -127,8 +127,8 @@ fn frozen_daemon_is_waited_for_once() {
     }
 }
 
-/// Listens as the daemon of the lab's store and sends a daemon's greeting. After the daemon's greeting, `serve` handles
-/// the connection of the client.
+/// Listens as the daemon of the lab's store and sends a daemon's greeting; then `serve` handles the client's
+/// connection.
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
     let folder = lab.location().path().unwrap().to_owned();

@@ -20,7 +20,7 @@ use crate::programs::{Call, Ended, PATIENCE, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
-/// A store in a folder, and the socket of the store's daemon. The plugin logs at level `debug`.
+/// A store in a folder, and the socket of its daemon; the plugin logs at level `debug`.
 #[derive(Debug)]
 pub(crate) struct Lab(lab::Lab);
 
@@ -161,7 +161,7 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the handle of each assigned address in an open store. The result omits sticky addresses that wait for their
+/// Returns the handle of each assigned address in an open store, without sticky addresses that wait for their
 /// workloads.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();

@@ -159,8 +159,8 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();
-            // In every second round, the test reads the store's files directly. After the plugin was killed, the daemon
-            // must not carry out the plugin's request.
+            // In every second round, the store's files show that the daemon did not carry out the request of the killed
+            // plugin.
             if round % 2 == 0 {
                 lab.nothing_is_held();
             }

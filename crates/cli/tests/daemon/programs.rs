@@ -43,7 +43,7 @@ pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     of_version
 }
 
-/// Sends a signal to a process. After SIGSTOP, waits until the process has stopped.
+/// Sends a signal to a process, and after SIGSTOP waits until the process has stopped.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     send_signal(pid, signal).unwrap();
 }
@@ -113,7 +113,7 @@ impl Ended {
     }
 }
 
-/// A running process. Dropping a [`Running`] kills the process.
+/// A running process, which is killed when the [`Running`] is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Option<Child>,

@@ -194,8 +194,8 @@ fn restored_store_ends_watches_and_is_served_anew() {
     }
 }
 
-/// Watches the store through the daemon, and reports on `begins` when the watch has started. Returns the error that
-/// ends the watch.
+/// Watches the store through the daemon, reports on `begins` when the watch has started, and returns the error that
+/// ends it.
 fn watch_to_its_end(location: &datastore::Location, begins: &std::sync::mpsc::Sender<()>) -> String {
     use futures::StreamExt;
     use kv::{Range, Store, WatchRequest};

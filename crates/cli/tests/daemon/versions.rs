@@ -120,8 +120,8 @@ fn cluster_is_opened_when_daemon_has_other_version() {
     }
 }
 
-/// After a downgrade, the earlier version cannot read this version's records of pending commits. The earlier version
-/// keeps unreadable records unchanged and logs a message.
+/// After a downgrade, the earlier version keeps this version's records of pending commits, which it cannot read, and
+/// logs a message.
 #[test]
 fn newer_notes_are_left_alone_by_earlier_version() {
     let cluster = Cluster::start();

@@ -35,8 +35,8 @@ struct Api {
 }
 
 impl Api {
-    /// Starts a server that replies to every request with the given HTTP status and body. If the HTTP status is empty,
-    /// the server never replies.
+    /// Starts a server that replies to every request with the given HTTP status and body, or never if the status is
+    /// empty.
     fn answering(status: &'static str, body: &'static str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

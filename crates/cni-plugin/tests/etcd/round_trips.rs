@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::lab::{Lab, hints_about};
 use crate::process::Call;
 
-/// The numbers of transactions and range requests that etcd has answered. The connections of the test itself do not
-/// change etcd's counts of transactions and range requests.
+/// The numbers of transactions and range requests that etcd has answered; the test's own connections do not change
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     txns: u64,

@@ -118,8 +118,7 @@ fn status_asks_all_members_each_minute_and_after_failure() {
     assert_eq!((rounds(), rounds()), (1, 0));
 }
 
-/// Turns etcd's authentication on, and creates users with rights on the given key prefixes. The user `root` has all
-/// rights.
+/// Turns etcd's authentication on, and creates users with rights on the given key prefixes, and `root` with all rights.
 fn guard(lab: &Lab, users: &[(&str, &[(&str, PermissionType)])]) {
     runtime().block_on(async {
         let mut client = client(lab, None).await;

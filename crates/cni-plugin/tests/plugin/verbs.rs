@@ -202,7 +202,7 @@ fn del_releases_attachment_without_settings() {
     assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// Returns the outcome of a CHECK. `held` and `standings` are the allocator's answer: the held addresses and the states
+/// Returns the outcome of a CHECK if the allocator reports `held` as the held addresses and `standings` as the states
 /// of addresses.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();

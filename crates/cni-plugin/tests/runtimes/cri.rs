@@ -30,8 +30,7 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 "#;
 
-/// Builds the container image of a pod's first process. The first process serves a web page, instead of sleeping like
-/// Kubernetes' pause process.
+/// Builds the container image of a pod's first process, which serves a web page, unlike Kubernetes' pause process.
 const IMAGE: &str = r#"
 set -eu
 mkdir /var/lib/pause

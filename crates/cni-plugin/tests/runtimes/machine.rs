@@ -1,4 +1,4 @@
-//! A test machine whose disk survives reboots. The machine can be booted, and can be stopped as by a power cut.
+//! A test machine whose disk survives reboots, and which can be booted, and stopped as by a power cut.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -32,7 +32,7 @@ pub(crate) const SERVER: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/ww
 /// The command line of a container that only sleeps.
 pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 
-/// A test machine that is switched off. The machine's disk is deleted when this `Machine` is dropped.
+/// A test machine that is switched off; dropping it deletes its disk.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
@@ -215,7 +215,7 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-/// A running machine. The machine stops as by a power cut when this `Boot` is dropped.
+/// A running test machine; dropping it stops the machine as by a power cut.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) machine: &'a Machine,

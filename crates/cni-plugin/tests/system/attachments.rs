@@ -167,8 +167,8 @@ fn bridged_network_names_pools_when_several() {
     }
 }
 
-/// Tests a network of type `calico` that shares a pool with a bridge network. The `calico` network must never assign
-/// the addresses that the bridge needs.
+/// Tests that a network of type `calico` never assigns an address that a bridge network in the same pool needs for
+/// itself.
 #[test]
 fn bridged_network_gives_no_network_broadcast_or_gateway() {
     for engine in ENGINES {

@@ -54,8 +54,8 @@ fn status_says_whether_address_is_free() {
         // The pool's network, broadcast and gateway addresses are reserved, so five addresses remain.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
         let conf = lab.conf_of("bridge");
-        // The file `head` starts with the store's newest revision. The remaining bytes of the file `head`, which
-        // describe the store's files, may change.
+        // The file `head` starts with the store's newest revision; its other bytes describe the store's files and may
+        // change.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
             let before = newest();

@@ -15,7 +15,7 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 const CALLERS: u64 = 32;
-/// Number of attachments that each caller adds. `make torture` sets a larger number of attachments.
+/// Number of attachments that each caller of the plugin adds; `make torture` sets a larger number.
 const ADDS: u64 = 15;
 /// Maximum number of attachments that a caller of the plugin holds at the same time.
 const MOST_HELD: usize = 3;
@@ -255,8 +255,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Runs sixteen concurrent ADDs on a store that does not exist yet. Half of the concurrent ADDs are killed some time
-/// after their start, and repeated.
+/// Runs sixteen concurrent ADDs on a store that does not exist yet; half of them are killed after some time, and
+/// repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();

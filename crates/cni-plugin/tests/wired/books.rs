@@ -157,8 +157,8 @@ pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     scan
 }
 
-/// Returns all handles, and all assigned addresses with their handle and attributes. The times, and the attributes that
-/// only Margay records, are left out.
+/// Returns all handles, and all assigned addresses with handle and attributes, but without times and Margay's own
+/// attributes.
 fn brief(documents: &Documents) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in documents {

@@ -24,7 +24,7 @@ struct Content {
     requests: Vec<Value>,
 }
 
-/// A running Kubernetes API server. The server stops when this `Api` is dropped.
+/// A running Kubernetes API server, which stops when this `Api` is dropped.
 #[derive(Debug)]
 pub(crate) struct Api {
     content: Arc<Mutex<Content>>,

@@ -76,11 +76,10 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Recorded cases that spend most of their time waiting. The slow cases start first, so that other cases run during the
-/// waits.
+/// Recorded cases that spend most of their time waiting; they start first, so that other cases run meanwhile.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
-/// Number of threads that replay recorded cases. The number of threads is larger than the usual number of processors,
-/// since some cases spend a long time waiting.
+/// Number of threads that replay recorded cases; larger than the usual number of processors, since some cases mostly
+/// wait.
 const THREADS: usize = 8;
 
 fn main() -> ExitCode {

@@ -12,8 +12,8 @@ pub(crate) const ANY: &str = "<any>";
 /// contains a message of Go's parser, only the part before this message is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// The strings for which numbered placeholders stand. Within a case, each placeholder stands for one string, and no two
-/// placeholders stand for the same string.
+/// The strings for which numbered placeholders stand: one string for each placeholder of a case, and no string for two
+/// placeholders.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 

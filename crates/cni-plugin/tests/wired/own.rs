@@ -108,7 +108,7 @@ pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     }
 }
 
-/// Kills ADDs at random moments, and in every second round also DELs. After the next DEL, nothing of the container may
+/// Kills ADDs (and in every second round also DELs) at random moments; after the next DEL, nothing of the container may
 /// remain.
 fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let time = |verb: &str| {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 pub(crate) type Documents = BTreeMap<String, Value>;
 
-/// The content of `fixtures/calico-plugin/transcript.json`. The README in the fixture's folder explains the fields.
+/// The content of `fixtures/calico-plugin/transcript.json`, whose fields are explained in the folder's README.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Record {
     /// The store's documents at the start of each case.
@@ -60,7 +60,7 @@ impl Case {
     }
 }
 
-/// Returns the whole recording of Calico's main plugin. The file of the recording is read only once, by the first call.
+/// Returns the recording of Calico's main plugin, whose file is read only by the first call.
 pub(crate) fn record() -> &'static Record {
     static RECORD: OnceLock<Record> = OnceLock::new();
     RECORD.get_or_init(|| {

@@ -378,8 +378,7 @@ pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
     let patience = patient(patience);
     let mut came = call.run(patience);
-    // STATUS waits less than a second for the store, which may be too short on a busy machine, so repeat the call. A
-    // container runtime would also repeat STATUS.
+    // STATUS waits less than a second for the store, too short on a busy machine, so repeat STATUS as a runtime would.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

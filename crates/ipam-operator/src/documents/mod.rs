@@ -26,7 +26,7 @@ pub use write::{WriteMode, WriteOutcome};
 /// The `apiVersion` of every document.
 const API_VERSION: &str = "projectcalico.org/v3";
 
-/// The name of the settings document. A store has only one settings document.
+/// The name of the only settings document of a store.
 const SETTINGS_NAME: &str = "default";
 
 /// The default namespace of documents whose metadata has no namespace.
@@ -157,7 +157,7 @@ impl Manifest {
         }
     }
 
-    /// Reads the items of a document list. An item without `kind` gets the kind and API version of the list.
+    /// Reads the items of a document list; an item without `kind` gets the kind and API version of the list.
     fn read_items(list: &JsonObject, items: Value) -> Result<Vec<Self>, DocumentError> {
         let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
         let version = text(list, "apiVersion")?.unwrap_or_default();

@@ -201,7 +201,7 @@ fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     }
 }
 
-/// Fails unless the document is stored and has the version that the manifest names. The transaction guards the
+/// Fails unless the document is stored and has the version that the manifest names; the transaction guards the
 /// document's key.
 async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
     if tx.get(key).await?.is_none() {

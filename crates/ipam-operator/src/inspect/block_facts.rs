@@ -116,8 +116,7 @@ impl BlockFacts {
         self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
     }
 
-    /// Compares an affinity with its block, and with the pool that contains the block. The caller must have added all
-    /// blocks of the store before.
+    /// Compares an affinity with its block and the block's pool, after the caller has added all blocks of the store.
     pub(super) fn compare_affinity(
         &mut self,
         (owner, cidr): (&Owner, IpNet),
@@ -158,8 +157,7 @@ impl BlockFacts {
         findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
-    /// Compares the blocks with each other and with the affinities. The caller must have added all keys of the store
-    /// before.
+    /// Compares the blocks with each other and with the affinities, after the caller has added all keys of the store.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
             let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about

@@ -179,7 +179,7 @@ fn list(nets: &[IpNet]) -> String {
     nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the decoded document. If the document cannot be decoded, adds a finding and returns `None`.
+/// Returns the decoded document, or adds a finding and returns `None` if the document cannot be decoded.
 fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }

@@ -32,8 +32,8 @@ const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// The state of each address of each endpoint, according to the blocks. The map's key is the address and the index
-    /// of the endpoint in `notes`.
+    /// The state of each address of each endpoint, according to the blocks, by address and index of the endpoint in
+    /// `notes`.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
@@ -172,8 +172,7 @@ impl Endpoints {
         self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
     }
 
-    /// Reports the findings about endpoints. The caller must have passed the entries of all blocks to [`Self::see`]
-    /// before.
+    /// Reports the findings about endpoints, after the caller has passed the entries of all blocks to [`Self::see`].
     pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
@@ -230,8 +229,8 @@ fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
 }
 
 impl Operator {
-    /// Deletes an endpoint of a node that is gone, unless the endpoint was written after revision `at`. The commit
-    /// guards the absence of the Node document.
+    /// Deletes an endpoint of a node that is gone, unless it was written after `at`; the commit guards the Node
+    /// document's absence.
     pub(super) async fn mend_endpoint(
         &self,
         tx: &mut Transaction,

@@ -245,7 +245,7 @@ macro_rules! codes {
             /// All kinds of findings, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The code as text, such as `BLK-01`. The text of a code is the same in all versions of Margay.
+            /// The code as text, such as `BLK-01`, which is the same in all versions of Margay.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => $text),+ }
             }

@@ -59,8 +59,8 @@ impl Handles {
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares the counts of a stored handle with the numbers of addresses in the blocks. The caller must have added
-    /// the addresses of all blocks before.
+    /// Compares a stored handle's counts with the numbers of its addresses, after the caller has added the addresses of
+    /// all blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         // The text after a carriage return is ignored, because an old migration of Calico appended such text to some
         // handle ids.
@@ -167,8 +167,7 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Joins networks or addresses with commas. Shows only the first few networks or addresses, followed by the number of
-/// omitted ones.
+/// Joins the first few networks or addresses with commas, followed by the number of omitted ones.
 pub(super) fn join(nets: &[impl ToString]) -> String {
     const MAX_SHOWN_BLOCKS: usize = 3;
     let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");

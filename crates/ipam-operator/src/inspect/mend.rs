@@ -40,7 +40,7 @@ pub enum RepairResult {
 }
 
 impl Operator {
-    /// Repairs a finding of the inspection of revision `at`. A repair never frees an allocated address.
+    /// Repairs a finding of the inspection of revision `at`, without ever freeing an allocated address.
     ///
     /// # Errors
     /// `Invalid` for a finding that is not mendable; `Malformed` if another document that the repair needs is damaged;
@@ -138,8 +138,7 @@ impl Operator {
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 
-    /// Makes an affinity agree with its block. If the owner of an affinity does not own the block, the affinity is
-    /// deleted.
+    /// Makes an affinity agree with its block, or deletes it if its owner does not own the block.
     async fn mend_affinity(
         &self,
         tx: &mut Transaction,
@@ -218,15 +217,13 @@ pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }
 
-/// Maximum number of addresses released in one commit. Each released address can have a handle of its own, which the
-/// commit must guard and write.
+/// Maximum number of addresses released in one commit, which must guard and write the handle of each address.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
 /// The outcome of [`Operator::reclaim`] for each requested address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimResult {
-    /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
-    /// address.
+    /// The released addresses, each of which is free, in cooldown, or waits for the workload that keeps it.
     pub released: Vec<IpAddr>,
     /// The requested addresses that were not released, because the holder has changed or the address must not be
     /// released.

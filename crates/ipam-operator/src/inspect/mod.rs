@@ -68,7 +68,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// Starts an inspection. The ages of addresses and the remaining cooldowns are computed for the time `now`.
+    /// Starts an inspection, which computes the ages of addresses and the remaining cooldowns for the time `now`.
     pub fn new(now: OffsetDateTime, keep: AddressReporting) -> Self {
         Self {
             now,
@@ -117,7 +117,7 @@ impl Inspector {
         }
     }
 
-    /// Finishes the inspection. The caller must have added all keys of the store at `revision` before.
+    /// Finishes the inspection, after the caller has added all keys of the store at `revision`.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
@@ -136,7 +136,7 @@ fn unknown(key: &Key) -> Finding {
 }
 
 impl Operator {
-    /// Inspects the whole store at one revision. The store is read in pages of keys.
+    /// Inspects the whole store at one revision, reading the keys in pages.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.
@@ -258,8 +258,7 @@ impl Inspector {
         seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
-    /// Checks a held address. Returns two flags: whether the address is borrowed, and whether the holder's node is
-    /// gone.
+    /// Checks a held address, and returns two flags: whether it is borrowed, and whether its holder's node is gone.
     fn inspect_held(
         &mut self,
         block: &Block,
@@ -307,8 +306,7 @@ impl AddressSample {
     }
 }
 
-/// Faults of a block's addresses. Each kind of fault is reported once per block, with the number of affected addresses
-/// and the first affected address.
+/// Faults of a block's addresses, each kind with the number of affected addresses and the first of them.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

@@ -37,8 +37,8 @@ impl Workloads {
         }
     }
 
-    /// Compares a workload's stored record with the addresses that blocks keep for the workload. The caller must have
-    /// recorded the addresses of all blocks before.
+    /// Compares a workload's stored record with the addresses that blocks keep for it, after the caller has recorded
+    /// those of all blocks.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {

@@ -17,8 +17,8 @@ use nix::unistd::sethostname;
 use crate::book::engine;
 use crate::tested::programs;
 
-/// Folders of the machine that are empty when the test of a page starts. In the folder /etc, the files that other
-/// programs need are kept.
+/// Folders of the machine that are empty when the test of a page starts, except for files in /etc that other programs
+/// need.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 

@@ -21,8 +21,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
 const REDB: &str = "/var/lib/margay/ipam.redb";
 
-/// Prepares the initial state of a section, if the section needs an initial state. The heading "" stands for the start
-/// of the page.
+/// Prepares the initial state of a section of a page, if it needs one; the heading "" stands for the start of the page.
 pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     match (page, heading) {
         ("first-hour.md", "First network") => container("web").of_bridge().given(sled()),

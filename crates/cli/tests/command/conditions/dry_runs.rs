@@ -1,5 +1,5 @@
-//! Tests `--dry-run`, which every command that changes a store has. A dry run makes the same checks as a real run, and
-//! writes nothing.
+//! Tests `--dry-run`: for every command that changes a store, a dry run makes the checks of a real run, and writes
+//! nothing.
 
 use serde_json::Value;
 

@@ -33,7 +33,7 @@ pub(crate) fn with_file(lab: &Lab, args: &str, text: &str) -> Done {
     lab.margay(&format!("{args} -f {}", file.display()))
 }
 
-/// Returns a document in YAML. The lines of `spec` must be indented by two spaces.
+/// Returns a document in YAML; the lines of `spec` must be indented by two spaces.
 pub(crate) fn document(kind: &str, name: &str, spec: &str) -> String {
     format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata:\n  name: {name}\nspec:\n{spec}")
 }

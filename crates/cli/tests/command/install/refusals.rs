@@ -1,4 +1,4 @@
-//! Tests installations that `margay install` refuses. A refused installation changes nothing.
+//! Tests installations that `margay install` refuses without changing anything.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

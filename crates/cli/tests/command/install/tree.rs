@@ -92,13 +92,13 @@ impl Tree {
         let url = etcd.url();
         let tree = Self::at(&url, Some(etcd));
         tree.put_document("Node", "nodes", NODE, &json!({}));
-        // The blocks of the pool contain one address each. With larger blocks, the plugins get a route that the bridge
+        // The pool's blocks contain one address each: with larger blocks, the plugins get a route that the bridge
         // plugin cannot set.
         tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
         tree
     }
 
-    /// Creates a node with both of Calico's plugins. The node's etcd has the documents of a Calico that is ready.
+    /// Creates a node with both of Calico's plugins, and with the documents of a Calico that is ready in etcd.
     pub(crate) fn with_main_plugin() -> Self {
         let tree = Self::new();
         tree.put_document("ClusterInformation", "clusterinformations", "default", &json!({"datastoreReady": true}));

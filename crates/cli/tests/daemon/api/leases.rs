@@ -238,8 +238,8 @@ fn leases_are_carried_by_backup() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        // A `get` waits until the restored store is open. On a busy machine, `lease timetolive` would time out before
-        // the restored store is open.
+        // Wait with a `get` until the restored store is open, because on a busy machine `lease timetolive` would time
+        // out.
         api.etcdctl("get /t/a").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
         assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");

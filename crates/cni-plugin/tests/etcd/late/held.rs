@@ -29,8 +29,7 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     left.expect("no commit arrived after its DEL, because the DELs were too slow")
 }
 
-/// Returns the number of addresses that an ADD and a DEL leak. Returns `None` if the ADD's commit reached etcd before
-/// the end of the DEL.
+/// Returns the number of addresses that an ADD and a DEL leak, or `None` if the ADD's commit reached etcd too early.
 fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let lab = Lab::start();
     let runtime = beside();

@@ -26,8 +26,7 @@ pub(super) struct Connections {
     pub(super) unread: u64,
 }
 
-/// Counts the client connections of an etcd. The connection of a dead client is counted until etcd has read all data
-/// from that connection.
+/// Counts an etcd's client connections, including those of dead clients from which etcd has not read all data yet.
 pub(super) fn connections(etcd: &Etcd) -> Connections {
     let port = etcd.address().port();
     let table = fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp can be read");

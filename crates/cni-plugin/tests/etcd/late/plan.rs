@@ -65,8 +65,7 @@ pub(super) enum Next {
 /// When the runtime's calls after the ADDs start, relative to the moment when etcd continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// The runtime's calls run while etcd is stopped. On a cluster, the runtime's calls also end before the stopped
-    /// member continues.
+    /// The runtime's calls run while etcd is stopped; on a cluster, they also end before the stopped member continues.
     Before,
     /// The runtime's calls start at the moment when etcd continues.
     With,

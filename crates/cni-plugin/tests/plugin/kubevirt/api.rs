@@ -76,8 +76,7 @@ fn refusal(code: u16, reason: &str, message: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-/// Returns the HTTP status code and the body of the answer to a request. The status code 0 means that the server sends
-/// no answer.
+/// Returns the HTTP status code and the body of the answer to a request; status code 0 stands for no answer.
 fn answer(content: &Content, path: &str) -> (u16, String) {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let (group, plural, name, place) = match parts[..] {

@@ -22,7 +22,7 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
 
-/// Creates a test world with a pool. Container `c1` on node `a` and container `c2` on node `b` hold one address each.
+/// Creates a test world in which container `c1` on node `a` and container `c2` on node `b` hold one address each.
 async fn world() -> (World, IpAddr, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
