@@ -71,14 +71,14 @@ pub enum BlockEventKind {
         /// The address's holder after the event.
         to: Attribute,
     },
-    /// The address was released and can be assigned again.
+    /// The holder of the address released it, and the address can be assigned again.
     Released {
         /// The address that the event concerns.
         address: IpAddr,
         /// The address's holder before the event.
         holder: Attribute,
     },
-    /// The address was released and is in cooldown.
+    /// The holder of the address released it, and the address is in cooldown.
     InCooldown {
         /// The address that the event concerns.
         address: IpAddr,
@@ -391,7 +391,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     }
 }
 
-/// The holder of an address, with strings that are references into the address's entry in the block.
+/// The holder of an address, whose strings are borrowed from the address's entry in the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The holder's handle.

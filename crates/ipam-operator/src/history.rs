@@ -38,8 +38,9 @@ impl From<&str> for HistoryOf {
 
 impl HistoryOf {
     /// The key ranges whose changes can concern this address, handle, container or node. The returned key ranges can
-    /// also contain unrelated keys. If the first range has no matching event, the caller tries the next range. An
-    /// address needs two ranges, because it can lie in a block of single addresses or inside an assigned prefix.
+    /// also contain unrelated keys. If the first returned key range has no matching event, the caller tries the next
+    /// key range. An address needs two ranges, because it can lie in a block of single addresses or inside an assigned
+    /// prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {
@@ -98,7 +99,7 @@ pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<O
 /// range has no change at or after the revision, or only changes without a known time.
 ///
 /// # Errors
-/// Any error of [`Store::watch`].
+/// Any error that [`Store::watch`] returns.
 pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) -> kv::Result<Option<OffsetDateTime>> {
     let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
     for _ in 0..MAX_REVISIONS_WITHOUT_TIME {

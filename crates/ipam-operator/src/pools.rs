@@ -9,7 +9,7 @@
 //! that creates the parts and deletes the pool, so readers see either the pool or all parts. More than 60 new parts do
 //! not fit in one commit. If a pool is split into more than 60 parts, the pool is first disabled and annotated with the
 //! number of parts. The parts are created in several commits while the pool is disabled, and each part can be used as
-//! soon as its document exists. The disabled pool is deleted after all parts exist, so an address is never in two
+//! soon as its document exists. The disabled pool is deleted after all its parts exist, so an address is never in two
 //! enabled pools. An interrupted split of a pool continues when the same split is requested again.
 
 use std::collections::BTreeSet;
@@ -232,8 +232,8 @@ const MAX_PARTS: u32 = 1024;
 /// Maximum length of a resource name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Annotation of a pool that is being split into parts. The value is the number of parts, a space, and `enabled` or
-/// `disabled`: the state in which the parts are created.
+/// Annotation of a pool that is being split into parts. The annotation's value is the number of parts, a space, and the
+/// state (`enabled` or `disabled`) in which the parts are created.
 const SPLIT_ANNOTATION: &str = "margay.io/split";
 
 /// Selects a pool by its name or by its CIDR.
@@ -332,7 +332,7 @@ impl Operator {
         })
     }
 
-    /// Creates those of the given parts of a pool that do not exist yet.
+    /// Creates those of a split pool's parts in `some` that do not exist yet.
     async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;

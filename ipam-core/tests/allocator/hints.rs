@@ -109,7 +109,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
     assert_eq!(world.dump().await, before);
     let all = noted();
     assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
-    // The record of a borrowed block is not a hint for the node's own blocks.
+    // The recorded borrowed block does not change the read scope of node `a`.
     assert_eq!(
         world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).read_scope_of("a"),
         ReadScope::default()
@@ -242,8 +242,8 @@ async fn hint_costs_one_round_trip_when_wrong() {
     }
 }
 
-/// Runs random calls in one world with random hints, and in another world without hints. In both worlds the same calls
-/// must succeed, and the blocks, handles and affinities must be consistent.
+/// Runs random calls in one world with random hints, and in another world without hints. With and without hints, the
+/// same calls must succeed, and the blocks, handles and affinities must be consistent.
 #[tokio::test]
 async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {

@@ -146,8 +146,8 @@ async fn late_commit_leaves_nothing_when_foreign_block_is_gone() {
     .await;
 }
 
-/// In this test the assignment is not aborted. The assignment sends its commit again and succeeds while the first
-/// commit is still on its way to the store.
+/// In this test, the assignment sends its commit again and succeeds while the first commit is still on its way to the
+/// store.
 #[tokio::test(start_paused = true)]
 async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;

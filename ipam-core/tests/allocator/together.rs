@@ -201,7 +201,7 @@ async fn together_repeats_address_of_holder() {
     };
     let answers = the_same(&requests(&["c1", "c2", "c3"]), before).await;
     assert_ne!(answers[0], answers[1]);
-    // If all containers have their addresses already, nothing is written to the store.
+    // If all containers have their addresses already, the common assignment writes nothing to the store.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
     let first = world.ipam.assign_together(&requests, soon()).await.unwrap();

@@ -21,7 +21,7 @@ const ROUNDS: u32 = 20;
 /// The results of the plugin calls of all calling threads.
 #[derive(Default)]
 struct Reported {
-    /// The handle that holds each address. An address is in the map from the end of the ADD that returned it to the
+    /// The handle that holds each address. An address is in this map from the end of the ADD that returned it to the
     /// start of its DEL.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,

@@ -168,8 +168,8 @@ fn fallback_subnet_is_chosen_once_per_network() {
     }
 }
 
-/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all callers have ended, every
-/// address of the pools must be assignable.
+/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all these callers have ended,
+/// every address of the two pools must be assignable.
 fn killed(engine: Engine) {
     let lab = lab(engine);
     let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["lab", "more"]}));

@@ -42,7 +42,7 @@ impl Api {
         let shared = Arc::clone(&content);
         let served = serve(ADDRESS, move |stream| {
             let content = Arc::clone(&shared);
-            // A failed write means that the HTTP client has disconnected, which is fine.
+            // Ignore a failed write of the response: the HTTP client has disconnected.
             async move { drop(answer(stream, &content).await) }
         });
         Self { content, _served: served }

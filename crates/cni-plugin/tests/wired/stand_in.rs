@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // The new host interface is the recorded interface that did not exist before the ADD.
+        // The ADD's host interface is the recorded one that did not exist before the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()

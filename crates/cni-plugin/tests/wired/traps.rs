@@ -133,8 +133,8 @@ fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     nothing_left(stage, "after the second DEL");
 }
 
-/// Tests an ADD while Felix adds the host's route to the container's first address before the plugin does. The plugin
-/// must still add the host's route to the second address.
+/// Tests an ADD while Felix adds the host's route to the container's first address before the plugin does. Although
+/// Felix has added the route to the first address, the plugin must still add the host's route to the second address.
 fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
     let first = address(&stage.call(&add).run(patient(DEADLINE)));

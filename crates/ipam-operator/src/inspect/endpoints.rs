@@ -61,7 +61,7 @@ struct EndpointNote {
 enum EndpointStanding {
     /// The address is not assigned in any block.
     Free,
-    /// The address was released and is in cooldown.
+    /// The holder of the address released it, and the address is in cooldown.
     InCooldown,
     /// Another container holds the address, under this handle.
     Other(String),

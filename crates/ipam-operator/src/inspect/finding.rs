@@ -200,8 +200,8 @@ pub struct Inspection {
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// Facts about the cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, in the order of their blocks. The list is empty unless the inspection was
-    /// started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
+    /// The addresses that are not free, in the order of their blocks; empty unless the inspection was started with
+    /// [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,

@@ -178,13 +178,13 @@ pub(super) fn join(nets: &[impl ToString]) -> String {
 }
 
 impl Operator {
-    /// Recomputes the address counts of a handle. The counted blocks are those that the handle names, and those in
-    /// which the inspection found addresses of the handle.
+    /// Recomputes the address counts of a handle. The repair counts the handle's addresses in the blocks that the
+    /// handle names, and in those in which the inspection found such addresses.
     ///
-    /// The commit of the repair guards all counted blocks. If the handle's count for a block is too high, the commit
-    /// also rewrites the block, because Calico may be in the middle of an assignment. In an assignment, Calico first
-    /// raises the handle's count for a block, and then writes the block. After Margay's rewrite of the block, Calico's
-    /// write of the block fails, and Calico retries the assignment.
+    /// The commit of the repair guards all blocks whose addresses it counts. If the handle's count for a block is too
+    /// high, the commit also rewrites the block, because Calico may be in the middle of an assignment. In an
+    /// assignment, Calico first raises the handle's count for a block, and then writes the block. After Margay's
+    /// rewrite of the block, Calico's write of the block fails, and Calico retries the assignment.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -17,7 +17,7 @@ fn check_repairs_and_reports_on_cluster() {
     on("pool create main 10.65.0.0/16").answer();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // The cluster has more handles than fit in one page. Half of the cluster's handles are stray: no address is held
-    // under them. In the order of keys, some of the handles come before the block and others come after it.
+    // under them.
     runtime.block_on(async {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         let mut allocations = vec![Value::Null; 64];

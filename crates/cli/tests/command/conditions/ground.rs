@@ -86,7 +86,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // The edited report of `ipam check` lists the addresses as unused.
+        // The test edits the report of `ipam check` so that it lists the addresses as unused.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground

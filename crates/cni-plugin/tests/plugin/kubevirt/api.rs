@@ -66,7 +66,7 @@ fn serve(mut stream: TcpStream, content: &Content) {
         return;
     }
     let length = body.len();
-    // A failed write means that the HTTP client has disconnected, which is fine.
+    // Ignore a failed write of the response: the HTTP client has disconnected.
     let _ = write!(stream, "HTTP/1.1 {status} .\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
 }
 
