@@ -120,7 +120,7 @@ fn documents_of_cluster_are_written_as_read() {
     check(transcript["start"].as_array().unwrap());
 }
 
-/// This test uses old and odd forms of documents that a store in use for several years can still contain.
+/// This test uses old and odd forms of documents, which a store that was in use for several years can still contain.
 #[test]
 fn documents_of_old_forms_are_written_as_read() {
     for (key, value) in [
@@ -239,7 +239,7 @@ fn documents_utilization_matches_calico() {
     }
     assert_eq!(ours.pools[1].usage.in_use, Count::new(233));
 
-    // The network of each block that Calico created is among the networks that Margay's search for blocks tries.
+    // For each block that Calico created, Margay's search for blocks also tries the block's CIDR.
     for block in &blocks {
         let first = block.cidr().network();
         let pool = pool_of(&pools, first, PoolUse::Workload).unwrap();

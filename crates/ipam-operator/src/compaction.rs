@@ -1,10 +1,10 @@
 //! Compacts the history of a cluster's store, and finds how old the readable history is.
 //!
-//! Programs that compact an etcd agree through one key, [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers
-//! (which uses kube-apiserver's code) and Margay. Each program notes the key's version and the newest revision, waits,
-//! and then writes the key under the condition that its version is unchanged. Only the program whose write succeeds
-//! compacts, to the revision that it noted before the wait. So many programs compact once for each interval, and a
-//! revision stays readable for at least one interval.
+//! Programs that compact an etcd share one key, [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers (which
+//! uses kube-apiserver's code) and Margay. Each program notes the version of [`COMPACTION_KEY`] and the store's newest
+//! revision, waits, and writes the key if its version is unchanged. Only the program whose write of [`COMPACTION_KEY`]
+//! succeeds compacts, to the revision that it noted before the wait. Therefore all programs together compact once per
+//! interval, and a revision stays readable for at least one interval.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,18 +18,18 @@ use time::OffsetDateTime;
 
 use crate::inspect::{Code, Finding, Subject};
 
-/// The key that guards compactions: `compactRevKey` of kube-apiserver. The value is the revision of the last
-/// compaction, as decimal text.
+/// The key that guards compactions of an etcd, `compactRevKey` in kube-apiserver; its value is the last compaction's
+/// revision as decimal text.
 pub const COMPACTION_KEY: &str = "compact_rev_key";
 
-/// The facts that a compactor notes before it waits.
+/// What a compactor notes about a store before it waits; the next run compares the mark with the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactionMark {
-    /// The revision that last wrote [`COMPACTION_KEY`]; 0 if the key does not exist.
+    /// The revision that last wrote [`COMPACTION_KEY`] before the mark; 0 if the key did not exist.
     key_revision: i64,
-    /// The newest revision of the store.
+    /// The newest revision of the store at the time of the mark.
     newest: i64,
-    /// The oldest readable revision of the store.
+    /// The oldest readable revision of the store at the time of the mark.
     oldest: i64,
     /// The time of the mark, in seconds since 1970.
     at: u64,
@@ -43,31 +43,32 @@ pub enum CompactionOutcome {
         /// The oldest revision that is still readable.
         oldest: Revision,
     },
-    /// There was no mark yet. A later call compacts up to the revision that this call has noted.
+    /// There was no usable mark of a previous call, so this call compacted nothing. A later call compacts up to the
+    /// revision that this call has noted.
     Noted {
-        /// The noted revision.
+        /// The newest revision of the store, which this call has noted.
         newest: Revision,
     },
-    /// The mark is too recent, so nothing was done.
+    /// The mark of the previous call is younger than `keep`, so this call compacted nothing.
     TooEarly {
         /// The age of the mark, in seconds.
         noted_seconds_ago: u64,
     },
-    /// Since the mark, another program has written [`COMPACTION_KEY`], so this call compacted nothing.
+    /// Since the mark was made, another program has written [`COMPACTION_KEY`], so this call compacted nothing.
     OtherCompactor,
-    /// Since the mark, the oldest readable revision has changed and [`COMPACTION_KEY`] has not. So etcd itself or a
-    /// person compacts, and this call compacted nothing.
+    /// Since the mark was made, the oldest readable revision has changed and [`COMPACTION_KEY`] has not. Therefore etcd
+    /// itself or a person compacts the store, and this call compacted nothing.
     OtherCompaction,
     /// Nothing has changed in the store since the last compaction.
     NothingToDo,
 }
 
-/// Deletes the history that is older than `keep`, unless another program compacts the store.
+/// Deletes the history that is older than the duration `keep`, unless another program compacts the store.
 ///
 /// Pass the mark that the previous call returned, and keep the mark that this call returns for the next call. With a
 /// `keep` of zero no mark is needed: the whole history is deleted at once.
 ///
-/// Sends about 25 small requests, most of them to find the oldest readable revision.
+/// The call sends about 25 small requests to the store, most of them to find the oldest readable revision.
 ///
 /// # Errors
 /// `Auth` if the user's role lacks the right to write [`COMPACTION_KEY`]; any other store error.
@@ -92,7 +93,7 @@ pub async fn compact_older(
     if age < keep.as_secs() {
         return Ok((CompactionOutcome::TooEarly { noted_seconds_ago: age }, mark));
     }
-    // If the key is the newest change, only earlier compactions have changed the store.
+    // If the store's newest change is the write of [`COMPACTION_KEY`], only compactions have changed the store.
     if mark.newest <= seen.oldest || seen.newest == seen.key_revision {
         return Ok((CompactionOutcome::NothingToDo, seen));
     }
@@ -102,7 +103,7 @@ pub async fn compact_older(
     let key_revision = match store.txn(write).await {
         Ok(written) if written.succeeded => written.revision.get(),
         Ok(_) => return Ok((CompactionOutcome::OtherCompactor, CompactionMark::read(store, now).await?)),
-        // A cluster whose quota is used up refuses the key, and needs the compaction the more.
+        // An etcd whose space quota is used up rejects the write of the key, but needs the compaction even more.
         Err(error) if matches!(error.kind(), ErrorKind::NoSpace) => seen.key_revision,
         Err(error) => return Err(error),
     };
@@ -189,20 +190,20 @@ pub async fn find_in_cluster(
     Ok(findings)
 }
 
-/// Maximum number of versions of a block that [`time_after`] reads.
+/// Maximum number of versions of one block that [`time_after`] reads.
 const MAX_VERSIONS: usize = 16;
 /// Maximum number of blocks among which [`time_after`] looks for the block that changed last.
 const MAX_BLOCKS: i64 = 1000;
 
-/// Finds the time of an assignment that was committed after a revision, as early an assignment as can be found. A store
-/// does not record the times of its revisions, but a block records the times of its assignments. The revision is at
-/// least as old as the returned time.
+/// Finds the recorded time of an assignment that was committed after a revision: the earliest such assignment that can
+/// be found. A store does not record the times of its revisions, but a block records the times of its assignments. The
+/// revision is at least as old as the returned time.
 ///
-/// Returns `None` if no assignment after the revision is found. Sends about 25 small requests for each version of a
-/// block that is read, and reads at most 16 versions.
+/// Returns `None` if no assignment after the revision is found. Reads at most 16 versions of a block, and sends about
+/// 25 small requests to the store for each version.
 ///
 /// # Errors
-/// `Compacted` if the revision is not readable any more; any other store error.
+/// `Compacted` if the store's history no longer contains the revision; any other store error.
 pub async fn time_after(store: &dyn Store, revision: Revision) -> Result<Option<OffsetDateTime>> {
     let blocks = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None)))
         .with_content(Content::KeysOnly)
@@ -220,7 +221,7 @@ pub async fn time_after(store: &dyn Store, revision: Revision) -> Result<Option<
         if written >= busiest.mod_revision {
             return Ok(None);
         }
-        // Finds the first revision at which the block has a newer version.
+        // Find the first revision with a newer version of the block than the revision `at`, by binary search.
         let (mut older, mut newer) = (at.get(), busiest.mod_revision.get());
         while older + 1 < newer {
             let middle = older + (newer - older) / 2;

@@ -71,20 +71,20 @@ pub enum BlockEventKind {
         /// The address's holder after the event.
         to: Attribute,
     },
-    /// The address was released and can be assigned again.
+    /// The holder of the address released it, and the address can be assigned again.
     Released {
         /// The address that the event concerns.
         address: IpAddr,
         /// The address's holder before the event.
         holder: Attribute,
     },
-    /// The address was released and is in cooldown.
+    /// The holder of the address released it, and the address is in cooldown.
     InCooldown {
         /// The address that the event concerns.
         address: IpAddr,
         /// The former holder of the address, if known.
         holder: Option<Attribute>,
-        /// When the address was released.
+        /// When the holder released the address.
         since: OffsetDateTime,
     },
     /// The cooldown of the address has ended, and the address can be assigned again.
@@ -144,7 +144,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The name of the affinity's new state, `gone` for a deleted affinity. `None` for an event that is not about an
+    /// The name of the affinity's new state, `gone` for a deleted affinity; `None` for an event that is not about an
     /// affinity.
     pub fn state_word(&self) -> Option<&'static str> {
         let Self::Affinity { state, .. } = self else { return None };
@@ -205,7 +205,7 @@ impl BlockEventKind {
 /// The events of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
-    /// The events of the revision. The releases of a block precede the assignments of the same block.
+    /// The events of this revision. The releases of a block precede the assignments of the same block.
     pub happenings: Vec<BlockEvent>,
     /// Changed blocks whose events cannot be derived, because the previous version of the block is unknown.
     pub unreported: Vec<IpNet>,
@@ -391,7 +391,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     }
 }
 
-/// The holder of an address. All strings are references into the address's entry in the block.
+/// The holder of an address, whose strings are borrowed from the address's entry in the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
     /// The holder's handle.
@@ -400,7 +400,7 @@ pub struct Holder<'a> {
     pub node: Option<&'a str>,
     /// The name of the holder's network.
     pub network: Option<&'a str>,
-    /// The container id, parsed from the handle. `None` if the block's entry does not record the container's network.
+    /// The container id, parsed from the handle; `None` if the block's entry does not record the container's network.
     pub container: Option<&'a str>,
     /// The name of the interface in the holder's container.
     pub interface: Option<&'a str>,

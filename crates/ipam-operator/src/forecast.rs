@@ -1,8 +1,8 @@
 //! Estimates when a pool will be full if the number of held addresses keeps growing at the recent rate.
 //!
-//! The forecast compares the current number of held addresses with the number at the oldest readable revision of the
-//! last week. The age of the oldest readable revision is computed from the store's commit time, or else from a time
-//! that the documents record.
+//! A forecast compares the current number of held addresses with the number at the oldest readable revision of the last
+//! week. The age of the oldest readable revision is computed from the store's commit time, or else from a time that the
+//! documents record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub const MIN_HISTORY: Duration = Duration::from_secs(10 * 60);
 /// The forecasts of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Forecast {
-    /// Length of the period whose growth the forecast extrapolates, in seconds.
+    /// Length of the past period whose growth the forecast extrapolates, in seconds.
     pub history_seconds: u64,
     /// The forecasts of the pools, in the order in which the census lists the pools.
     pub pools: Vec<PoolForecast>,
@@ -39,9 +39,9 @@ pub struct Forecast {
 pub struct PoolForecast {
     /// The pool's name.
     pub name: String,
-    /// The pool's network.
+    /// The pool's CIDR.
     pub cidr: IpNet,
-    /// Number of addresses of the pool that can be assigned now or after their cooldown.
+    /// Number of the pool's addresses that can be assigned now or after their cooldown.
     pub free: Count,
     /// Whether and when the pool will be full.
     #[serde(flatten)]
@@ -49,8 +49,8 @@ pub struct PoolForecast {
 }
 
 impl PoolForecast {
-    /// Adds a metric sample with the number of days until the pool is full. Adds no sample if the pool does not fill or
-    /// has no forecast.
+    /// Adds a metric sample with the number of days until the pool is full. Adds no sample if the pool does not fill up
+    /// or has no forecast.
     pub fn sample(&self, samples: &mut Samples) {
         if let Some(days) = self.ahead.days() {
             samples.of_days_until_full(&self.name, self.cidr, days);
@@ -71,7 +71,7 @@ pub enum FillForecast {
         /// The daily increase of the number of held addresses.
         per_day: f64,
     },
-    /// The number of held addresses has not grown in the observed period.
+    /// The number of held addresses of the pool has not grown in the observed period.
     Steady,
     /// The store's history is shorter than [`MIN_HISTORY`].
     Short,
@@ -91,7 +91,7 @@ impl FillForecast {
     }
 }
 
-/// A past revision that can still be read, and how long ago the revision was current.
+/// A past revision of the store that can still be read, and how long ago this revision was current.
 #[derive(Clone, Copy, Debug)]
 struct PastState {
     revision: Revision,
@@ -103,7 +103,7 @@ impl Operator {
     /// opens a few short watches to find the times of past revisions.
     ///
     /// # Errors
-    /// `Timeout` after the deadline; `Unsupported` for a store that cannot be watched; any store error.
+    /// `Timeout` after the deadline; `Unsupported` if the store cannot be watched; any store error.
     pub async fn forecast(&self, census: &Census, deadline: Deadline) -> ipam_core::Result<Forecast> {
         let pools: Vec<&Pool> = census.pools.iter().map(|pool| &pool.pool).collect();
         let (then, held) = reread(|| self.held_then(&pools, census.revision, deadline)).await?;
@@ -151,13 +151,14 @@ impl Operator {
     }
 }
 
-/// Converts a number of addresses to `f64`. Blocks that fit in memory have fewer than 2^32 addresses in all.
+/// Converts a number of addresses to `f64` without loss: blocks that fit in memory have fewer than 2^32 addresses in
+/// all.
 fn small(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
 /// Forecasts when a pool will be full. The pool has `now` held and `free` free addresses, and had `before` held
-/// addresses at a time `age` ago.
+/// addresses at the time `age` ago.
 fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> FillForecast {
     if free <= 0.0 {
         return FillForecast::Full;
@@ -190,8 +191,9 @@ async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<Pa
     // The last change of an existing block has a known time, so a watch from any earlier revision finds a time.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
-    // The binary search keeps two revisions, `old` and `young`. The first change at or after `old` is older than a
-    // week. The first change at or after `young`, if any, is not older than a week.
+    // The binary search keeps two revisions, `old` and `young`, and narrows the range between them. The first change at
+    // or after the revision `old` is older than a week. The first change at or after the revision `young`, if any, is
+    // not older than a week.
     let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
     while old + 1 < young {
         let middle = old + (young - old) / 2;

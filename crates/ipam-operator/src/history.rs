@@ -18,12 +18,12 @@ const FIRST_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum number of revisions without a known time that [`time_after`] reads before it gives up.
 const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 
-/// The address, container or node whose history is reported.
+/// The address, handle, container or node whose history is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryOf {
     /// The history of an address, and of the prefix that contains the address.
     Address(IpAddr),
-    /// The history of a handle, container or node, given by its name.
+    /// The history of the handle, container or node with this name.
     Name(String),
     /// The history of the node with this name.
     Node(String),
@@ -37,9 +37,10 @@ impl From<&str> for HistoryOf {
 }
 
 impl HistoryOf {
-    /// The key ranges whose changes can concern this address, handle, container or node. The ranges can also contain
-    /// unrelated keys. If the first range has no matching event, the caller tries the next range. Two ranges are
-    /// needed, because an address can lie in a block of single addresses or inside an assigned prefix.
+    /// The key ranges whose changes can concern this address, handle, container or node. The returned key ranges can
+    /// also contain unrelated keys. If the first returned key range has no matching event, the caller tries the next
+    /// key range. An address needs two ranges, because it can lie in a block of single addresses or inside an assigned
+    /// prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {
@@ -50,7 +51,7 @@ impl HistoryOf {
         [possible_blocks(*ip), possible_blocks_of_prefixes(*ip)].into_iter().filter_map(around).collect()
     }
 
-    /// True if an event concerns this address, handle, container or node.
+    /// True if an event concerns the address, handle, container or node whose history is reported.
     pub fn concerns(&self, happening: &BlockEvent) -> bool {
         if let Self::Address(ip) = self {
             let is_damage = happening.what == BlockEventKind::Damaged && happening.block.contains(ip);
@@ -98,7 +99,7 @@ pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<O
 /// range has no change at or after the revision, or only changes without a known time.
 ///
 /// # Errors
-/// Any error of [`Store::watch`].
+/// Any error that [`Store::watch`] returns.
 pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) -> kv::Result<Option<OffsetDateTime>> {
     let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
     for _ in 0..MAX_REVISIONS_WITHOUT_TIME {

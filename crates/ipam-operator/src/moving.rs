@@ -1,10 +1,10 @@
 //! Plans the migration of a store's content to another store: which keys are copied, and which changes the target store
 //! needs.
 //!
-//! Documents are copied byte for byte, except when a node is renamed. The function [`ranges`] lists the key ranges that
-//! are copied. The function [`compare`] returns the writes and deletions that make a target store equal to its source
-//! store. A [`Renaming`] turns the documents of one node into documents of another node. The type [`DocumentCounts`]
-//! counts the copied documents for a message to the user.
+//! A migration copies documents byte for byte, except when a node is renamed. The function [`ranges`] lists the key
+//! ranges that are copied. The function [`compare`] returns the writes and deletions that make a target store equal to
+//! its source store. A [`Renaming`] turns the documents of one node into documents of another node. The type
+//! [`DocumentCounts`] counts the copied documents for a message to the user.
 //!
 //! A store has an [import lock](ipam_core::import_lock) while it is being filled by a migration or an import.
 
@@ -39,8 +39,8 @@ fn pinned_node_key() -> Key {
     keys::PINNED_NODE.into()
 }
 
-/// The key ranges that a migration copies, in ascending order. The ranges include the import lock's key, although the
-/// import lock is not copied.
+/// The key ranges that a migration reads, in ascending order, including the key of the import lock, which is not
+/// copied.
 pub fn ranges() -> Vec<Range> {
     all().into_iter().map(|(range, _)| range).collect()
 }
@@ -58,8 +58,7 @@ pub fn role_of(key: &Key) -> Option<KeyRole> {
     all().into_iter().find(|(range, _)| range.contains(key.as_bytes())).map(|(_, part)| part)
 }
 
-/// The parts of [`ranges`] from key `from` up to but excluding key `to`. If `to` is `None`, the parts have no upper
-/// bound.
+/// The parts of [`ranges`] from key `from` up to but excluding key `to`; without an upper bound if `to` is `None`.
 pub fn ranges_between(from: &Key, to: Option<&Key>) -> Vec<Range> {
     let mut between = Vec::new();
     for range in ranges() {
@@ -99,7 +98,7 @@ pub struct Change {
     pub key: Key,
     /// The key's new value; `None` to delete the key.
     pub value: Option<Value>,
-    /// The revision that last wrote the key in the target store; unset if the target store does not have the key.
+    /// The revision that last wrote the key in the target store; unset if the key is missing there.
     pub was: Revision,
 }
 
@@ -108,15 +107,15 @@ pub struct Change {
 pub struct Difference {
     /// The changes that the target store needs, in ascending order of their keys.
     pub changes: Vec<Change>,
-    /// Number of keys whose values in both stores are already equal.
+    /// Number of keys whose values in the source store and the target store are already equal.
     pub equal: u64,
     /// Number of keys whose value in the target store is kept, although the source store has another value or none.
     pub kept: u64,
 }
 
 /// Compares a key range of the source store with the same range of the target store. The caller must sort `source` and
-/// `target` by key. The function calls `then`, in ascending order, with every key and value that the target store has
-/// after the changes.
+/// `target` by key. The function calls `then`, in ascending order of keys, with every key and value that the target
+/// store has after the changes.
 pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
     let mut found = Difference::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
@@ -236,8 +235,8 @@ impl Renaming {
         Ok(value)
     }
 
-    /// Renames the node in the quotas. The node's quota counter keeps the old name; the target store counts the node's
-    /// addresses again.
+    /// Renames the node in the quotas, but not in the node's counter, because the target store counts the addresses
+    /// again.
     fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         let mut quotas = Quotas::decode(key, value.as_bytes())?;
         let [from, to] = [&self.from, &self.to].map(|name| QuotaSubject::new(QuotaKind::Node, name.as_str()));
@@ -281,10 +280,10 @@ pub struct DocumentCounts {
     pub reservations: u64,
     /// Number of nodes.
     pub nodes: u64,
-    /// Number of blocks that cannot be decoded. Blocks that cannot be decoded are copied unchanged.
+    /// Number of blocks that cannot be decoded and are copied unchanged.
     pub damaged: u64,
-    /// The networks of the blocks, serialized as the number of blocks that lie inside another block. Overlapping blocks
-    /// are copied unchanged, but no address is assigned from them.
+    /// The CIDRs of all copied blocks, serialized as the number of blocks that lie inside another block. Overlapping
+    /// blocks are copied unchanged, but no address is assigned from them.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }
@@ -293,12 +292,10 @@ fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result
     serializer.serialize_u64(overlapping(networks))
 }
 
-/// Counts the networks that lie inside another network of the list. Two networks overlap only if one of them contains
-/// the other.
+/// Counts the CIDRs that lie inside another CIDR of the list. Two CIDRs overlap only if one of them contains the other.
 fn overlapping(networks: &[IpNet]) -> u64 {
     let mut ascending = networks.to_vec();
-    // The networks are sorted by first address; among networks with equal first addresses, the largest network comes
-    // first.
+    // Sort the CIDRs by first address; among CIDRs with equal first addresses, the largest comes first.
     ascending.sort_unstable();
     let mut outer: Option<IpNet> = None;
     let mut count = 0;
@@ -313,7 +310,7 @@ fn overlapping(networks: &[IpNet]) -> u64 {
 }
 
 impl DocumentCounts {
-    /// Adds a key and its value to the counts.
+    /// Adds a document to the counts.
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         self.keys += 1;
         self.bytes += (key.as_bytes().len() + value.len()) as u64;

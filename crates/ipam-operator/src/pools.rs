@@ -1,17 +1,16 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
-//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from the pool.
-//! After the pool is disabled, the pool's blocks are deleted, and finally the pool document. Each step of the deletion
-//! has its own commits. After an interrupted deletion, a repeated deletion of the same pool continues with the
-//! remaining steps.
+//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from it. Then
+//! the pool's blocks are deleted, and finally the pool document. Each step of a pool's deletion has its own commits.
+//! After an interrupted deletion, a repeated deletion of the pool continues with the remaining steps.
 //!
-//! A pool can be split into several smaller pools, called parts. The split does not change the pool's blocks and
-//! addresses; afterwards, each block belongs to the part that contains the block. A split into up to 60 parts is one
-//! commit that creates the parts and deletes the pool, so readers see either the pool or all parts. More than 60 new
-//! parts do not fit in one commit. If a pool is split into more than 60 parts, the pool is first disabled and annotated
-//! with the split. After the pool is disabled, the parts are created in several commits, and each part can be used as
-//! soon as its document exists. The disabled pool is deleted last, so an address is never in two enabled pools. An
-//! interrupted split of a pool continues when the same split is requested again.
+//! A pool can be split into several smaller pools, called parts. The split of a pool does not change its blocks and
+//! addresses; afterwards, each block belongs to the part that contains it. A split into up to 60 parts is one commit
+//! that creates the parts and deletes the pool, so readers see either the pool or all parts. More than 60 new parts do
+//! not fit in one commit. If a pool is split into more than 60 parts, the pool is first disabled and annotated with the
+//! number of parts. The parts are created in several commits while the pool is disabled, and each part can be used as
+//! soon as its document exists. The disabled pool is deleted after all its parts exist, so an address is never in two
+//! enabled pools. An interrupted split of a pool continues when the same split is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,12 +28,12 @@ use kv::{Deadline, Key, Range, StoreExt, Transaction};
 use crate::Operator;
 use crate::documents::{DocumentError, DocumentKind};
 
-/// Maximum number of times that the deletion of a pool lists and deletes the pool's blocks. An assignment that began
-/// before the pool was disabled can add a block after the deletion has listed the blocks.
+/// Maximum number of times that the deletion of a pool lists the pool's blocks and deletes them. An assignment that
+/// began before the pool was disabled can add a block after the deletion has listed the blocks.
 const MAX_BLOCK_LISTINGS: usize = 3;
 
-/// How long the deletion of a pool waits, after the pool was disabled, for running assignments by other programs.
-/// Programs such as Calico do not check before they write whether the pool was disabled.
+/// After a pool that is to be deleted was disabled, how long the deletion waits for running assignments of other
+/// programs. Other programs, such as Calico, do not check before they write whether the pool was disabled.
 const ASSIGNMENT_GRACE: Duration = Duration::from_millis(500);
 
 /// Whether a pool with addresses in use may be deleted.
@@ -45,8 +44,8 @@ pub enum InUse {
     Refuse,
     /// The pool of a bridged network is deleted even if addresses are in use. The deletion of a pool that does not
     /// belong to a bridged network fails if addresses of the pool are in use. Containers with an address of the deleted
-    /// pool keep the address, and can release it later. A block without a pool exists until all its addresses are
-    /// released.
+    /// pool keep the address, and can release it later. A block of a deleted pool exists until all addresses of the
+    /// block are released.
     DeleteBridged,
 }
 
@@ -54,10 +53,10 @@ impl Operator {
     /// Deletes a pool without addresses in use, together with the pool's empty blocks and the reservations that were
     /// made for the pool.
     ///
-    /// The pool is disabled first, so that no address is assigned from the pool. After the pool is disabled, the pool's
-    /// blocks are deleted, one commit each, and finally the pool document. If the deletion fails, for example because
-    /// an address is in use, the pool is enabled again. After an interrupted deletion the pool stays disabled, and the
-    /// next call for this pool continues the deletion.
+    /// The pool is disabled first, so that no address is assigned from the pool. Then the pool's blocks are deleted,
+    /// one commit each, and finally the pool document. If the deletion fails, for example because an address is in use,
+    /// the pool is enabled again. After an interrupted deletion the pool stays disabled, and the next call for this
+    /// pool continues the deletion.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
@@ -91,8 +90,8 @@ impl Operator {
         done
     }
 
-    /// Reads the pool and checks that the pool can be deleted. Returns the pool, and how to treat addresses in use: as
-    /// in `in_use` if the pool belongs to a bridged network, or else as in [`InUse::Refuse`].
+    /// Reads the pool and checks that the pool can be deleted. Returns the pool and `in_use`, which becomes
+    /// [`InUse::Refuse`] if the pool does not belong to a bridged network.
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
@@ -144,8 +143,8 @@ impl Operator {
         Err(Error::Invalid(format!("blocks of pool {} are claimed faster than they can be taken away", pool.name())))
     }
 
-    /// Deletes the blocks of a pool and the affinities to these blocks, with one commit for each block. A block with
-    /// addresses in use is an error, or is kept with [`InUse::DeleteBridged`].
+    /// Deletes the blocks of a pool and the affinities to these blocks, with one commit for each block. If addresses of
+    /// a block are in use, the deletion fails, or keeps the block with [`InUse::DeleteBridged`].
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
             transact!(self.ipam(), deadline, |tx| {
@@ -168,9 +167,9 @@ impl Operator {
         Ok(())
     }
 
-    /// Deletes the pool's document and the reservations that were made for the pool. Returns false without a deletion
+    /// Deletes the pool's document and the reservations that were made for the pool. Returns false and deletes nothing
     /// if another writer has added a block to the pool. Fails with a conflict if another writer has enabled or replaced
-    /// the pool. Succeeds if the pool is already deleted.
+    /// the pool meanwhile. Succeeds if the pool document is already deleted.
     async fn drop_pool(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<bool> {
         let key = keys::resource(ResourceKind::IpPool, pool.name());
         let made_for_it = [bridge::reservation_name(pool.name()), define::reservation_name(pool.name())]
@@ -210,9 +209,8 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the held addresses of a block, and lists the nodes for which these addresses are held. Addresses in cooldown
-/// do not count as held. Returns `None` if no address of the block is held, or only addresses that a Windows host
-/// reserves for itself.
+/// Counts the held addresses of a block without those in cooldown, and lists the nodes for which they are held. Returns
+/// `None` if no address of the block is held except those that a Windows host reserves for itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
@@ -234,16 +232,16 @@ const MAX_PARTS: u32 = 1024;
 /// Maximum length of a resource name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Annotation of a pool that is being split. The annotation's value is the number of parts, a space, and `enabled` or
-/// `disabled`, the state in which the parts are created.
+/// Annotation of a pool that is being split into parts. The annotation's value is the number of parts, a space, and the
+/// state (`enabled` or `disabled`) in which the parts are created.
 const SPLIT_ANNOTATION: &str = "margay.io/split";
 
-/// Selects a pool by its name or by its network.
+/// Selects a pool by its name or by its CIDR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolChoice<'a> {
     /// The pool with this name.
     Name(&'a str),
-    /// The pool whose network equals this network.
+    /// The pool that has exactly this CIDR.
     Cidr(IpNet),
 }
 
@@ -252,14 +250,14 @@ pub enum PoolChoice<'a> {
 pub struct SplitResult {
     /// The name of the pool that was split.
     pub pool: String,
-    /// The names and networks of the pool's parts, in ascending order.
+    /// The names and CIDRs of the pool's parts, in ascending order.
     pub parts: Vec<(String, IpNet)>,
 }
 
 impl Operator {
-    /// Splits a pool into `number` pools of equal size, its parts; `number` must be a power of two. Addresses can be
-    /// assigned from the pool during the split. After the split, CNI network configurations that name the pool must be
-    /// changed to name the parts.
+    /// Splits a pool into its parts, which are `number` pools of equal size; `number` must be a power of two. Addresses
+    /// can be assigned from the pool during the split. After the split, CNI network configurations that name the old
+    /// pool must be changed to name the parts.
     ///
     /// # Errors
     /// `Invalid`, with Calico's error messages, for an impossible number of parts. `Invalid` also for a pool that does
@@ -334,7 +332,7 @@ impl Operator {
         })
     }
 
-    /// Creates those of the given parts of a split pool that do not exist yet.
+    /// Creates those of a split pool's parts in `some` that do not exist yet.
     async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;
@@ -405,7 +403,7 @@ fn not_there(which: PoolChoice<'_>) -> Error {
     }
 }
 
-/// Computes the names and networks of the parts into which a pool is split.
+/// Computes the names and CIDRs of the parts into which a pool is split.
 fn parts_of(pool: &Pool, number: u32) -> Result<Vec<(String, IpNet)>> {
     let too_small =
         || Error::Invalid(format!("the CIDR {} is not large enough to be split into {number} parts", pool.cidr()));

@@ -13,20 +13,19 @@ use crate::Operator;
 /// Maximum number of quota counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota of a namespace, network or node, and the number of addresses that count against the quota. The rows are
-/// shown by `margay quota list` (as JSON) and by the daemon's web page.
+/// A quota of a namespace, network or node, and the number of addresses that count against the quota. The command
+/// `margay quota list` (as JSON) and the daemon's web page show these rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
     /// The kind of the quota's subject, which is `namespace`, `network` or `node`.
     pub kind: &'static str,
-    /// Maximum number of addresses that the subject may have.
+    /// Maximum number of addresses that the namespace, network or node may have.
     pub limit: u64,
     /// The name of the namespace, network or node, or [`Quotas::ANY_OTHER`].
     pub name: String,
-    /// Percentage of `limit` that the subject's addresses use, rounded down; `None` in the row of
-    /// [`Quotas::ANY_OTHER`].
+    /// Percentage of `limit` that is used, rounded down; `None` in the row of [`Quotas::ANY_OTHER`].
     pub percent: Option<u64>,
-    /// Number of addresses that the subject has; `None` in the row of [`Quotas::ANY_OTHER`].
+    /// Number of addresses of the namespace, network or node; `None` in the row of [`Quotas::ANY_OTHER`].
     pub used: Option<u64>,
 }
 
@@ -48,7 +47,7 @@ impl Operator {
     /// stands for every subject without a limit of its own.
     ///
     /// # Errors
-    /// `Malformed` for damaged quotas; any store error.
+    /// `Malformed` if the stored quotas are damaged; any store error.
     pub async fn set_quota(&self, subject: &QuotaSubject, limit: u64, deadline: Deadline) -> Result<Option<u64>> {
         transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;
@@ -60,11 +59,11 @@ impl Operator {
         })
     }
 
-    /// Deletes a quota, and the address counters of all subjects that no longer have a limit. Returns the limit of the
-    /// deleted quota.
+    /// Deletes a quota, and the address counters of all subjects that no longer have a limit, and returns the deleted
+    /// limit.
     ///
     /// # Errors
-    /// `NotFound` if the subject has no limit; `Malformed` for damaged quotas; any store error.
+    /// `NotFound` if the subject has no limit; `Malformed` if the stored quotas are damaged; any store error.
     pub async fn delete_quota(&self, subject: &QuotaSubject, deadline: Deadline) -> Result<u64> {
         let limit = transact!(self.ipam(), deadline, |tx| {
             let mut quotas = read(tx).await?;

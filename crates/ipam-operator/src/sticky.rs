@@ -26,7 +26,7 @@ use crate::Operator;
 /// An address that a workload keeps over restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptAddress {
-    /// The kept address.
+    /// The address that the workload keeps.
     pub address: IpAddr,
     /// The name of the workload that keeps the address.
     pub workload: String,
@@ -62,12 +62,12 @@ impl KeptAddress {
 }
 
 impl Operator {
-    /// Pins an address, so that only the workload with this name can get the address from now on. An address that is in
-    /// use stays with its holder, and waits for the workload after its release.
+    /// Pins an address, so that only the workload with this name can get the address from now on. If the address is in
+    /// use, it stays with its holder, and waits for the workload after its release.
     ///
-    /// If `network` is set, the workload can get the address in this network only. If `network` is `None`, the pin of a
-    /// free address is valid in any network. The pin of an address that is in use, or waits for its workload, is valid
-    /// only in the address's current network and interface.
+    /// If `network` is set, the workload can get the pinned address in this network only. If `network` is `None`, the
+    /// pin of a free address is valid in any network. The pin of an address that is in use, or waits for its workload,
+    /// is valid only in the address's current network and interface.
     ///
     /// The commit guards the address's block and the workload's record.
     ///
@@ -137,9 +137,9 @@ impl Operator {
         })
     }
 
-    /// Ends the pin or the wait of an address, so that no workload keeps the address any more. An address in use stays
-    /// with its holder. An address that waits for its workload becomes free or starts its cooldown. Returns the pin or
-    /// wait that was ended.
+    /// Ends the pin or the wait of an address, so that no workload keeps the address any more. If the address is in
+    /// use, it stays with its holder. If the address waits for its workload, it becomes free or starts its cooldown.
+    /// Returns the ended pin or wait.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -173,10 +173,10 @@ impl Operator {
         })
     }
 
-    /// Reads the addresses that workloads keep, ascending, at one revision.
+    /// Lists the addresses that workloads keep in ascending order, as of one revision.
     ///
     /// # Errors
-    /// Any store error. A damaged block is not an error: the block is logged, and its addresses are omitted.
+    /// Any store error; a damaged block is no error, but is logged, and its addresses are omitted.
     pub async fn kept_addresses(&self, deadline: Deadline) -> Result<Vec<KeptAddress>> {
         let read = || async {
             let mut all = Vec::new();
@@ -213,7 +213,7 @@ struct AddressContext {
     ip: IpAddr,
     pool: Option<Pool>,
     reservations: Vec<IpReservation>,
-    /// The network of the block that contains the address; the block can lie outside of all pools.
+    /// The CIDR of the stored block that contains the address; this block can lie outside of all pools.
     block: Option<IpNet>,
 }
 
@@ -229,7 +229,7 @@ impl AddressContext {
         Ok(Self { ip, pool, reservations, block })
     }
 
-    /// The network of the pool's block from which the address can be assigned; `None` if the address is in no pool.
+    /// The CIDR of the block from which the pool assigns the address; `None` if the address is in no pool.
     fn assignable(&self) -> Option<IpNet> {
         self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
     }

@@ -33,7 +33,7 @@ async fn assign_of_both_families_is_one_commit() {
     assert_eq!(assigned[1].block.prefix_len(), 126);
     let after = world.store.list(kv::Range::All).await.unwrap();
     assert_eq!(after.revision, before.next());
-    // The assignment writes two blocks, two affinities and one handle.
+    // The assignment of an IPv4 and an IPv6 address writes two blocks, two affinities and one handle.
     assert_eq!(after.kvs.iter().filter(|kv| kv.mod_revision == after.revision).count(), 5);
     world.check().await;
 }
@@ -56,8 +56,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     for number in 0..24 {
         all.push(world.one("a", &format!("c{number}")).await.unwrap());
     }
-    // Node `a` has six full blocks. Addresses are released first in the node's second claimed block, and then in its
-    // first claimed block.
+    // Node `a` has six full blocks, and releases addresses first in its second block and then in its first block.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
     let counting = Arc::new(CountingStore::new(Arc::clone(&world.store)));

@@ -28,7 +28,7 @@ async fn bridge_reserves_ends_and_gateway_on_first_use() {
     let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
     assert_eq!(assigned[0].gateway, Some(ip("10.0.0.1")));
     let mut given: BTreeSet<_> = [assigned[0].ip].into();
-    // Containers on node `b` get addresses from the same pool, on a routed network.
+    // Containers on node `b` get addresses from the bridged network's pool, but on a routed network.
     for number in 1..5 {
         given.insert(world.one("b", &format!("c{number}")).await.unwrap());
     }
@@ -130,7 +130,7 @@ async fn bridge_configuration_makes_pool_and_keeps_to_ranges() {
     }
     assert_eq!(given, (10..13).map(|last| ip(&format!("10.9.0.{last}"))).collect());
     assert!(world.assign(&defined("c3", "10.9.0.0/24", &ranges)).await.is_err());
-    // A wider range in the network configuration takes effect with the next assignment.
+    // A wider address range in the network configuration takes effect with the next assignment.
     let wider = [("10.9.0.10", "10.9.0.13")];
     assert_eq!(world.assign(&defined("c3", "10.9.0.0/24", &wider)).await.unwrap()[0].ip, ip("10.9.0.13"));
     let mut outside = defined("c4", "10.9.0.0/24", &wider);

@@ -11,8 +11,8 @@ use crate::world::World;
 
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
-/// Number of seconds after which all cooldowns are over and all empty blocks can be taken over, even after clocks
-/// jumped. The number is more than twice the cooldown, and more than twice the age from which an empty block can be
+/// Number of seconds after which all cooldowns are over and all empty blocks can be taken over, even after the clocks
+/// have jumped. `PATIENCE` is more than twice the cooldown, and more than twice the age at which an empty block can be
 /// taken over.
 const PATIENCE: i64 = 121;
 /// Number of addresses in the pool, which has four blocks.
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A test world, and the holders that its addresses must have according to all answers of the allocator so far.
+/// A test world, and the holder that each address must have according to the allocator's answers so far.
 struct Life {
     world: World,
     held: BTreeMap<String, (&'static str, IpAddr)>,
@@ -134,8 +134,7 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // At any clock setting, a single node can get all addresses once they are released and `PATIENCE` seconds
-            // have passed.
+            // Whatever the clock says, one node can get all addresses `PATIENCE` seconds after they were released.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

@@ -58,7 +58,8 @@ async fn ensure_counts_full_block_and_takes_no_foreign_ones() {
     assert_eq!(world.block(&own[0].to_string()).await.unwrap().free_addresses().count(), 0);
     let other = world.ensure("b", &[Family::V4]).await.unwrap();
     assert_ne!(own, other);
-    // The pool of this test has only two blocks. An empty block that was claimed long ago can be taken over.
+    // The pool of this test has only two blocks, which nodes `a` and `b` own, so node `c` gets none. An empty block
+    // that was claimed long ago can be taken over.
     assert!(matches!(world.ensure("c", &[Family::V4]).await, Err(Error::NoNewBlocks)));
     world.pass(61);
     assert_eq!(world.ensure("c", &[Family::V4]).await.unwrap(), other);

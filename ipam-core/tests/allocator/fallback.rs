@@ -165,7 +165,7 @@ async fn fallback_gives_attachment_address_of_each_set() {
     let error = world.assign(&defining("c3", &sets, 2, 1)).await.unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert_eq!(world.dump().await, before);
-    // An address that a request names counts as the address from the set of ranges that contains it.
+    // If a request names an address, the assignment takes no further address from the set of ranges that contains it.
     world.release("a", "c0").await;
     let mut wanted = defining("c4", &sets, 1, 1);
     let free = seen.iter().find(|text| text.starts_with("10.1.0.2") && text.len() == 9).unwrap();
@@ -228,7 +228,7 @@ async fn fallback_chooses_free_network_once() {
     world.check().await;
 }
 
-/// Hints that remember full pools for ever.
+/// A [`Hints`] implementation that never forgets which pools are full.
 #[derive(Debug, Default)]
 struct Memory {
     used: Mutex<Vec<IpNet>>,
@@ -336,8 +336,7 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let last = world.assign(&bridged("c9", &["one", "two"])).await.unwrap();
     assert_eq!((last[0].ip, last[0].gateway), (own, Some(ip("10.1.0.1"))));
     world.check().await;
-    // The workload gets an address from the second pool. The workload keeps its address in the second pool although the
-    // first pool has free addresses.
+    // A sticky workload keeps its address in the second pool although the first pool has free addresses.
     world.release("a", "c8").await;
     let second = world.assign(&sticky("w2")).await.unwrap();
     assert_eq!(second[0].gateway, Some(ip("10.2.0.1")));

@@ -25,8 +25,7 @@ const THIS_BOOT: &str = "boot0002";
 /// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// A liveness source whose live addresses a test sets. If the live addresses are `None`, the liveness source reports an
-/// incomplete scan.
+/// A liveness source with the live addresses that a test sets; `None` stands for an incomplete scan.
 struct Machine {
     live: Mutex<Option<BTreeSet<IpAddr>>>,
     asked: AtomicUsize,
@@ -205,7 +204,7 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     let renewed = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_ne!(renewed[0].sequence_number, seen[0].sequence_number);
     assert_eq!(renewed[0].assigned_at().unwrap().unix_timestamp(), START + 200);
-    // An immediate repetition of a request writes nothing.
+    // A request that is repeated immediately writes nothing.
     let before = revision(&world).await;
     assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
     assert_eq!(revision(&world).await, before);
@@ -331,7 +330,7 @@ async fn gc_keeps_tunnel_and_windows_addresses() {
         move |entry: &mut serde_json::Value| drop(entry["secondary"].as_object_mut().unwrap().remove(name))
     };
     assert_eq!(rewrite(&without("margay")).await, (0, 0, 1));
-    // An earlier version wrote the attributes out.
+    // Earlier versions of Margay stored each of its attributes of an address under a separate name.
     let written_out = [("margay.io/net", "net"), ("margay.io/ifname", "eth0"), ("margay.io/boot", "boot0001")];
     for missing in ["", "margay.io/net", "margay.io/ifname"] {
         let write_out = |entry: &mut serde_json::Value| {

@@ -1,5 +1,5 @@
-//! Counts the round trips of calls with and without hints. Hints save round trips, and never change the result of a
-//! call.
+//! Counts the round trips to the store that calls of the allocator need with and without hints. Tests that hints save
+//! round trips to the store, and never change the result of a call.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -57,8 +57,8 @@ impl Hints for Memory {
 
 pub(crate) type Counted = CountingStore<Arc<dyn kv::Store>>;
 
-/// Creates an allocator with the given hints on a world's store. Also returns the wrapped store, which counts the
-/// allocator's calls.
+/// Creates an allocator with the given hints on a world's store, and returns it together with a wrapper that counts its
+/// store calls.
 pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
     let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
@@ -83,7 +83,7 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
 }
 
 /// A borrowed block is recorded before the commit, since the caller cannot know whether an unanswered commit happened.
-/// The node's own block need not be recorded as a hint.
+/// Only other nodes' blocks must be recorded before the commit; the node's own block need not be.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -109,7 +109,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
     assert_eq!(world.dump().await, before);
     let all = noted();
     assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
-    // The record of a borrowed block is not a hint for the node's own blocks.
+    // The recorded borrowed block does not change the read scope of node `a`.
     assert_eq!(
         world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).read_scope_of("a"),
         ReadScope::default()
@@ -209,9 +209,9 @@ async fn hint_conflict_costs_two_round_trips() {
 #[tokio::test]
 async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
-    // Each wrong hint is listed with the number of keys and ranges that the second request reads. The second request
-    // reads the block, the block's affinity, and those ranges of neighbouring block keys that were not read for the
-    // hint.
+    // Each wrong hint is listed with the number of keys and ranges that the second request of the assignment reads. The
+    // second request reads the block, its affinity, and the ranges of neighbouring block keys that were not read for
+    // the wrong hint.
     for (wrong, ranges) in [
         (&[] as &[&str], 3),
         (&["10.0.9.0/26"], 3),
@@ -242,8 +242,8 @@ async fn hint_costs_one_round_trip_when_wrong() {
     }
 }
 
-/// Runs random calls in one world with random hints, and in another world without hints. In both worlds the same calls
-/// must succeed, and the blocks, handles and affinities must be consistent.
+/// Runs random calls in one world with random hints, and in another world without hints. With and without hints, the
+/// same calls must succeed, and the blocks, handles and affinities must be consistent.
 #[tokio::test]
 async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {

@@ -71,8 +71,8 @@ async fn world() -> World {
     world
 }
 
-/// Wraps a world's store so that transaction number `reads` has the given fault, and all later calls hang. Also returns
-/// a signal that the first hanging call sends.
+/// Returns a world's store whose transaction number `reads` has the given fault and whose later calls hang, and a
+/// signal for the first hanging call.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
@@ -109,8 +109,7 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultySto
     faulty
 }
 
-/// Tests a late commit that creates a block and therefore guards only absent keys. The block is deleted again before
-/// the late commit arrives.
+/// Tests a late commit that guards only the absence of keys: its new block is deleted again before the commit arrives.
 async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
     for fault in FAULTS {
         let world = World::new().await;
@@ -147,8 +146,8 @@ async fn late_commit_leaves_nothing_when_foreign_block_is_gone() {
     .await;
 }
 
-/// In this test the assignment is not aborted. The assignment sends its commit again and succeeds while the first
-/// commit is still on its way to the store.
+/// In this test, the assignment sends its commit again and succeeds while the first commit is still on its way to the
+/// store.
 #[tokio::test(start_paused = true)]
 async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;
@@ -227,8 +226,8 @@ async fn note_does_no_harm_when_its_guards_fail() {
 #[tokio::test(start_paused = true)]
 async fn note_stays_while_its_commit_could_come_again() {
     // Each test case lists the store faults for the commit and for its repetition, and the number of pending commits
-    // that stay recorded. If the guards of a repeated commit fail, the first commit or another writer may have changed
-    // the keys.
+    // that stay recorded. If the guards of a repeated commit fail, either the first commit or another writer may have
+    // changed the guarded keys.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),
@@ -253,8 +252,8 @@ async fn note_stays_while_its_commit_could_come_again() {
 async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
-    // All store calls after the commit fail. The fact that the repeated commit was not sent says nothing about the
-    // outcome of the first commit.
+    // All store calls after the commit fail, so the repeated commit is not sent, which says nothing about the outcome
+    // of the first commit.
     let commits = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };

@@ -1,5 +1,5 @@
 //! Runs every operation several times, each time with one of its requests or answers lost. Each operation must have the
-//! same outcome as without a lost request or answer.
+//! outcome that it has when no request or answer is lost.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ const HELD: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
 type Answer<'a> = Pin<Box<dyn Future<Output = String> + 'a>>;
 type Verb = fn(&Ipam) -> Answer<'_>;
 
-/// All operations of the allocator, each with a name and a call that returns the operation's result as text.
+/// All operations of the allocator: each has a name and a function that returns the operation's result as text.
 const VERBS: [(&str, Verb); 17] = [
     ("assign", |ipam| {
         let request = AssignRequest::new(attachment("b", "c9"), RequestedAddresses::any(1, 1));

@@ -1,4 +1,4 @@
-//! Tests that no new block overlaps with a stored block. Tested stores have pools that were recreated with another
+//! Tests that no new block overlaps with a stored block. The tested stores have pools that were recreated with another
 //! block size, affinities without their blocks, or blocks that Calico wrote.
 
 use std::net::IpAddr;
@@ -239,7 +239,7 @@ async fn overlap_is_ruled_out_among_many_small_blocks() {
 }
 
 /// Creating a large block between thousands of other blocks needs more guards than fit into one commit. The error
-/// message for a block that cannot be guarded tells how to proceed.
+/// message for a block that cannot be guarded tells the operator how to proceed.
 #[tokio::test]
 async fn overlap_that_cannot_be_guarded_is_refused() {
     let world = World::new().await;
@@ -258,8 +258,8 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     are_apart(&world).await;
 }
 
-/// The creation of a pool deletes affinities to missing blocks of another block size. A block with addresses in use
-/// prevents the pool's creation.
+/// The creation of a pool deletes affinities to missing blocks of another block size. A stored block of another size in
+/// the new pool's range prevents the pool's creation.
 #[tokio::test]
 async fn overlap_of_affinities_with_new_pool_ends_when_made() {
     let world = World::new().await;

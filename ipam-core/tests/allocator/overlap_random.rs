@@ -1,6 +1,6 @@
-//! Runs random sequences of calls that create blocks. The pools are recreated with every possible block size, and a
-//! foreign writer writes blocks without checking other keys. No call of Margay creates an overlapping block or assigns
-//! an address that lies in two blocks.
+//! Runs random sequences of calls that create blocks. The random calls recreate pools with every possible block size,
+//! and a foreign writer writes blocks without checking other keys. No call of Margay creates an overlapping block or
+//! assigns an address that lies in two blocks.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -49,7 +49,7 @@ struct Run {
     world: World,
     rng: Rng,
     pool: IpNet,
-    /// Whether another program creates blocks in addition to the allocator.
+    /// True if another program creates blocks in addition to the allocator.
     with_others: bool,
     containers: Vec<(&'static str, String)>,
 }
@@ -71,8 +71,7 @@ impl Run {
         self.pool.prefix_len() + self.rng.u8(..=12)
     }
 
-    /// Returns a random network inside the pool. In half of the cases, the network is inside the pool's first 256
-    /// addresses.
+    /// Returns a random network inside the pool, in half of the cases inside the pool's first 256 addresses.
     fn net(&mut self) -> IpNet {
         let most = if self.rng.bool() { 256 } else { 4096 };
         let first = nth(self.pool, self.rng.u128(..most)).unwrap();
@@ -111,7 +110,7 @@ impl Run {
         self.world.put(keys::resource(ResourceKind::IpPool, "p"), &pool).await;
     }
 
-    /// Runs one random step, and returns true if the step was a call of the allocator.
+    /// Runs one random step, and returns true if the step was a call of Margay's allocator.
     async fn step(&mut self, number: usize) -> bool {
         let container = format!("c{number}");
         let (node, cidr) = (self.node(), self.net());

@@ -219,7 +219,8 @@ async fn quota_counts_other_ways_to_get_and_lose_addresses() {
     assert_eq!(is_full(shop(&world, "c2").await), (4, 4));
     world.ipam.release_by_handle("net.c1", soon()).await.unwrap();
     assert_eq!(used(&world, SHOP).await, Some(3));
-    // Releasing an address without an attachment does not lower the quota counter, which may not include the address.
+    // The release of an address without an attachment does not lower the quota counter, which may not include the
+    // address.
     world.ipam.release_by_handle("tunnel", soon()).await.unwrap();
     assert_eq!((used(&world, SHOP).await, truth(&world, SHOP).await), (Some(3), 0));
     for container in ["c1", "c2", "c3", "c4"] {
@@ -361,15 +362,16 @@ async fn quota_needs_room_when_machine_starts_again() {
     assert_eq!(truth(&world, SHOP).await, 1);
 }
 
-/// Callers on three nodes assign and release in one namespace while every tenth transaction fails in some way.
+/// Callers on three nodes assign and release addresses in one namespace while every tenth store transaction fails in
+/// some way.
 #[tokio::test(flavor = "multi_thread")]
 async fn quota_is_never_exceeded_under_churn_with_faults() {
     const LIMIT: u64 = 5;
     let quiet = with_shop(LIMIT).await;
     let start = quiet.store.list(Range::All).await.unwrap().revision;
     let world = faulty(&quiet);
-    // In the first round of assignments, every caller requests an address before any caller releases an address, so
-    // that some callers are refused.
+    // In the first round, every caller requests an address before any caller releases one, so that some callers are
+    // refused.
     let asked = Arc::new(Barrier::new(9));
     let callers = (0..9).map(|caller| {
         let (world, asked) = (world.clone(), Arc::clone(&asked));
@@ -422,7 +424,7 @@ async fn quota_is_never_exceeded_under_churn_with_faults() {
         assert!(held <= LIMIT && held <= counted, "revision {revision}: {held} held, {counted} counted");
     }
     assert_eq!(most, LIMIT);
-    // The quota counter may be too high, but addresses up to the limit can still be assigned.
+    // The quota counter may be too high after the faults, but addresses up to the limit can still be assigned.
     for number in 0..LIMIT {
         shop(&quiet, &format!("last{number}")).await.unwrap();
     }

@@ -13,13 +13,14 @@ use time::OffsetDateTime;
 
 use crate::world::{World, soon};
 
-/// Maximum number of requests of a scan that reads only the node's own blocks and the blocks that the read scope names.
+/// Maximum number of store requests of a scan that reads only the node's own blocks and the blocks that the read scope
+/// names.
 const MOST_REQUESTS: u64 = 20;
 const MOST_BYTES: u64 = 200_000;
 
-/// Creates a cluster of `nodes` nodes, each with a fully used block of 64 addresses. Node `a` has two more blocks,
-/// including a block for secondary networks, and an address in a block of another node. Returns the block of the other
-/// node in which node `a` has an address.
+/// Creates a cluster of `nodes` nodes, each with a fully used block of 64 addresses. Node `a` has two more blocks (one
+/// of them for secondary networks), and an address in a block of another node. Returns the CIDR of the other node's
+/// block in which node `a` has an address.
 async fn cluster(nodes: usize) -> (World, IpNet) {
     let world = World::of_one_caller().await;
     world.add(NewPool::new("v4", "10.0.0.0/12".parse().unwrap()).with_block_size(26)).await;

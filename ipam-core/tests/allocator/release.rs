@@ -185,7 +185,7 @@ async fn release_leaves_handle_count_ahead_of_block_to_writer() {
         Some(Handle::decode(&key, stored.value.as_bytes()).unwrap().count(cidr))
     };
     // No address of the handle is held, so the release removes the handle's count. The release also writes the block,
-    // so that the block's next writer must read the block again.
+    // so that a writer that has read the block before must read it again.
     ahead().await;
     let before = world.store.get(block.clone()).await.unwrap().unwrap();
     world.release("a", "c1").await;
@@ -254,7 +254,7 @@ async fn release_conflict_text_matches_calico() {
     assert_eq!(error, format!("update conflict: {given}: bad handle: requested net.c2, expected net.c1"));
 }
 
-/// In this test each address has its own handle, and one commit guards at most 120 keys.
+/// In this test each address has its own handle, and one commit can guard at most 120 keys.
 #[tokio::test]
 async fn release_of_many_addresses_takes_several_commits() {
     let world = World::new().await;
@@ -292,9 +292,8 @@ async fn release_of_handle_in_many_blocks_is_whole() {
     world.check().await;
 }
 
-/// A test world with a block of eight addresses in a pool whose block size is now four addresses. A container holds the
-/// seventh address of the block. The argument `also` is the CIDR of one more block of node `b`; empty for no such
-/// block.
+/// A test world in which a container holds the seventh address of a block of eight, in a pool whose block size is now
+/// four. If `also` is not empty, node `b` owns one more block with this CIDR.
 async fn of_another_size(also: &str) -> (World, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;

@@ -11,8 +11,8 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// A test world with two pools. In the first pool, node `a`, node `b` and the load balancer own one block each, and
-/// node `a` holds an address. In the second pool, node `a` owns a block.
+/// A test world with two pools. The first pool has one block each of node `a` (with a held address), node `b` and the
+/// load balancer; the second pool has a block of node `a`.
 async fn world() -> World {
     let world = World::new().await;
     let both = [PoolUse::Workload];
@@ -73,7 +73,7 @@ async fn removed_node_keeps_container_addresses_but_no_blocks() {
     let world = world().await;
     let legacy = keys::legacy_host("a");
     world.store.put(legacy.clone(), "").await.unwrap();
-    // Another program maintains the node's document, and may have deleted the document already.
+    // Another program maintains the Node document, and may have deleted it before the node's blocks are released.
     let node = keys::resource(keys::ResourceKind::Node, "a");
     world.store.delete(kv::Range::Key(node)).await.unwrap();
     let done = world.ipam.remove_owner(&Owner::host("a"), soon()).await.unwrap();

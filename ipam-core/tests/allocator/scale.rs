@@ -34,7 +34,7 @@ async fn world(claimed: usize, in_use: usize) -> World {
     world
 }
 
-/// Runs the first ADD of node `a`. Returns the block of the assigned address and the number of requests.
+/// Runs the first ADD of node `a`, and returns the block of the assigned address and the number of requests.
 async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, CallCounts) {
     first_add_with(world, None).await
 }
@@ -87,7 +87,7 @@ async fn empty_block_is_found_when_nothing_can_be_borrowed() {
     }
 }
 
-/// Hints that remember full blocks until the test clears them.
+/// A [`Hints`] implementation that remembers full blocks until the test clears it.
 #[derive(Debug, Default)]
 struct Memory(Mutex<FullBlocks>);
 
@@ -137,7 +137,7 @@ async fn full_pool_is_told_without_reading_blocks_again() {
     world.pass(31);
     assert_eq!(add().await.0.unwrap().to_string(), "10.0.66.0/28");
 
-    // An assignment also finds a sticky address that no longer waits for its workload.
+    // After its wait for the workload has ended, a sticky address is also found by other assignments.
     let mut kept = world.block("10.0.77.0/28").await.unwrap();
     let until = WaitEnd::At(world.ipam.now() + Duration::from_secs(30)).text();
     let waits = [(STICKY.to_owned(), "shop/web-0".to_owned()), (STICKY_UNTIL.to_owned(), until)];

@@ -45,8 +45,8 @@ async fn settings_are_refused_only_when_change_contradicts() {
     assert!(refuse(|config| config.with_auto_allocate_blocks(false)).await.starts_with("Cannot disable"));
     assert!(refuse(|config| config.with_max_blocks_per_host(2)).await.starts_with("MaxBlocksPerHost requires"));
     assert!(world.store.get(keys::config()).await.unwrap().is_none());
-    // Settings that Calico stored apply even if the settings contradict each other. Writing back unchanged settings
-    // does not count as a change, so even contradictory settings are not refused.
+    // Settings that Calico stored apply even if the settings contradict each other. Writing back unchanged settings is
+    // not a change, so even contradictory settings are not refused.
     world.store.put(keys::config(), "{}").await.unwrap();
     assert!(!world.ipam.change_config(|config| config, soon()).await.unwrap().auto_allocate_blocks());
 }

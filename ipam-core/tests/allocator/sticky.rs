@@ -17,8 +17,7 @@ use crate::world::{World, attachment, held, ip, soon};
 
 const WAIT: u64 = 3600;
 
-/// A test world with a pool of four addresses, 10.0.0.0 to 10.0.0.3. The four addresses are assigned in ascending
-/// order.
+/// A test world with a pool of the four addresses 10.0.0.0 to 10.0.0.3, which are assigned in ascending order.
 async fn four() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
@@ -194,7 +193,7 @@ async fn sticky_overdue_longest_goes_to_others_when_pool_is_full() {
         world.pass(60);
     }
     world.pass(WAIT as i64);
-    // Other addresses are free, so both overdue addresses continue to wait for their workloads.
+    // The pool has other free addresses, so both overdue addresses continue to wait for their workloads.
     for number in 0..2 {
         assert!(!own.contains(&world.one("a", &format!("o{number}")).await.unwrap()));
     }
@@ -370,8 +369,8 @@ async fn sticky_address_costs_no_round_trip() {
     world.check().await;
 }
 
-/// In this test, workloads start and stop on three nodes, sometimes as two containers of one name. The pool is too
-/// small for all workloads, and every tenth transaction fails in some way.
+/// In this test, containers of workloads start and stop on three nodes, sometimes two containers of one workload at a
+/// time. The pool is too small for all workloads, and every tenth transaction fails in some way.
 #[tokio::test(flavor = "multi_thread")]
 async fn sticky_workloads_come_and_go_and_lose_no_address() {
     let quiet = World::new().await;
@@ -404,8 +403,7 @@ async fn sticky_workloads_come_and_go_and_lose_no_address() {
     }
     let end = every_revision_is_consistent(&quiet, start).await;
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
-    // At the end, all addresses that are not free wait for their workloads, and become free when the waiting time is
-    // over.
+    // At the end, every address that is not free waits for its workload, and becomes free when the wait is over.
     quiet.pass(1_000_000);
     for number in 0..16 {
         quiet.one("a", &format!("last{number}")).await.unwrap();

@@ -90,7 +90,7 @@ async fn together_gives_what_each_gets_alone() {
     }
     let answers = the_same(&requests, async |_| ()).await;
     assert_eq!(answers.iter().map(Vec::len).sum::<usize>(), 8 * (1 + 2 + 1 + 5));
-    // If the node has a block with free addresses, that block is used first.
+    // If the node has a block with free addresses, the common assignment uses this block first.
     let answers = the_same(&requests[..5], async |world| {
         world.one("a", "before").await.unwrap();
     })
@@ -201,7 +201,7 @@ async fn together_repeats_address_of_holder() {
     };
     let answers = the_same(&requests(&["c1", "c2", "c3"]), before).await;
     assert_ne!(answers[0], answers[1]);
-    // If all containers have their addresses already, nothing is written to the store.
+    // If all containers have their addresses already, the common assignment writes nothing to the store.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
     let first = world.ipam.assign_together(&requests, soon()).await.unwrap();
@@ -255,7 +255,7 @@ async fn together_is_for_one_node_and_each_attachment_once() {
     assert_eq!(world.dump().await, before);
 }
 
-/// A store wrapper that assigns an address to another container before the wrapper's first commit.
+/// A store wrapper that gives another container an address before the common assignment's first commit.
 #[derive(Debug)]
 struct Meddled {
     world: World,
@@ -286,8 +286,8 @@ impl Store for Meddled {
     }
 }
 
-/// Runs a common assignment of three requests while `container` on `node` gets an address separately. Returns the
-/// world, and the answers to the three requests of the common assignment.
+/// Runs a common assignment of three requests while `container` on `node` gets an address separately, and returns the
+/// world and the answers.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();

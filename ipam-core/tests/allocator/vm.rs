@@ -110,8 +110,8 @@ async fn vm_pods_that_start_at_once_have_same_addresses() {
     }
 }
 
-/// The first ADD of a virtual machine needs as many round trips as the first ADD of a container. A restart of the
-/// virtual machine needs no more round trips than its first ADD.
+/// The first ADD of a virtual machine needs as many round trips to the store as that of a container, and a restart
+/// needs no more.
 #[tokio::test]
 async fn vm_costs_no_more_than_container() {
     let quiet = world().await;
@@ -188,8 +188,8 @@ async fn vm_add_when_killed_does_not_land_after_del() {
     }
 }
 
-/// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines. An unreadable
-/// settings document or any other word leaves persistent addresses on.
+/// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines. Persistent
+/// addresses stay on if the settings document is unreadable or contains any other word.
 #[tokio::test]
 async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     let world = world().await;

@@ -150,7 +150,7 @@ fn conformance_erases_only_when_place_was_typed_out() {
     assert!(said.starts_with("error: memory: has nothing to erase\n"), "{said}");
 }
 
-/// Checks that `margay conformance` refuses to run, with one error line and at most one hint. Returns stderr.
+/// Checks that `margay conformance` refuses to run with one error line and at most one hint, and returns its stderr.
 fn refused(location: &str, args: &[&str]) -> String {
     let started = Instant::now();
     let run = margay(["conformance", location].iter().chain(args).copied());
@@ -242,7 +242,7 @@ fn conformance_waits_then_refuses_when_store_is_in_use() {
     }
 }
 
-/// Starts `margay conformance` as a process. Returns the process of `margay conformance` and the process's stdout.
+/// Starts `margay conformance` as a process, and returns the process and its stdout.
 fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_margay"))
         .args(["conformance", &location.to_string()])
@@ -254,8 +254,7 @@ fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
     (child, out)
 }
 
-/// Sends a signal to `margay conformance` after some conformance cases have run. Returns the exit code, stdout and
-/// stderr of `margay conformance`.
+/// Sends a signal to `margay conformance` after some cases have run, and returns its exit code, stdout and stderr.
 fn interrupted(location: &Location, signal: Signal) -> (Option<i32>, String, String) {
     let (mut child, mut out) = start(location);
     let mut text = String::new();

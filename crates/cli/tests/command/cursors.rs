@@ -241,7 +241,7 @@ fn cursor_is_refused_for_good_when_cluster_went_back() {
     assert!(refused.contains("was refused before"), "{refused}");
 }
 
-/// Returns the exit code of a process. Kills the process if it does not end within 5 s.
+/// Returns the exit code of a process, which is killed if it does not end within 5 s.
 fn ended(mut process: Child) -> Option<i32> {
     let until = Instant::now() + patient(Duration::from_secs(5));
     while process.try_wait().unwrap().is_none() && Instant::now() < until {

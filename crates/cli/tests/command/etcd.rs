@@ -6,7 +6,7 @@ use crate::support::Etcd;
 
 const HIDDEN: &str = "hidden-password";
 
-/// Runs `margay`. Runs `margay`, and returns its exit code, stdout and stderr.
+/// Runs `margay`, and returns its exit code, stdout and stderr.
 fn margay(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     let output = command.args(args).env_clear().envs(env.iter().copied()).output().unwrap();

@@ -12,7 +12,7 @@ use testkit::certificates::Certificates;
 use crate::common::{Done, PATIENCE, margay};
 use crate::support::Etcd;
 
-/// An etcd, and a node on which `margay` keeps its notes.
+/// An etcd, and a node on which `margay` keeps the notes of its earlier runs.
 struct Node<'e> {
     etcd: &'e Etcd,
     notes: tempfile::TempDir,
@@ -35,7 +35,7 @@ impl<'e> Node<'e> {
         (answer["outcome"].as_str().unwrap().to_owned(), answer["revision"].as_i64())
     }
 
-    /// Makes the notes of earlier runs eleven minutes older.
+    /// Makes the notes of earlier `margay` runs eleven minutes older.
     fn pass_eleven_minutes(&self) {
         for note in fs::read_dir(self.notes.path()).unwrap() {
             let path = note.unwrap().path();
@@ -87,7 +87,7 @@ fn etcd_compaction_is_left_to_others() {
     write(&etcd, 10);
     assert_eq!(node.compact().0, "noted");
     with_client(&etcd, async |mut client| {
-        // The transaction of kube-apiserver's compactor.
+        // This is the transaction that kube-apiserver's compactor sends before it compacts.
         let txn = Txn::new().when([Compare::version("compact_rev_key", CompareOp::Equal, 0)]).and_then([TxnOp::put(
             "compact_rev_key",
             "0",

@@ -26,9 +26,9 @@ fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Fills four pools of four addresses each. In the pool `filling`, one address a day is assigned for two days. The two
-/// addresses of the pool `steady` are assigned before the readable history begins. The pool `full` has no free address,
-/// and the pool `empty` has no assigned address.
+/// Prepares the four pools `filling`, `steady`, `full` and `empty`, of four addresses each. In the pool `filling`, one
+/// address a day is assigned for two days. The two addresses of the pool `steady` are assigned before the readable
+/// history begins. The pool `full` has no free address, and the pool `empty` has no assigned address.
 async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     let clock = {
         let ago = Arc::clone(ago);
@@ -147,8 +147,8 @@ fn alerts_and_dashboard_use_existing_metrics() {
     assert_eq!(rules.matches("- alert: ").count(), rules.matches("summary: ").count());
 }
 
-/// Returns the `margay` commands in the descriptions of the alerts, without the word `margay`. In a description, a
-/// command ends at the next punctuation mark.
+/// Returns the `margay` commands, without the word `margay`, in the alerts' descriptions, where a command ends at the
+/// next punctuation mark.
 fn commands(rules: &str) -> Vec<String> {
     let mut found = Vec::new();
     for description in rules.split("description: >-").skip(1) {

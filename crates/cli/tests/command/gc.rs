@@ -92,7 +92,8 @@ fn gc_frees_leftovers_of_earlier_boot_and_keeps_live() {
         lab(lab_, &format!("198.18.{number}.0/24"));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         let now = assign_now(lab_, "now");
-        // The address is now in a network namespace without a name, which only the container's process keeps alive.
+        // The address `live` is on an interface in an unnamed network namespace, which only the container's process
+        // keeps alive.
         let container = Container::with(&live);
         let shown = gc(lab_, "--boot").answer();
         for text in [
@@ -218,8 +219,8 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
     assert!(gc(lab_, "--netns --apply").answer().contains("nothing to free"));
     drop(container);
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
-    // Between two scans of `gc`, the address is released and assigned again. The new assignment has the same address
-    // and the same handle, but must not count as the old assignment.
+    // Between two scans of `gc`, the address of container `c1` is released and assigned again. The new assignment has
+    // the address and the handle of the old assignment, but `gc` must not take it for the old one.
     age_looks(lab_, 120);
     lab_.margay("ipam release --container c1").answer();
     lab_.with_ipam(async |ipam| {

@@ -10,7 +10,7 @@ use ipam_core::model::Owner;
 use kv::{Deadline, Range, Store, StoreExt};
 use serde_json::{Value, json};
 
-/// Returns the given fields of each event in a report as text, separated by spaces.
+/// Returns the given fields of each event in a history report as text, separated by spaces.
 fn reported(report: &Value, members: &[&str]) -> Vec<String> {
     let events = report["events"].as_array().unwrap();
     let member = |event: &Value, name: &&str| event[*name].as_str().unwrap_or("-").to_owned();
@@ -159,7 +159,7 @@ impl Watching {
         serde_json::from_str(&self.line()).unwrap()
     }
 
-    /// Waits until the watch has ended. Returns the exit code of `margay watch` and the rest of its stdout.
+    /// Waits until `margay watch` has ended, and returns its exit code and the rest of its stdout.
     fn end(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.map(Result::unwrap).collect();
         (self.child.wait().unwrap().code(), rest)
@@ -242,7 +242,7 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
-        // The assignments, the release and the compaction happen before the store is closed, so the watch cannot read
+        // The assignments, the release and the compaction happen while the store is open here, so the watch cannot read
         // the store between them.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {

@@ -92,11 +92,11 @@ fn history_on_etcd_works_after_compaction() {
     let events_of_node = events(&of_node);
     assert_eq!(events_of_node.iter().filter(|event| event.starts_with("assigned ")).count(), 6, "{of_node}");
     assert_eq!(events_of_node.iter().filter(|event| *event == "claimed -").count(), 2, "{of_node}");
-    // The event of the claim has a time because the block records the time; etcd itself records no times.
+    // The event of the node's block claim has a time because the block records the time; etcd itself records no times.
     let claimed = of_node["events"].as_array().unwrap().iter().find(|event| event["event"] == "claimed").unwrap();
     assert!(claimed["time"].is_string(), "{claimed}");
 
-    // Compacts the history, then removes all addresses and their blocks.
+    // Compact etcd's history, then release all addresses and delete their blocks.
     with(&url, async |ipam| {
         let now = ipam.store().list(Range::All).await.unwrap().revision;
         ipam.store().compact(now).await.unwrap();

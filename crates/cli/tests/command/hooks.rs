@@ -27,7 +27,7 @@ use crate::copy::copy_program;
 use crate::moving::fill::{Places, assign, at, release};
 use crate::store::content::{with_store, write};
 
-/// A hook program that appends its events to a file, and a folder with this file and the cursor.
+/// A hook program that appends the events it receives to a file, and the folder of this file and of the cursor.
 pub(crate) struct Hook {
     pub(crate) folder: TempDir,
     program: PathBuf,
@@ -51,7 +51,7 @@ impl Hook {
         ["watch", "--exec", &program, "--cursor", &cursor].map(str::to_owned).into()
     }
 
-    /// Runs `margay watch` until no more events are left. Several attempts may be needed if the hook program fails.
+    /// Runs `margay watch`, repeatedly if the hook program fails, until no more events are left.
     pub(crate) fn catch_up(&self, location: &Location) -> String {
         let args = self.args();
         let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
@@ -85,7 +85,6 @@ impl Hook {
     }
 }
 
-/// Creates a store of each kind, each with a pool.
 pub(crate) fn stores(places: &Places) -> Vec<Location> {
     let stores = vec![places.etcd(), places.sled("a"), places.redb("b")];
     let node = ("/calico/resources/v3/projectcalico.org/nodes/node1", br#"{"metadata":{"name":"node1"}}"#.to_vec());
@@ -166,7 +165,7 @@ pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
     watcher
 }
 
-/// Waits until the file has this number of lines or the time limit has passed.
+/// Waits until a file has the given number of lines, or the time limit has passed.
 pub(crate) fn wait_for(path: &Path, lines: usize) {
     let until = Instant::now() + patient(PATIENCE);
     while fs::read_to_string(path).unwrap().lines().count() < lines && Instant::now() < until {
@@ -238,7 +237,7 @@ fn hook_example_keeps_hosts_file() {
     release(&location, "Web_1").unwrap();
     hook.catch_up(&location);
     assert_eq!(lines(), [format!("{second} c2.lab.margay.internal")]);
-    // A runtime's container id exceeds the length limit of a DNS label. The address of a node gets no DNS name.
+    // A runtime's container id is too long for a DNS label, and a node's address gets no DNS name.
     let id = "3f0c".repeat(16);
     let long = assign(&location, &id).unwrap();
     with_store(&location, Create::Never, async |open| {
@@ -260,11 +259,11 @@ fn hook_example_keeps_hosts_file() {
     assert_eq!(lines(), [format!("{third} c3.lab.margay.internal")]);
 }
 
-/// The signature and the body of each HTTP request that the test's webhook has received.
+/// The signature and the body of each HTTP request that a test's webhook has received.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// Starts an HTTP server that answers with these HTTP statuses first, and with status 204 after that. Returns the
-/// server's address and the received requests.
+/// Starts an HTTP server that answers with the given HTTP statuses and then with 204, and returns its address and the
+/// received requests.
 fn server(statuses: &'static [u16]) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -94,7 +94,8 @@ fn map_numbers_match_store() {
             r#"margay_pool_borrowed_addresses{pool="main",cidr="10.65.0.0/29"} 0"#,
             "margay_blocks_without_pool 0",
             "margay_nodes 1",
-            // The metrics count the addresses as leaked because they were assigned in an earlier boot.
+            // The metrics count these three addresses as leaked because they were assigned in an earlier boot of the
+            // machine.
             r#"margay_leaked_addresses{reason="earlier-boot"} 3"#,
             r#"margay_leaked_addresses{reason="node-gone"} 0"#,
             "margay_store_oldest_revision 1",

@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::common::{Done, PATIENCE, margay};
 use crate::support::Etcd;
 
-/// A cluster with blocks of two addresses. The cluster has too many blocks for the first scan to read all of them.
+/// A cluster with blocks of two addresses: too many blocks for the first scan to read all of them.
 struct Cluster {
     etcd: Etcd,
     folder: tempfile::TempDir,
@@ -126,8 +126,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         assert_eq!(found, expected);
     };
     both(cluster.candidates("--all-blocks"));
-    // The scan of all blocks has recorded, for later scans, that the node `mine` uses the block with the borrowed
-    // address.
+    // The scan of all blocks has recorded that the node `mine` uses the block with the borrowed address, so that later
+    // scans read the block.
     both(cluster.candidates(""));
     let node = cluster.margay("metrics").answer();
     for line in [
@@ -151,8 +151,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();
     both(cluster.candidates(""));
 
-    // The next run of `gc` scans all blocks. A full scan also reads the blocks that were written since the last full
-    // scan.
+    // Unlike the previous runs of `gc`, this run scans all blocks. A full scan also reads the blocks that were written
+    // since the last full scan.
     both(cluster.candidates("--all-blocks"));
     let change = |name: &str, value: Value| {
         let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();

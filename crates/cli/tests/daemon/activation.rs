@@ -14,7 +14,8 @@ use crate::programs::{PATIENCE, wait_until};
 
 const POOL: &str = "10.83.0.0/24";
 
-/// Starts a daemon as systemd does: file descriptor 3 is the listener, and the daemon gets a socket for notifications.
+/// Starts a daemon as systemd does: file descriptor 3 is the listening socket, and the daemon gets a socket for
+/// notifications.
 fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" --log-level debug --store \"$1\" serve";
     let mut command = Command::new("sh");
@@ -24,7 +25,7 @@ fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     Daemon::start_as(lab, command)
 }
 
-/// Waits until the daemon has notified systemd of this state.
+/// Waits until the daemon has notified systemd of the given state.
 #[track_caller]
 fn wait_for(reported: &UnixDatagram, state: &str) {
     reported.set_read_timeout(Some(Duration::from_millis(100))).unwrap();

@@ -10,13 +10,13 @@ use crate::programs::{Call, Ended};
 
 const POOL: &str = "10.85.0.0/24";
 
-/// Returns the parts of a plugin call's result that a container runtime reads.
+/// Returns the parts of a plugin call's outcome that a container runtime reads: exit code and stdout.
 fn seen(ended: &Ended) -> (Option<i32>, String) {
     (ended.code, ended.out.clone())
 }
 
-/// Starts all plugin calls while the store is locked, so that the daemon receives the calls together. Returns the
-/// results of the plugin calls.
+/// Starts plugin calls while the store is locked, so that the daemon receives all of them together, and returns their
+/// outcomes.
 fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     let started: Vec<_> = lab.held_open(async |_| {
         let started = calls.iter().map(Call::start).collect();
@@ -26,7 +26,7 @@ fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     started.into_iter().map(|call| call.end()).collect()
 }
 
-/// Returns the network configuration with a `prevResult` that contains these addresses.
+/// Returns the network configuration with a `prevResult` that contains the given addresses.
 fn after(conf: &Value, addresses: &[&str]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = addresses.iter().map(|address| json!({"address": address})).collect();
@@ -53,7 +53,7 @@ fn answers_match_for_check_status_and_refusals() {
             Call::new("CHECK", "c2", &after(&bridge, &[])),
             Call::new("STATUS", "", &modern),
             Call::new("STATUS", "", &wrong_pool),
-            // The container already has an address when this ADD runs.
+            // The next ADDs of container c1 run when c1 already has an address.
             Call::new("ADD", "c1", &bridge),
             Call::new("ADD", "c1", &calico),
             Call::new("ADD", "c1", &calico).args(&format!("IP={address}")),
@@ -87,7 +87,7 @@ fn answers_match_for_gc() {
             for number in 0..6 {
                 lab.add(&format!("c{number}")).ok();
             }
-            // CNI's GC releases only addresses that were assigned before its list was made.
+            // GC releases only addresses that were assigned before the runtime made its list of valid attachments.
             std::thread::sleep(std::time::Duration::from_millis(1100));
             let mut conf = lab.conf();
             conf["cniVersion"] = "1.1.0".into();

@@ -91,12 +91,12 @@ impl Watching {
         watching
     }
 
-    /// Waits until the watch has printed an event of this key.
+    /// Waits until the watch has printed an event of the given key.
     fn until(&self, key: &str) {
         wait_until(&format!("an event of {key}"), || self.count(key) > 0);
     }
 
-    /// Returns the number of events of this key that the watch has printed.
+    /// Returns the number of events of the given key that the watch has printed.
     fn count(&self, key: &str) -> usize {
         fs::read_to_string(&self.said).unwrap().matches(&format!("{key}\n")).count()
     }

@@ -35,7 +35,7 @@ fn greeted(stream: &mut UnixStream) {
 fn is_closed(mut stream: UnixStream, why: &str) {
     let mut said = Vec::new();
     let begun = Instant::now();
-    // If the daemon closes the connection with unread data, this read returns an error.
+    // If the daemon closes the connection while it has unread data, this read returns an error.
     let _ = stream.read_to_end(&mut said);
     assert!(begun.elapsed() < patient(PATIENCE / 2), "{why}: not closed");
     assert_eq!(said, b"", "{why}");
@@ -97,7 +97,7 @@ fn client_garbage_closes_only_its_connection() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         is_closed(stream, "half a frame");
     }
-    // The daemon keeps the connection of the client `other`, which has sent nothing wrong.
+    // The daemon keeps the connection of the well-behaved client `other`.
     other.write_all(&Frame::empty(FrameKind::Yield).to_bytes()).unwrap();
     other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let still = other.read(&mut [0]).unwrap_err();
@@ -128,7 +128,7 @@ fn client_random_bytes_never_harm() {
 fn clients_that_never_read_delay_no_other() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        // Each answer exceeds the size of a socket's buffer.
+        // Each answer of the daemon is larger than the buffer of a socket.
         lab.held_open(async |open| {
             for number in 0..200 {
                 open.store().put(format!("/filler/{number}"), "x".repeat(20_000)).await.unwrap();
@@ -219,7 +219,7 @@ fn second_daemon_is_refused() {
         }
         assert_eq!(greeting(&lab).unwrap().process, daemon.pid());
         is_well(&lab, &mut daemon);
-        // After a daemon has ended or was killed, a new daemon can start.
+        // After a daemon has ended or was killed, a new daemon of the store can start.
         daemon.kill();
         let mut daemon = Daemon::start(&lab);
         is_well(&lab, &mut daemon);

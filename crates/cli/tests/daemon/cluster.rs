@@ -64,7 +64,7 @@ impl Cluster {
         daemon
     }
 
-    /// Starts a daemon with this command, and waits until the daemon listens.
+    /// Starts a daemon with the given command, and waits until the daemon listens.
     pub(crate) fn serve_as(&self, command: Command) -> Running {
         let daemon = Running::start(command, "");
         wait_until("the daemon listens", || UnixStream::connect(self.socket()).is_ok());
@@ -160,7 +160,7 @@ fn cluster_daemon_leaks_nothing_when_killed() {
             assert_eq!(given.len(), 6);
             assert_eq!(given, cluster.held().into_keys().collect(), "round {round}");
         } else {
-            // The container runtime dies together with its plugins. When the runtime runs again, it calls DEL.
+            // The container runtime dies together with its plugins, and calls DEL when it runs again.
             adds.into_iter().for_each(|add| _ = add.kill());
         }
         let daemon = (round % 3 == 0).then(|| cluster.serve());
@@ -185,7 +185,7 @@ fn cluster_daemon_leaks_nothing_when_etcd_stops() {
         sleep(Duration::from_millis(10 + round * 7));
         cluster.etcd.signal(Signal::SIGSTOP).unwrap();
         sleep(Duration::from_millis(300));
-        // The plugin is killed before etcd has answered its request.
+        // The plugin is killed before etcd has answered the plugin's request.
         add.kill();
         cluster.etcd.signal(Signal::SIGCONT).unwrap();
         cluster.del("c1").ok();

@@ -18,12 +18,11 @@ use crate::programs::{Ended, PATIENCE, Running, margay, run, signal, wait_until}
 
 const POOL: &str = "10.81.0.0/24";
 
-/// Returns the exit code, stdout and stderr of a command, without the command's duration.
+/// Returns the exit code, stdout and stderr of a command; the command's duration is left out.
 fn said(ended: Ended) -> (Option<i32>, String, String) {
     (ended.code, ended.out, ended.err)
 }
 
-/// Creates a store with documents of several kinds.
 fn furnished(engine: &'static str) -> Lab {
     let lab = Lab::with_pool(engine, POOL);
     for number in 0..5 {
@@ -144,7 +143,7 @@ fn commands_back_up_replace_and_move_store_of_daemon() {
         lab.margay(&format!("store restore --replace {}", backup.display())).ok();
         assert_eq!(lab.held(), before);
         serves_again(&lab, "again", PATIENCE / 6);
-        // The store is migrated to the other engine.
+        // Migrate the store to the other engine.
         let other = match engine {
             "sled" => format!("redb://{}", lab.root().join("moved").display()),
             _ => format!("sled://{}", lab.root().join("moved").display()),
@@ -165,7 +164,7 @@ fn command_moves_store_into_one_of_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let target = Lab::new(engine);
-        // The target of the migration has no keys yet.
+        // The target store of the migration has no keys yet.
         let mut daemon = Daemon::start(&target);
         run(margay(["migrate", &lab.url(), &target.url()])).ok();
         let refused = target.add("early").run().failed();

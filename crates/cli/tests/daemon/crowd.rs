@@ -127,8 +127,8 @@ fn crowd_of_networks_families_and_wishes_is_served() {
     }
 }
 
-/// Runs `count` plugins at the same time. The daemon must serve all `count` plugins. Returns the duration of each
-/// plugin call, the shortest first.
+/// Runs `count` plugins at the same time, all of which the daemon must serve. Returns the duration of each plugin call,
+/// the shortest first.
 fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duration> {
     let mut took: Vec<_> = thread::scope(|scope| {
         let call = |number| verb(lab, &format!("c{number}")).run().ok().by_daemon().took;
@@ -139,8 +139,7 @@ fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duratio
     took
 }
 
-/// With two busy loops per core, 400 simultaneous callers wait for the daemon at most three times as long as 200
-/// callers.
+/// With two busy loops per core, 400 simultaneous callers may wait for the daemon at most three times as long as 200.
 #[test]
 #[ignore = "it measures for a minute; run it with --ignored --nocapture"]
 #[allow(clippy::print_stdout, reason = "prints its measurements")]

@@ -12,24 +12,24 @@ use wire::{DaemonConnection, FROZEN_TIMEOUT, Hello};
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
 
-/// A `margay serve` process that logs to a file. Dropping a [`Daemon`] kills the process.
+/// A `margay serve` process that logs to a file; dropping a [`Daemon`] kills the process.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     running: Option<Running>,
     log: PathBuf,
-    /// The length in bytes of the log that earlier daemons have written.
+    /// The length in bytes of the part of the log file that earlier daemons have written.
     earlier: usize,
 }
 
 impl Daemon {
-    /// Starts a daemon of the lab's store, and waits until the daemon sends its greeting.
+    /// Starts a daemon of the lab's store, and waits for the daemon's greeting.
     pub(crate) fn start(lab: &Lab) -> Self {
         let daemon = Self::start_as(lab, margay(["--store", &lab.url(), "--log-level", "debug", "serve"]));
         daemon.wait_to_greet(lab);
         daemon
     }
 
-    /// Starts a daemon with this command, without waiting until the daemon is ready.
+    /// Starts a daemon with the given command, without waiting until the daemon is ready.
     pub(crate) fn start_as(lab: &Lab, mut command: Command) -> Self {
         let log = lab.root().join("daemon.log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
@@ -42,8 +42,7 @@ impl Daemon {
         self.running.as_ref().unwrap().pid()
     }
 
-    /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that the daemon
-    /// had open before the plugins connected.
+    /// Waits until the daemon has the requests of `count` plugins; it had `before` sockets open before they connected.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
         // Each connection uses one file descriptor, and its request uses a second descriptor of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);
@@ -60,7 +59,7 @@ impl Daemon {
         wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
     }
 
-    /// Waits until the daemon listens. The wait works with a daemon of any frame version.
+    /// Waits until the daemon, which may have any frame version, listens.
     pub(crate) fn wait_to_listen(&self, lab: &Lab) {
         wait_until("the daemon listens", || UnixStream::connect(lab.socket()).is_ok());
     }
@@ -84,19 +83,18 @@ impl Daemon {
         self.running.take().unwrap().end()
     }
 
-    /// Checks that the daemon still runs.
     #[track_caller]
     pub(crate) fn runs(&mut self) {
         let is_over = self.running.as_mut().unwrap().is_over();
         assert!(!is_over, "the daemon has ended: {}", self.log());
     }
 
-    /// Returns the log of this daemon, without the log of earlier daemons.
+    /// Returns what this daemon has logged, without the log of earlier daemons.
     pub(crate) fn own_log(&self) -> String {
         self.log().split_off(self.earlier)
     }
 
-    /// Returns the log of all daemons of the lab until now.
+    /// Returns the log of all daemons that have served the lab's store.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
@@ -113,7 +111,7 @@ pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
 }
 
 /// Repeats ADD and DEL of a container until a daemon carries out the calls. Fails if no daemon carries out the calls
-/// within `within`.
+/// before the time `within` is over.
 #[track_caller]
 pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
     let end = Instant::now() + within;

@@ -65,8 +65,8 @@ fn dels_go_on_when_disk_is_full() {
     }
 }
 
-/// Another program takes disk space as soon as some space is free. Releases of addresses can still use the reserved
-/// space, with and without a daemon.
+/// Releases of addresses can use the reserved disk space, even if another program uses any disk space as soon as it is
+/// free.
 #[test]
 fn dels_go_on_when_another_program_takes_all_room() {
     const CONTAINERS: usize = 60;
@@ -93,7 +93,7 @@ fn dels_go_on_when_another_program_takes_all_room() {
     }
 }
 
-/// Whether a daemon runs beside the plugin in a test.
+/// Whether the plugin runs with or without a daemon in a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,

@@ -15,21 +15,21 @@ use crate::programs::wait_until;
 const POOL: &str = "10.80.0.0/22";
 /// Number of plugins that call at the same time.
 const CALLERS: usize = 6;
-/// Number of times the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
+/// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
 
-/// The answers that the plugin's callers have received.
+/// The results of the plugin calls of all calling threads.
 #[derive(Default)]
 struct Reported {
-    /// The handle that holds each address. An address is in the map from the end of its ADD to the start of its DEL.
+    /// The handle that holds each address. An address is in this map from the end of the ADD that returned it to the
+    /// start of its DEL.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,
 }
 
 impl Reported {
-    /// Calls ADD and DEL until `over` is set, and omits the DEL for every third container. Each plugin call must
-    /// succeed.
+    /// Calls ADD and DEL, which must succeed, until the flag `over` is set; omits the DEL for every third container.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
             if over.load(Ordering::SeqCst) {
@@ -41,7 +41,8 @@ impl Reported {
             let before = self.held.lock().unwrap().insert(address, format!("net1.{container}"));
             assert_eq!(before, None, "{address} was given twice");
             if round % 3 != 0 {
-                // The address is removed before the DEL, because after the DEL another container may get the address.
+                // The address is removed from the map before the DEL, because after the DEL another container may get
+                // the address.
                 self.held.lock().unwrap().remove(&address);
                 lab.del(&container).ok();
                 self.dels.fetch_add(1, Ordering::SeqCst);
@@ -49,15 +50,15 @@ impl Reported {
         }
     }
 
-    /// Calls the plugin from several threads while `work` runs. After `work`, the store must have exactly the addresses
-    /// that the plugin calls returned.
+    /// Calls the plugin from several threads while `work` runs. After `work`, the store must contain exactly the
+    /// addresses that the plugin calls have returned and not deleted.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // `over` is set even if this thread panics, so that the other threads end.
+                    // The flag `over` is set even if this thread panics, so that the calling threads end.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });
@@ -72,7 +73,6 @@ impl Reported {
     }
 }
 
-/// Sets an atomic flag to true when the [`OnDrop`] value is dropped.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {
@@ -94,7 +94,7 @@ fn daemon_end_costs_no_call_when_asked_for() {
                 let ended = daemon.end();
                 assert_eq!(ended.code, Some(0), "{ended:?}");
                 assert!(!lab.socket().exists(), "the socket stays");
-                // The plugins run without a daemon for a while.
+                // The plugins run without a daemon for 50 ms.
                 sleep(Duration::from_millis(50));
             }
         });

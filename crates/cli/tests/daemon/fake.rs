@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use wire::{FileId, Frame, FrameKind, Hello, StoreIdentity};
 
-/// A listener that passes each connection to a function. Dropping a [`Fake`] stops the listener.
+/// A listener that passes each connection to a function, and that stops when the [`Fake`] is dropped.
 pub(crate) struct Fake {
     socket: PathBuf,
     over: Arc<AtomicBool>,
@@ -37,7 +37,7 @@ impl Fake {
         Self { socket: socket.to_owned(), over, met, thread: Some(thread) }
     }
 
-    /// Returns the number of clients that have connected.
+    /// Returns the number of clients that have connected to the listener.
     pub(crate) fn met(&self) -> usize {
         self.met.load(Ordering::SeqCst)
     }
@@ -58,7 +58,7 @@ pub(crate) fn hello(folder: &Path) -> Hello {
     Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue })
 }
 
-/// Sends a frame to a client. The client may already have disconnected.
+/// Sends a frame to a client, which may already have disconnected.
 pub(crate) fn send(stream: &mut UnixStream, frame: &Frame) {
     let _ = stream.write_all(&frame.to_bytes());
 }

@@ -28,8 +28,8 @@ fn lab_on_disk(engine: &'static str) -> (Lab, Disk, Mounted) {
     (lab, disk, mounted)
 }
 
-/// Starts some plugins while disk syncs hang. Waits until all started plugins have given up on the daemon and wait for
-/// the store lock.
+/// Starts some plugins while disk syncs hang, and waits until they have given up on the daemon and wait for the store
+/// lock.
 fn calls_that_leave(lab: &Lab) -> Vec<Running> {
     let calls = vec![lab.add("c1").start(), lab.add("c2").start(), lab.del("c0").start()];
     let queue = lab.store.join("queue");

@@ -90,7 +90,7 @@ fn open_store_is_refused_when_replaced_by_another() {
             let error = read(of_a_maker).await;
             assert_eq!(error.kind(), &ErrorKind::Missing, "{error}");
             assert!(!folder.exists(), "the store was made anew");
-            // The copy of the store has the same id as the store.
+            // The copy of the store, which replaces the store, has the store's id.
             fs::rename(&copy, &folder).unwrap();
             let error = read(of_a_copy).await;
             assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
@@ -103,7 +103,7 @@ fn open_store_is_refused_when_replaced_by_another() {
     }
 }
 
-/// A daemon that is frozen during an operation keeps the store. A program waits for the frozen daemon only once, and
+/// A daemon that is frozen during an operation keeps the store open. A program waits for the frozen daemon once, and
 /// then fails with an error that names the daemon's process.
 #[test]
 fn frozen_daemon_is_waited_for_once() {
@@ -127,7 +127,7 @@ fn frozen_daemon_is_waited_for_once() {
     }
 }
 
-/// Listens as the daemon of the lab's store and sends a daemon's greeting. After the greeting, `serve` handles the
+/// Listens as the daemon of the lab's store and sends a daemon's greeting; then `serve` handles the client's
 /// connection.
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
@@ -157,8 +157,8 @@ fn open_store_goes_on_wherever_connection_breaks() {
                 _ = stream.write_all(&bytes);
             }
         };
-        // The listener closes the connection at one of four points: immediately, after the request, in the middle of an
-        // answer, or after the answer.
+        // The listener closes the client's connection at one of four points: immediately, after the request, in the
+        // middle of an answer, or after the answer.
         let ends: [Box<dyn Fn(UnixStream) + Send>; 4] = [
             Box::new(drop),
             Box::new(reads_and_sends(Vec::new())),

@@ -1,5 +1,5 @@
-//! Tests that the daemon hands the store over to other processes. Also tests that systemd's watchdog kills a daemon
-//! that hangs.
+//! Tests that the daemon hands the store over to other processes, and that systemd's watchdog kills a daemon that
+//! hangs.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -209,7 +209,7 @@ fn hanging_daemon_leaves_add_within_five_seconds() {
         daemon.wait();
         assert_eq!(lab.held().len(), 2);
         lab.is_in_order();
-        // The test restarts the daemon in place of systemd.
+        // The stand-in for systemd does not restart the killed daemon, so the test starts another daemon.
         let _daemon = Daemon::start(&lab);
         lab.add("after").ok().by_daemon();
     }

@@ -20,7 +20,7 @@ use crate::programs::{Call, Ended, PATIENCE, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
-/// A store in a folder, and the socket of the store's daemon. The plugin logs at level `debug`.
+/// A store in a folder, and the socket of its daemon; the plugin logs at level `debug`.
 #[derive(Debug)]
 pub(crate) struct Lab(lab::Lab);
 
@@ -33,7 +33,6 @@ impl Deref for Lab {
 }
 
 impl Lab {
-    /// Creates a lab whose store does not exist yet.
     pub(crate) fn new(engine: &'static str) -> Self {
         let engine = lab::ENGINES.into_iter().find(|known| known.name() == engine).unwrap();
         let mut lab = Self(lab::Lab { members: json!({ "log_level": "debug" }), ..lab::Lab::new(engine) });
@@ -47,7 +46,7 @@ impl Lab {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
-    /// Creates a lab on a disk of 24 MiB. Returns the lab, and the folder at which the disk is mounted. Requires
+    /// Creates a lab on a disk of 24 MiB, and returns the lab and the folder at which the disk is mounted. Requires
     /// [`with_own_mounts`].
     pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
         let mut lab = Self::new(engine);
@@ -69,7 +68,7 @@ impl Lab {
         self.root.path()
     }
 
-    /// Returns the location of a store of the same engine in another folder.
+    /// Returns the location of a store in another folder, for the engine of the lab's store.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
         self.engine.at(folder)
     }
@@ -78,12 +77,11 @@ impl Lab {
         self.location().to_string()
     }
 
-    /// Returns the path of the daemon's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         served::socket(&self.location()).unwrap()
     }
 
-    /// Runs a `margay` command on the lab's store. `args` contains the arguments, separated by spaces.
+    /// Runs `margay` on the lab's store with the given arguments, which are separated by spaces.
     #[track_caller]
     pub(crate) fn margay(&self, args: &str) -> Ended {
         run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
@@ -115,8 +113,7 @@ impl Lab {
         self.held_open(async |open| held_in(open).await)
     }
 
-    /// Like [`Self::held`], but reads through the daemon. On a full disk, opening and closing sled's files would need
-    /// space.
+    /// Like [`Self::held`], but reads through the daemon, because opening sled's files would need space on a full disk.
     pub(crate) fn held_there(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
             let reached = datastore::open(
@@ -130,7 +127,6 @@ impl Lab {
         })
     }
 
-    /// Checks that no address is assigned.
     #[track_caller]
     pub(crate) fn nothing_is_held(&self) {
         let held = self.held();
@@ -165,7 +161,7 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the handle of each assigned address in an open store. The result omits sticky addresses that wait for their
+/// Returns the handle of each assigned address in an open store, without sticky addresses that wait for their
 /// workloads.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();

@@ -32,7 +32,7 @@ fn request(container: &str) -> AssignRequest {
 }
 
 /// Waits until a plugin has sent its request to the daemon. While the plugin connects, another process must have the
-/// store lock.
+/// store lock, so that the request stays unanswered.
 fn wait_until_taken(plugin: &mut Running) {
     let files = format!("/proc/{}/fd", plugin.pid());
     wait_until("the plugin has a connection", || {
@@ -44,7 +44,7 @@ fn wait_until_taken(plugin: &mut Running) {
     assert!(!plugin.is_over(), "the plugin ended while the store lock was held");
 }
 
-/// Checks that no address is assigned, neither now nor a second later.
+/// Checks that no address is assigned, neither immediately nor a second later.
 #[track_caller]
 fn nothing_comes(lab: &Lab) {
     lab.nothing_is_held();
@@ -121,7 +121,7 @@ fn request_is_dropped_when_its_time_is_over() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
-        // The client waits longer than the time limit in its request.
+        // The client waits for an answer longer than the time limit in its request.
         let asked = |container: &str, millis| {
             let within = Duration::from_millis(millis);
             VerbRequest { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }
@@ -159,8 +159,8 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();
-            // In every second round, the test reads the store's files directly. After the plugin was killed, the daemon
-            // must not carry out the plugin's request.
+            // In every second round, the store's files show that the daemon did not carry out the request of the killed
+            // plugin.
             if round % 2 == 0 {
                 lab.nothing_is_held();
             }

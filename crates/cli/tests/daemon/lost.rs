@@ -19,7 +19,7 @@ use crate::programs::{Call, PATIENCE};
 
 const POOL: &str = "10.73.0.0/24";
 
-/// The last step of handling a request that a daemon completes before it dies.
+/// The last step of handling a request that a daemon still completes before it dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     /// The daemon accepts the request.
@@ -45,8 +45,8 @@ fn carry_out(location: &Location, verb: &Verb) -> Answer {
     })
 }
 
-/// Starts a fake daemon that dies after the step `last`. The receiver gets the results of the requests that the fake
-/// daemon carried out.
+/// Starts a fake daemon that dies after the step `last`. The returned receiver gets the results of the requests that
+/// the fake daemon carried out.
 fn dying(lab: &Lab, last: Last) -> (Fake, mpsc::Receiver<Answer>) {
     let (answers, received) = mpsc::channel();
     let (folder, location) = (lab.store.clone(), lab.location());

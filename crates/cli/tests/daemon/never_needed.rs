@@ -26,7 +26,7 @@ fn in_time(ended: Ended) -> Ended {
     ended
 }
 
-/// Checks that an ADD and a DEL succeed within [`BOUND`]. Returns the result of the ADD.
+/// Checks that an ADD and a DEL succeed within [`BOUND`], and returns the result of the ADD.
 #[track_caller]
 fn calls_are_well(lab: &Lab) -> Ended {
     let add = in_time(lab.add("c1").ok());
@@ -36,7 +36,7 @@ fn calls_are_well(lab: &Lab) -> Ended {
     add
 }
 
-/// Checks that plugin calls and commands succeed within [`BOUND`]. Returns the result of the ADD.
+/// Checks that plugin calls and commands succeed within [`BOUND`], and returns the result of the ADD.
 #[track_caller]
 fn all_is_well(lab: &Lab) -> Ended {
     let add = in_time(lab.add("c2").ok());
@@ -79,8 +79,8 @@ fn fallback_when_path_is_no_socket() {
     all_is_well(&lab);
 }
 
-/// Starts a foreign listener that calls `serve` with each client and the store's folder. Checks that plugin calls
-/// succeed, and that the plugin logs the reason why it opened the store itself.
+/// Starts a foreign listener that calls `serve` with the store's folder and each client's connection. Checks that
+/// plugin calls succeed, and that the plugin logs the reason why it opened the store itself.
 #[track_caller]
 fn with_listener(
     is_well: impl Fn(&Lab) -> Ended,

@@ -18,7 +18,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The id of a user who owns no files.
 pub(crate) const STRANGER: u32 = 65_534;
 
-/// Returns the command `margay` with these arguments and an empty environment.
+/// Returns the command `margay` with the given arguments and an empty environment.
 pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(args).env_clear().current_dir("/");
@@ -28,8 +28,8 @@ pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
 
 /// Returns the path of a program of an earlier Margay version.
 pub(crate) fn earlier(program: &str) -> PathBuf {
-    // `scripts/build-earlier` puts the earlier programs in the folder `earlier`, beside the folder of the build
-    // profile.
+    // The script `scripts/build-earlier` puts the programs of an earlier version in the folder `earlier`, beside the
+    // build profile's folder.
     let path = Path::new(env!("CARGO_BIN_EXE_margay")).ancestors().nth(2).unwrap().join("earlier").join(program);
     assert!(path.exists(), "{} is missing: scripts/build-earlier", path.display());
     path
@@ -43,7 +43,7 @@ pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     of_version
 }
 
-/// Sends a signal to a process. After SIGSTOP, waits until the process has stopped.
+/// Sends a signal to a process, and after SIGSTOP waits until the process has stopped.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     send_signal(pid, signal).unwrap();
 }
@@ -60,7 +60,6 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Checks that the program succeeded.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{self:?}");
@@ -96,7 +95,7 @@ impl Ended {
         addresses[0]
     }
 
-    /// Checks in a plugin's log that the daemon carried out the plugin's call. This check needs a running daemon.
+    /// Checks in the plugin's log that a daemon carried out the call; the check is valid only if a daemon was running.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
         // An earlier version of the plugin logs "going on without it" when the plugin opens the store itself.
@@ -106,7 +105,7 @@ impl Ended {
         self
     }
 
-    /// Checks that a plugin opened the store itself and logged the reason with the given words.
+    /// Checks that the plugin opened the store itself and logged a reason that contains `words`.
     #[track_caller]
     pub(crate) fn alone(self, words: &str) -> Self {
         assert!(self.err.contains(words), "{words:?} is not said: {self:?}");
@@ -114,7 +113,7 @@ impl Ended {
     }
 }
 
-/// A running process. Dropping a [`Running`] kills the process.
+/// A running process, which is killed when the [`Running`] is dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Option<Child>,
@@ -134,12 +133,11 @@ impl Running {
         self.child.as_ref().unwrap().id()
     }
 
-    /// Returns whether the process has ended.
     pub(crate) fn is_over(&mut self) -> bool {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// Kills the process. Returns whether the process was still running before the kill.
+    /// Kills the process, and returns whether it was still running.
     pub(crate) fn kill(mut self) -> bool {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -152,7 +150,7 @@ impl Running {
         self.end_within(patient(PATIENCE))
     }
 
-    /// Waits for at most `limit` until the process has ended.
+    /// Waits until the process has ended, for at most the time `limit`.
     #[track_caller]
     pub(crate) fn end_within(mut self, limit: Duration) -> Ended {
         let child = self.child.take().unwrap();
@@ -179,7 +177,7 @@ pub(crate) fn run(command: Command) -> Ended {
     Running::start(command, "").end()
 }
 
-/// A call of the plugin. The plugin may end in any way, even by a signal.
+/// A call of the plugin, which may end in any way, even by a signal.
 #[derive(Clone, Debug)]
 pub(crate) struct Call(process::Call);
 
@@ -189,17 +187,16 @@ impl Call {
         Self(process::Call::new(verb, container, conf))
     }
 
-    /// Sets the environment variable `CNI_ARGS` of the plugin call.
     pub(crate) fn args(self, args: &str) -> Self {
         Self(self.0.with("CNI_ARGS", args))
     }
 
-    /// Calls another program instead of the plugin of this version.
+    /// Makes the call run another program instead of this version's plugin.
     pub(crate) fn of(self, program: PathBuf) -> Self {
         Self(self.0.by(program))
     }
 
-    /// Runs the plugin call as the user with this id.
+    /// Makes the plugin call run as the user with this id.
     pub(crate) fn by(self, uid: u32) -> Self {
         Self(self.0.as_user(uid))
     }

@@ -17,8 +17,8 @@ use crate::programs::{PATIENCE, Running, STRANGER};
 
 const ROLE: &str = "MARGAY_DAEMON_TEST_ROLE";
 const SOCKET: &str = "MARGAY_DAEMON_TEST_SOCKET";
-/// Name of the environment variable with the device and inode of the store's queue file. Another user cannot look up
-/// the queue file.
+/// Environment variable that contains the device and inode of the store's queue file. A process of another user cannot
+/// look up the store's queue file itself.
 const QUEUE: &str = "MARGAY_DAEMON_TEST_QUEUE";
 
 /// Starts a process that plays a role as the user [`STRANGER`].

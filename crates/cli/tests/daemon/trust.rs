@@ -36,7 +36,7 @@ fn stranger_is_not_believed_as_daemon() {
     with_own_mounts();
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        // A daemon creates the sockets' folder with the right permissions.
+        // When a daemon starts, it creates the folder of the sockets with the right permissions.
         Daemon::start(&lab).end().ok();
         let listener: Running = role::play("listener", &lab);
         wait_until("the stranger listens", || lab.socket().exists());
@@ -110,7 +110,7 @@ fn replaced_store_is_used_instead_of_store_of_daemon() {
         serves_again(&lab, "later", PATIENCE);
         let add = lab.add("later").ok().by_daemon();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
-        // The ADD wrote nothing to the old store.
+        // The ADD after the replacement of the store wrote nothing to the old store.
         let url = lab.location_of(&aside).to_string();
         let show = run(margay(["--store", &url, "ipam", "show", "-o", "json"])).ok();
         assert!(show.out.contains("10.75.0.0/24"), "{show:?}");
@@ -194,8 +194,8 @@ fn restored_store_ends_watches_and_is_served_anew() {
     }
 }
 
-/// Watches the store through the daemon, and reports on `begins` when the watch has started. Returns the error that
-/// ends the watch.
+/// Watches the store through the daemon, reports on `begins` when the watch has started, and returns the error that
+/// ends it.
 fn watch_to_its_end(location: &datastore::Location, begins: &std::sync::mpsc::Sender<()>) -> String {
     use futures::StreamExt;
     use kv::{Range, Store, WatchRequest};

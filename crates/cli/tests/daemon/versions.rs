@@ -1,6 +1,6 @@
 //! Tests programs of this version beside programs of an earlier version that has another frame format. Programs of
-//! different versions do not misread each other, open the store themselves, and lose no data. `scripts/build-earlier`
-//! builds the earlier programs.
+//! different versions do not misread each other's frames, open the store themselves, and lose no data.
+//! `scripts/build-earlier` builds the earlier programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ fn plugin_opens_store_when_daemon_has_other_version() {
             let own = of_daemon.call(lab.add("own")).ok().by_daemon().address();
             let first = alone(of_plugin.call(lab.add("c1")).run()).address();
             assert_ne!(own, first);
-            // Each version finds the addresses that the other version has assigned.
+            // Each version of Margay finds the addresses that the other version has assigned.
             assert_eq!(of_daemon.call(lab.add("c1")).ok().by_daemon().address(), first);
             assert_eq!(alone(of_plugin.call(lab.add("own")).run()).address(), own);
             let calls: Vec<_> = (0..16).map(|number| BOTH[number % 2].call(lab.add(&format!("n{number}")))).collect();
@@ -120,8 +120,8 @@ fn cluster_is_opened_when_daemon_has_other_version() {
     }
 }
 
-/// After a downgrade, the earlier version cannot read this version's records of pending commits. The earlier version
-/// keeps unreadable records unchanged and logs a message.
+/// After a downgrade, the earlier version keeps this version's records of pending commits, which it cannot read, and
+/// logs a message.
 #[test]
 fn newer_notes_are_left_alone_by_earlier_version() {
     let cluster = Cluster::start();

@@ -36,8 +36,8 @@ fn fallback_costs_no_query_when_pool_is_full() {
         assert_eq!(asks(&lab, &call), (1, 0), "a repeated ADD writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
-    // The DEL frees an address of the small pool, which was full. The ADDs below fill the large pool, and the last
-    // successful ADD must get the address that the DEL has freed.
+    // This DEL frees an address of the small pool, which was full; the last successful ADD below must get the freed
+    // address.
     Call::new("DEL", "c0", &conf).ok();
     let mut last = String::new();
     for number in 10..300 {

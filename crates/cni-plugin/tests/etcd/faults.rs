@@ -16,8 +16,7 @@ use crate::server::Etcd;
 const IN_TIME: Duration = Duration::from_secs(11);
 pub(crate) const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
 
-/// Returns the error code and the message of a failed plugin call. Checks that the error message names each etcd
-/// endpoint.
+/// Returns the error code and the message of a failed plugin call, whose message must name each etcd endpoint.
 #[track_caller]
 fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     let refusal = outcome.refusal();
@@ -27,7 +26,6 @@ fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     (refusal.code, refusal.text)
 }
 
-/// Runs a plugin call that must end within its time limit.
 #[track_caller]
 fn in_time(call: &Call) -> Outcome {
     let begun = Instant::now();

@@ -18,8 +18,8 @@ fn host_lock_is_waited_for() {
     held.lock().unwrap();
     let add = lab.add("c1");
     let child = add.start(add.command());
-    // The pause before unlocking is far longer than an ADD that need not wait for the host lock, and far shorter than
-    // the lock timeout.
+    // The test holds the host lock for 700 ms: far longer than an ADD takes without waiting, and far shorter than the
+    // lock timeout.
     thread::sleep(Duration::from_millis(700));
     assert!(!lab.books().held.values().any(|handle| handle == "net1.c1"), "it has not waited");
     held.unlock().unwrap();

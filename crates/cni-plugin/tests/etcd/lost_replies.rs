@@ -31,7 +31,8 @@ fn lost_reply_costs_nothing_when_connection_breaks_anywhere() {
             proxy.cut_after(bytes);
             let outcome = Call::new(verb, &container, &conf).run();
             settled += usize::from(outcome.stderr.contains(SETTLING));
-            // A call whose read failed reports the failed read, and has not changed the store.
+            // If the reply to one of its reads was lost, the plugin call reports the failed read and has not changed
+            // the store.
             if outcome.exit != 0 {
                 assert!(outcome.refusal().text.contains("the connection broke"), "{bytes}: {outcome:?}");
             }
@@ -53,8 +54,7 @@ fn lost_reply_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // The first ADD claims the node's block. The node already has a block, so the next new etcd revision is the second
-    // ADD's commit.
+    // The first ADD claims the node's block, so that the second ADD's commit is the only new revision of etcd.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
     // The proxy's delay leaves enough time to read the store between the commit and etcd's answer.

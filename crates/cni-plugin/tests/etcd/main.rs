@@ -1,7 +1,7 @@
 //! Tests of the real plugin binary on a real etcd, including failures of the connection between the plugin and etcd.
 //!
-//! The tests need the `etcd` program and root (for `/run/margay` and a mount). If `etcd` or root is missing, the tests
-//! fail and name what is missing.
+//! The tests need the `etcd` program and root (for `/run/margay` and a mount), and fail with the name of what is
+//! missing.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 

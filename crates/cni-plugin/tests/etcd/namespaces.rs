@@ -35,8 +35,8 @@ struct Api {
 }
 
 impl Api {
-    /// Starts a server that replies to every request with the given HTTP status and body. If the HTTP status is empty,
-    /// the server never replies.
+    /// Starts a server that replies to every request with the given HTTP status and body, or never if the status is
+    /// empty.
     fn answering(status: &'static str, body: &'static str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -155,7 +155,7 @@ fn namespace_labels_choose_pool() {
     pod("DEL", &conf).ok();
     lab.nothing_is_left();
     assert_eq!(api.asked().len(), 1, "DEL needs no labels");
-    // STATUS has no Kubernetes namespace, so STATUS does not request labels from the API.
+    // STATUS has no Kubernetes namespace, so it does not request a namespace's labels from the Kubernetes API.
     let mut status = conf;
     status["cniVersion"] = "1.1.0".into();
     pod("STATUS", &status).ok();

@@ -1,5 +1,5 @@
-//! Tests of pending commits that interrupted ADDs have recorded. The DEL that finds a pending commit has a
-//! configuration with other etcd endpoints than the ADD's.
+//! Tests of pending commits that interrupted ADDs have recorded, if the DEL's configuration lists other etcd endpoints
+//! than the ADD's.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,13 +11,14 @@ use crate::proxy::{LinkCondition, Proxy};
 use crate::victim::Victim;
 use conformance::patient;
 
-// Other tests use the same network, node and folder of pending commits, so these tests use other container names.
+// The tests in other files use the same network, node and folder of pending commits, so the tests in this file use
+// their own container names.
 const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment was interrupted; sending its commit again";
 const SOON: Duration = Duration::from_secs(20);
 
-/// Kills an ADD after the ADD has sent its commit to an etcd whose address is unreachable afterwards. Returns the etcd
-/// address that is unreachable after the kill.
+/// Kills an ADD after it has sent its commit to an etcd, and returns the address of this etcd, which is unreachable
+/// from then on.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());

@@ -16,7 +16,6 @@ fn reservation(lab: &Lab) -> Option<Value> {
     answer.kvs().first().map(|kv| serde_json::from_slice(kv.value()).unwrap())
 }
 
-/// Returns the configuration of a macvlan network.
 fn macvlan(lab: &Lab) -> Value {
     let mut conf = lab.conf();
     conf["type"] = "macvlan".into();

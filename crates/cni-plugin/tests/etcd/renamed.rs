@@ -9,8 +9,8 @@ const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes/";
 /// A container id that is as long as the ids of real runtimes, and is unique in the cluster.
 const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
 
-/// Returns the network configuration after the host was renamed to node-2. Registers node-2 as a Node in etcd; the old
-/// Node remains registered.
+/// Registers node-2 as a Node in etcd beside the old Node, and returns the network configuration with the new node
+/// name.
 fn renamed(lab: &Lab) -> Value {
     let node =
         r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-2"},"spec":{},"status":{}}"#;

@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::lab::{Lab, hints_about};
 use crate::process::Call;
 
-/// The numbers of transactions and range requests that etcd has answered. The connections of the test itself do not
-/// change etcd's counts of transactions and range requests.
+/// The numbers of transactions and range requests that etcd has answered; the test's own connections do not change
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     txns: u64,
@@ -32,8 +32,7 @@ fn asked(lab: &Lab) -> Asked {
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
 
-/// Runs a plugin call that must succeed. Returns the numbers of transactions and range requests that the plugin call
-/// has sent.
+/// Runs a plugin call that must succeed, and returns how many transactions and range requests it has sent to etcd.
 #[track_caller]
 pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);
@@ -128,10 +127,10 @@ fn stale_hint_from_before_restore_costs_two_requests() {
     Call::new("ADD", "c1", &conf).ok();
     let hint = hint_of(&lab);
     lab.erase("/calico/ipam/v2/");
-    // The store is in the state before the first ADD, so none of the keys named in the hint exists.
+    // The restored store is in its state before the first ADD, so none of the keys that the hint names exists.
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
     // A new block must not overlap with the blocks of assigned prefixes, so the ADD must read these blocks. Without a
-    // hint, the ADD's first request would already read the blocks of prefixes.
+    // hint, the first request of the ADD would already read the blocks of assigned prefixes.
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 1));
     assert!(hint.exists());
     Call::new("DEL", "c2", &conf).ok();

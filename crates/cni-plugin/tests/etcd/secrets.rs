@@ -1,5 +1,5 @@
-//! Tests of wrong credentials, expired certificates and secrets in the configuration. Errors must be clear, and no
-//! output may contain a secret.
+//! Tests that the plugin reports wrong credentials and expired certificates clearly, and that no output of the plugin
+//! contains a secret.
 
 use serde_json::{Value, json};
 

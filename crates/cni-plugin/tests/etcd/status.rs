@@ -1,5 +1,5 @@
-//! Tests of STATUS on an etcd cluster: STATUS succeeds only if an ADD would succeed, changes nothing, and seldom
-//! queries all etcd members.
+//! Tests that STATUS on an etcd cluster succeeds only if an ADD would succeed, changes nothing, and seldom queries all
+//! etcd members.
 
 use std::os::unix::fs::symlink;
 
@@ -39,7 +39,6 @@ fn unavailable(lab: &Lab, user: Option<&str>, texts: &[&str]) {
     assert_eq!(refusal.says(texts).code, UNAVAILABLE, "{refusal:?}");
 }
 
-/// Connects to the test cluster's etcd, with a user name if authentication is on.
 async fn client(lab: &Lab, user: Option<&str>) -> Client {
     let options = user.map(|user| ConnectOptions::new().with_user(user, PASSWORD));
     Client::connect([lab.etcds[0].url()], options).await.unwrap()
@@ -89,7 +88,7 @@ fn status_tells_alarm_until_disarmed() {
 fn status_raises_no_alarm_when_space_is_short() {
     let lab = full();
     runtime().block_on(async { disarm(&mut client(&lab, None).await).await });
-    // The etcd's space is still used up after the alarm was cleared, so the next put raises the alarm again.
+    // The alarm was cleared but etcd's space is still used up, so the next put raises the space quota alarm again.
     ready(&lab, None);
     assert_eq!(alarms(&lab), 0);
     call(&lab, None, "ADD", "c1").run().refusal().says(&["no space left"]);
@@ -119,8 +118,7 @@ fn status_asks_all_members_each_minute_and_after_failure() {
     assert_eq!((rounds(), rounds()), (1, 0));
 }
 
-/// Turns etcd's authentication on, and creates users with rights on the given key prefixes. The user `root` has all
-/// rights.
+/// Turns etcd's authentication on, and creates users with rights on the given key prefixes, and `root` with all rights.
 fn guard(lab: &Lab, users: &[(&str, &[(&str, PermissionType)])]) {
     runtime().block_on(async {
         let mut client = client(lab, None).await;

@@ -13,7 +13,7 @@ use crate::server::Etcd;
 /// The password of the etcd user `root` after [`guard`] has turned authentication on.
 pub(crate) const PASSWORD: &str = "hidden-password";
 
-/// Turns etcd's authentication on, with the etcd users `root` and `guest`. The user `guest` has no rights.
+/// Turns etcd's authentication on, with the etcd users `root` and `guest`, of which `guest` has no rights.
 pub(crate) fn guard(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
@@ -28,7 +28,6 @@ pub(crate) fn guard(lab: &Lab) {
 
 /// Certificate files whose paths can be written to a network configuration.
 pub(crate) trait InConf {
-    /// Returns the path of the certificate file with this name.
     fn text(&self, name: &str) -> String;
 
     fn add_to(&self, conf: &mut Value);
@@ -79,8 +78,7 @@ fn certificates_come_from_netconf_or_environment() {
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A missing key file must not count as a missing store. With a missing key file DEL releases no address, so DEL
-    // must report a failure.
+    // A missing key file must not count as a missing store: DEL releases no address and must report a failure.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 

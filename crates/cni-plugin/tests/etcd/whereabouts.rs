@@ -1,5 +1,5 @@
-//! Tests on etcd of secondary networks that use whereabouts' configuration keys. The first ADD in a cluster creates the
-//! pool.
+//! Tests on etcd of secondary networks with whereabouts' configuration keys, whose pool is created by the first ADD in
+//! the cluster.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,6 @@ use crate::lab::Lab;
 use crate::process::Call;
 use crate::round_trips::asks;
 
-/// Returns the configuration of a macvlan network on this node with the given `ipam` object.
 fn conf(lab: &Lab, node: &str, network: &str, ipam: &Value) -> Value {
     let mut conf = lab.conf();
     conf["name"] = network.into();

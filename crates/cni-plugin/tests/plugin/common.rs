@@ -68,7 +68,6 @@ pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>)
     AssignedAddress { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
 }
 
-/// Returns the environment variables of an ordinary plugin call with the given verb.
 pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     let variables = [
         ("CNI_COMMAND", verb),
@@ -120,7 +119,7 @@ pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> ProcessOutcome {
     }
 }
 
-/// Returns the code, the message and the details of the error on standard output.
+/// Returns the code, the message and the details of the CNI error that a plugin call has printed.
 pub(crate) fn error_of(outcome: &ProcessOutcome) -> (u64, String, String) {
     assert_eq!(outcome.exit, 1, "{outcome:?}");
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -19,8 +19,8 @@ fn allocator() -> Scripted {
     }
 }
 
-/// Checks the output and the exit status of a plugin call. A successful call prints nothing or one JSON object. A
-/// failed call prints one JSON object with a code and a message, and exits with 1.
+/// Checks that a successful plugin call printed nothing or a JSON result, and that a failed call printed a CNI error
+/// and exited with 1.
 fn is_sane(outcome: &ProcessOutcome) {
     assert_eq!(outcome.stderr, "");
     if outcome.exit == 0 && outcome.stdout.is_empty() {

@@ -220,8 +220,8 @@ fn process_log_goes_to_standard_error_and_file() {
     assert!(!log.contains(secret) && !outcome.stdout.contains(secret));
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(file.parent().unwrap()), mode(&file)), (0o755, 0o600));
-    // The next plugin call appends to the log file. At log level `error`, a plugin call logs one line less than at
-    // level `info`.
+    // The second plugin call appends its lines to the log file of the first plugin call. At log level `error`, a plugin
+    // call logs one line less than at level `info`.
     call_binary(&environment("ADD"), conf("error", &path).as_bytes());
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), log.lines().count() * 2 - 1);
     // If the log file cannot be created, the plugin only reports so on standard error.

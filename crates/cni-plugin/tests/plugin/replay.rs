@@ -1,7 +1,7 @@
 //! Replays all recorded calls of Calico's IPAM plugin in order, on stores with the recorded documents.
 //!
-//! Within a pool, Margay may choose another address than the recorded one. The shape of each result, the masks, the
-//! pools, the exit statuses and the errors must match the recording.
+//! Within a pool, Margay may choose another address than Calico chose in the recording. The shape of each result, the
+//! masks, the pools, the exit statuses and the errors must equal those in the recording.
 
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
@@ -24,8 +24,8 @@ use testkit::server::Etcd;
 const POOLS: [&str; 6] =
     ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
 
-/// Replaces each address that the allocator chose with the address's pool. Explicitly requested addresses, which
-/// results print as /32 or /128, are not replaced.
+/// Replaces each address that the allocator chose with the address's pool. Explicitly requested addresses, which a CNI
+/// result shows as /32 or /128, are not replaced.
 fn without_choice(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -117,7 +117,7 @@ fn on_engine(engine: &str) {
     });
     replay(|case| call_binary(&case.env, on_store(&case.stdin, engine, &path).as_bytes()));
 
-    // No address is assigned twice, and the store contains all recorded assignments.
+    // After the replay, no address is assigned twice, and the store contains all recorded assignments.
     let held = runtime().block_on(async {
         let open = datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
         let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)

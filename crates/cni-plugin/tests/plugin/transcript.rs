@@ -100,7 +100,7 @@ fn transcript_matches_to_byte_without_store() {
     });
 }
 
-/// Tests that the plugin prints the recorded results and errors if the allocator answers like Calico's allocator.
+/// Tests that the plugin prints the recorded results and errors if it gets the answers of Calico's allocator.
 #[test]
 fn transcript_matches_calico_for_allocator_answers() {
     let others: Vec<_> = transcript().into_iter().map(|case| case.name).collect();

@@ -72,7 +72,8 @@ fn add_asks_for_wanted_addresses() {
     assert_eq!(asked(&bridge(r#","ipam":{"subnet":"fd00::/64"}"#), ""), (none.clone(), 0, 1));
     let dual = r#","ipam":{"ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"fd00::/64"}]]}"#;
     assert_eq!(asked(&bridge(dual), ""), (none, 1, 1));
-    // A requested address replaces the chosen address of the same family.
+    // A requested address counts as the ADD's address of that family, so the allocator chooses only an address of the
+    // other family.
     assert_eq!(asked(&bridge(dual), "IP=10.0.0.7/24"), (vec!["10.0.0.7".into()], 0, 1));
     assert_eq!(
         asked(&bridge(r#","args":{"cni":{"ips":["10.0.0.7"]}},"runtimeConfig":{"ips":["fd00::7/64"]}"#), "IP=10.0.0.7"),
@@ -201,7 +202,7 @@ fn del_releases_attachment_without_settings() {
     assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// Returns the outcome of a CHECK. `held` and `standings` are the allocator's answer: the held addresses and the states
+/// Returns the outcome of a CHECK if the allocator reports `held` as the held addresses and `standings` as the states
 /// of addresses.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();

@@ -1,5 +1,3 @@
-//! Tests of power cuts while etcd clients send requests to Margay's etcd API: keys, transactions and leases.
-//!
 //! Each client has its own keys and leases, and sends one request after another. At the power cut, only the client's
 //! last request can be unanswered. The disk after the power cut must contain either the client's last acknowledged
 //! state, or the state after the unanswered request.
@@ -30,7 +28,7 @@ const CLIENTS: usize = 3;
 const REQUESTS: u64 = 12;
 /// Number of keys that each client uses.
 const KEYS: u64 = 4;
-/// Time to live of a lease in seconds. The time to live is so long that no lease expires during a test.
+/// Time to live of a lease, in seconds: so long that no lease expires during a test.
 const TTL: i64 = 3600;
 /// Approximate numbers of disk operations: for opening the store, and for all requests of a test round.
 const OPENING: u64 = 120;
@@ -201,7 +199,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
     }
 }
 
-/// Reads the state of each client from a copy of the disk after a power cut.
+/// Reads the keys and leases of each client from a copy of the disk after a power cut.
 fn left(engine: Engine, image: &Image) -> Vec<State> {
     let lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");

@@ -51,8 +51,8 @@ fn main() -> ExitCode {
     ::power::main(TESTS.into_iter().flat_map(|named| ENGINES.map(|engine| test(named, engine))).collect())
 }
 
-/// Returns the number of power cuts after which the test's rounds detect a disk that ignores syncs. Returns `None` if
-/// the test's rounds never detect a disk that ignores syncs.
+/// Returns after how many power cuts the test's rounds detect a disk that ignores syncs, or `None` if they never detect
+/// such a disk.
 fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
     let (mut world, mut tally) = (worlds(), Tally::new());
     for round in 0..LIES {

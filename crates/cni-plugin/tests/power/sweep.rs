@@ -26,8 +26,8 @@ const COMMITS: u64 = 40;
 /// allowed, as on sled, the kills are spread evenly over the operations.
 const KILLS: u64 = 60;
 
-/// Returns the kind of the power cut for an ADD that is killed at the given disk operation. The power cut keeps either
-/// almost none of the unsynced data, or a part of it.
+/// Returns the kind of the power cut for an ADD that is killed at a disk operation: it keeps almost none or a part of
+/// the unsynced data.
 fn cut(operation: u64) -> Cut {
     let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
     Cut { seed: operation, folders }

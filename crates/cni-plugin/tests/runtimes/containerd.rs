@@ -21,8 +21,7 @@ fn machine(engine: Engine, network: &str) -> Machine {
     all.into_iter().filter(|other| *other != network).fold(machine, Machine::without_network)
 }
 
-/// A running container and its `ctr run` process. The `ctr run` process must keep running, because it removes the
-/// container's network when the container ends.
+/// A running container and its `ctr run` process, which must keep running to remove the container's network at the end.
 #[derive(Debug)]
 struct Running {
     id: &'static str,
@@ -145,8 +144,8 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     let after = machine.boot();
     let mut daemon = after.start_containerd();
     assert_eq!((after.in_use("dual-v4"), after.in_use("dual-v6")), (2, 2));
-    // After the reboot containerd still lists the containers, but cannot restart them with a network. Remove the
-    // containers that containerd still lists, and run them again.
+    // After the reboot, containerd still lists the containers, but cannot restart them with a network, so remove and
+    // rerun them.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
     // Start the containers in another order, so that they would exchange their addresses if Margay did not keep the
     // addresses.

@@ -30,8 +30,7 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 "#;
 
-/// Builds the container image of a pod's first process. The first process serves a web page, instead of sleeping like
-/// Kubernetes' pause process.
+/// Builds the container image of a pod's first process, which serves a web page, unlike Kubernetes' pause process.
 const IMAGE: &str = r#"
 set -eu
 mkdir /var/lib/pause
@@ -200,7 +199,7 @@ pub(crate) fn pods_get_routed_addresses_and_leave_nothing(engine: Engine) {
     boot.stop_pod(&web);
     boot.remove_pod(&web);
     assert_eq!(boot.fetch(&format!("{of_other}:80")), PAGE);
-    // A second pod with the same name is a different pod.
+    // A pod is identified by its sandbox id, so a second pod with the same name is a different pod.
     let again = boot.run_pod("web");
     assert_eq!(boot.fetch(&format!("{}:80", boot.pod_address(&again))), PAGE);
     for pod in [&again, &other] {

@@ -1,4 +1,4 @@
-//! A test machine whose disk survives reboots. The machine can be booted, and can be stopped as by a power cut.
+//! A test machine whose disk survives reboots, and which can be booted, and stopped as by a power cut.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -32,7 +32,7 @@ pub(crate) const SERVER: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/ww
 /// The command line of a container that only sleeps.
 pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 
-/// A test machine that is switched off. The machine's disk is deleted when this `Machine` is dropped.
+/// A test machine that is switched off; dropping it deletes its disk.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
@@ -88,7 +88,7 @@ impl Machine {
         self
     }
 
-    /// Boots the machine. Each boot has a new boot id.
+    /// Boots the machine; each boot has a new boot id.
     pub(crate) fn boot(&self) -> Boot<'_> {
         let disk = self.lab.root.path();
         let (id, id_file) = (uuid::Uuid::new_v4().to_string(), disk.join("boot-id"));
@@ -215,7 +215,7 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-/// A running machine. The machine stops as by a power cut when this `Boot` is dropped.
+/// A running test machine; dropping it stops the machine as by a power cut.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) machine: &'a Machine,
@@ -226,7 +226,6 @@ pub(crate) struct Boot<'a> {
 }
 
 impl Boot<'_> {
-    /// Returns a command on the machine, with a minimal environment.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.number.to_string(), "--mount", "--net", "--pid", "--"]);
@@ -235,8 +234,8 @@ impl Boot<'_> {
         command
     }
 
-    /// Runs a command on the machine and waits for its exit. Returns the command's standard output, or its standard
-    /// error if the command failed.
+    /// Runs a command on the machine until it exits, and returns its standard output, or its standard error if it
+    /// failed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
         let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -279,7 +278,6 @@ impl Boot<'_> {
         asking.join().unwrap().unwrap_or_else(|error| panic!("{from} is not reached: {error}"))
     }
 
-    /// Waits until a condition on the machine holds.
     #[track_caller]
     pub(crate) fn wait_until(&self, what: &str, mut is: impl FnMut() -> bool) {
         let mut tries = 0..TRIES;

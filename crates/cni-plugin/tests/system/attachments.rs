@@ -167,8 +167,8 @@ fn bridged_network_names_pools_when_several() {
     }
 }
 
-/// Tests a network of type `calico` that shares a pool with a bridge network. The `calico` network must never assign
-/// the addresses that the bridge needs.
+/// Tests that a network of type `calico` never assigns an address that a bridge network in the same pool needs for
+/// itself.
 #[test]
 fn bridged_network_gives_no_network_broadcast_or_gateway() {
     for engine in ENGINES {
@@ -186,7 +186,7 @@ fn bridged_network_gives_no_network_broadcast_or_gateway() {
         assert_eq!(held, (2..=14).map(|n| IpAddr::from([10, 2, 0, n])).collect());
         Call::new("ADD", "one-too-many", &conf).run().refusal().says(&["10.2.0.0/28"]);
         lab.add("one-too-many").run().refusal().says(&["margay ipam show"]);
-        // Now the pool has a free address again, which any network may assign.
+        // The DEL frees an address of the pool, which a network of any type may assign.
         Call::new("DEL", "routed-5", &conf).ok();
         let address = lab.add("one-too-many").ok().address();
         assert!(held.contains(&address) && address != first.address());

@@ -50,7 +50,8 @@ impl Clocked {
         Self { lab, conf, library: library(), off: 0, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Runs a plugin call that sees the wrong clock. Timeouts use the monotonic clock, which stays right.
+    /// Runs a plugin call that sees the wrong system clock; the plugin's timeouts use the monotonic clock, which is
+    /// right.
     fn run(&self, verb: &str, container: &str, conf: &Value) -> Outcome {
         Call::new(verb, container, conf)
             .with("LD_PRELOAD", self.library.to_str().unwrap())
@@ -60,7 +61,7 @@ impl Clocked {
             .run()
     }
 
-    /// Runs ADD. Returns false if ADD failed because the pool had no free address.
+    /// Runs ADD, and returns false if the pool had no free address.
     fn add(&mut self) -> bool {
         self.next += 1;
         let container = format!("c{}", self.next);

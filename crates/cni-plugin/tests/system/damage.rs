@@ -27,9 +27,9 @@ const PAGE: u64 = 4096;
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// Strings of which the error about a damaged store must contain one. Each error string names the remedy for the
-/// damage. If the damage produces a valid store of a newer version or of another engine, the error string says what the
-/// store needs.
+/// Strings of which the error about a damaged store must contain one; each names the remedy for a kind of damage. If
+/// the damaged files look like a valid store of a newer version or of another engine, the string says which program or
+/// setting the store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
 /// An undamaged store, and the address that each of its containers holds.
@@ -212,9 +212,8 @@ fn damage_by_hundreds_on_redb() {
     by_the_hundred(Engine::REDB);
 }
 
-/// Tests unfinished sled snapshots, which do not count as damage. sled writes a new snapshot beside the old snapshot
-/// each time a store is opened. A process that is killed while writing the snapshot, or finds the disk full, leaves an
-/// incomplete snapshot.
+/// Tests unfinished sled snapshots, which do not count as damage: a process that is killed or finds the disk full
+/// leaves an incomplete snapshot.
 #[test]
 fn damage_is_not_seen_in_unfinished_sled_snapshot() {
     let base = Base::new(Engine::SLED);

@@ -130,8 +130,7 @@ fn full_disk_loses_nothing() {
     }
 }
 
-/// Tests a first ADD that fails because the disk has no room for a store. The configuration defines the pool, so ADD
-/// may create the store.
+/// Tests a first ADD that may create the store of its pool, but fails because the disk has no room for a store.
 #[test]
 fn full_disk_has_no_room_for_new_store() {
     for engine in ENGINES {
@@ -191,8 +190,7 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
     assert_eq!(ballast(&lab), BALLAST);
 }
 
-/// Tests DELs on redb, which deletes history to make room within its file. On redb, the reserved disk space lasts for
-/// all DELs.
+/// Tests DELs on redb, where the reserved disk space lasts for all DELs because redb makes room by deleting history.
 #[test]
 fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);

@@ -35,8 +35,8 @@ fn fallback_serves_from_next_pool_when_one_is_full() {
         assert_eq!(gateways, [["10.3.0.1"; 5], ["10.2.0.1"; 5]].concat(), "{engine:?}");
         let full = Call::new("ADD", "none", &conf).run().refusal();
         full.says(&["10.3.0.0/29", "10.2.0.0/29", "margay ipam show"]);
-        // A repeated ADD returns the container's current address, and an ADD of a new container may use any of the
-        // pools.
+        // A repeated ADD returns the address that the container already has; an ADD of a new container may use any of
+        // the pools.
         let third = results[2]["ips"][0]["address"].clone();
         Call::new("DEL", "c2", &conf).ok();
         assert_eq!(Call::new("ADD", "c7", &conf).ok().json(), results[7]);
@@ -168,8 +168,8 @@ fn fallback_subnet_is_chosen_once_per_network() {
     }
 }
 
-/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all callers have ended, every
-/// address of the pools must be assignable.
+/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all these callers have ended,
+/// every address of the two pools must be assignable.
 fn killed(engine: Engine) {
     let lab = lab(engine);
     let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["lab", "more"]}));

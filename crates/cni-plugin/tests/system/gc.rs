@@ -129,7 +129,7 @@ fn fixed_address_is_given_again_after_reboot() {
     }
 }
 
-/// A process in a network namespace of its own. The process and its network namespace end when this value is dropped.
+/// A process in a network namespace of its own; dropping the value ends the process and the network namespace.
 struct Namespace(Child);
 
 impl Namespace {

@@ -21,7 +21,8 @@ pub(crate) fn host_local() -> PathBuf {
 
 /// Removes the addresses from a result, because Margay and host-local may choose different addresses in a subnet.
 ///
-/// Since CNI 1.0.0 a result may omit an empty `dns`; Debian's host-local prints an empty `dns`.
+/// Since CNI 1.0.0 a result may omit an empty `dns`; host-local prints an empty `dns`, so remove `dns` before the
+/// comparison.
 pub(crate) fn shape(mut result: Value) -> Value {
     let without_host = |cidr: &mut Value| {
         let net: IpNet = cidr.as_str().unwrap().parse().unwrap();
@@ -91,8 +92,8 @@ fn host_local_results_match() {
     }
 }
 
-/// Tests two networks with the same name and different subnets. Also tests a subnet that is changed while containers
-/// run, and after the containers have ended.
+/// Tests two networks with the same name and different subnets, and a subnet that is changed while containers run or
+/// after they have ended.
 #[test]
 fn host_local_subnets_of_one_name_match() {
     let host_local = host_local();

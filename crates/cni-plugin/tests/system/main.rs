@@ -1,9 +1,8 @@
 //! Tests of the plugin as a runtime calls it: the real program on stores on disk. The tests cover many concurrent
 //! processes, damaged files, full disks, and all calls that the plugin must reject.
 //!
-//! The tests run the plugin binary that cargo has built. `MARGAY_RELEASE_PLUGIN` names another binary, for example an
-//! installed one. If a requirement of a test is missing (root, a mount, host-local), the test fails and names the
-//! requirement.
+//! The tests run the plugin binary that cargo has built, or the binary that `MARGAY_RELEASE_PLUGIN` names. If a
+//! requirement of a test is missing (root, a mount, host-local), the test fails and names the requirement.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 

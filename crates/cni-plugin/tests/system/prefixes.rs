@@ -8,7 +8,6 @@ use crate::prefix_pools::{pool, prefix};
 use crate::process::Call;
 use crate::sticky_kills::{call, workloads_keep_their_addresses};
 
-/// Returns the configuration of a macvlan network that assigns IPv6 prefixes.
 fn conf(lab: &Lab, more: Value) -> Value {
     let mut ipam = json!({"assign_ipv4": "false", "assign_ipv6": "true", "ipv6_pools": ["pods"]});
     ipam.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

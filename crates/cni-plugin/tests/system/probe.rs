@@ -16,7 +16,7 @@ use crate::process::Call;
 use crate::victim::head;
 use crate::wire::Wire;
 
-/// Maximum duration of any plugin call in the tests of the address probe.
+/// Maximum duration of a plugin call that probes an address.
 const LONG: Duration = Duration::from_secs(2);
 
 /// Returns the configuration of a macvlan network on the test segment, with a probe and additional `ipam` fields.
@@ -121,7 +121,7 @@ fn probe_fails_when_devices_have_all_tried_addresses() {
         let wire = Wire::new(&["10.251.4.2/24", "10.251.4.3/24", "10.251.4.4/24"]);
         let range = json!({"subnet": "10.251.4.0/24", "rangeStart": "10.251.4.2", "rangeEnd": "10.251.4.5"});
         let conf = conf(&lab, &wire, &range);
-        // The first ADD creates the store.
+        // The first ADD creates the store, quarantines three addresses that devices use, and fails.
         let refusal = Call::new("ADD", "c1", &conf).run().refusal();
         assert_eq!(refusal.code, 11);
         refusal.says(&["10.251.4.2", "10.251.4.3", "10.251.4.4", &wire.mac(), "margay ipam quarantine list"]);
@@ -164,9 +164,9 @@ fn probe_leaks_nothing_when_plugin_is_killed() {
     }
 }
 
-/// Runs a plugin call, and kills it while it waits for an answer to its probe: after the call has committed and opened
-/// a socket. Returns false if the call was killed too early, or ended without being killed. The kill can come too
-/// early, because the test watches the file `head`, which also changes when a store is opened.
+/// Runs a plugin call, and kills it while it waits for an answer to its probe, after the call's commit. Returns false
+/// if the call was killed too early, or ended without being killed. The kill can come too early because the test waits
+/// for a change of the file `head`, which also changes when a store is opened.
 fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
     let held = lab.books().held.len();
     let before = head(&lab.store);

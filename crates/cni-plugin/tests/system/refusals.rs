@@ -81,7 +81,7 @@ fn store_belongs_to_another_user() {
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();
         if !is_root {
-            // A test without root removes the permissions of the store's owner instead.
+            // A test that does not run as root removes the permissions of the store's owner instead.
             fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
         }
         let own = embedded_conf(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
@@ -160,7 +160,7 @@ fn store_file_system_is_read_only() {
         for verb in ["ADD", "CHECK", "DEL"] {
             Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
-        // The store of the following configuration does not exist yet.
+        // The store that the next plugin call names does not exist yet.
         let conf = embedded_conf(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
@@ -237,8 +237,7 @@ fn store_is_private_with_any_umask() {
     }
 }
 
-/// Tests a store whose queue file was lost. Only the queue file is lost and the store's data is complete, so no call
-/// may report a missing store.
+/// Tests a store whose queue file was lost: the store's data is complete, so no plugin call may report a missing store.
 #[test]
 fn store_has_lost_its_queue() {
     for engine in ENGINES {
@@ -250,7 +249,7 @@ fn store_has_lost_its_queue() {
             del.refusal().says(&["queue"]);
             continue;
         }
-        // A plugin call that writes may recreate the queue file; afterwards the store works as before.
+        // A plugin call that writes may recreate the lost queue file; afterwards the store works as before.
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c2", &conf).ok();
         assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");

@@ -73,7 +73,7 @@ fn sample_networks_give_addresses_without_existing_store() {
         for container in ["c1", "c2"] {
             Call::new("DEL", container, &conf).ok();
         }
-        // DEL has released the requested address, so the address can be requested again.
+        // The preceding DEL has released the requested address, so another container can request it.
         Call::new("ADD", "c3", &conf).with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={wanted}")).ok();
     }
 }

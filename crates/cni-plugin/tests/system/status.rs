@@ -1,4 +1,4 @@
-//! Tests of STATUS on a real embedded store: STATUS predicts whether an ADD would succeed, and changes nothing.
+//! Tests that STATUS on a real embedded store predicts whether an ADD would succeed, and changes nothing.
 
 use std::fs;
 use std::io::Write as _;
@@ -54,8 +54,8 @@ fn status_says_whether_address_is_free() {
         // The pool's network, broadcast and gateway addresses are reserved, so five addresses remain.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
         let conf = lab.conf_of("bridge");
-        // The file `head` starts with the store's newest revision. The rest of the file `head`, which describes the
-        // store's files, may change.
+        // The file `head` starts with the store's newest revision; its other bytes describe the store's files and may
+        // change.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
             let before = newest();
@@ -83,7 +83,7 @@ fn status_stays_ready_when_node_has_given_all() {
     };
     let add = |conf: &Value, container: &str| Call::new("ADD", container, conf).ok();
     for engine in ENGINES {
-        // Every released address of the pool is in cooldown.
+        // The pool has no free address, because every released address of the pool is in cooldown.
         let lab = Lab::with_pool(engine, "10.5.0.0/30");
         let conf = lab.conf_of("calico");
         settings(&lab, IpamConfig::default().with_cooldown_seconds(3600));

@@ -76,7 +76,7 @@ fn sticky_address_stays_while_plugins_are_killed() {
         let lab = Lab::with_pool(engine, "10.81.0.0/28");
         let conf = lab.conf_with("bridge", json!({"sticky": "pod"}));
         let kept = workloads_keep_their_addresses(&conf);
-        // No address is held now, but the sticky addresses are not assigned to other workloads yet.
+        // After the DELs no address is held, but the sticky addresses are not yet assigned to other workloads.
         let books = lab.books();
         assert!(books.held.is_empty() && books.waiting.keys().copied().collect::<BTreeSet<_>>() == kept, "{books:?}");
         let mut others = BTreeSet::new();

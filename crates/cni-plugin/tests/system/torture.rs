@@ -15,9 +15,9 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 const CALLERS: u64 = 32;
-/// Number of attachments that each caller adds. `make torture` sets a larger number of attachments.
+/// Number of attachments that each caller of the plugin adds; `make torture` sets a larger number.
 const ADDS: u64 = 15;
-/// Maximum number of attachments that a caller holds at the same time.
+/// Maximum number of attachments that a caller of the plugin holds at the same time.
 const MOST_HELD: usize = 3;
 
 const KILLED_CALLERS: u64 = 8;
@@ -107,8 +107,8 @@ impl<'a> Caller<'a> {
         Call::new(verb, &held.container, &self.conf).on(&held.interface)
     }
 
-    /// Returns a new attachment for an ADD. Sometimes two callers add attachments of the same container, each with
-    /// another interface.
+    /// Returns a new attachment for an ADD. Sometimes two callers of the plugin add attachments of the same container,
+    /// each with another interface.
     fn next(&mut self) -> Held {
         self.rounds += 1;
         let container = if self.random.once_in(4) {
@@ -201,8 +201,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Runs a plugin call. In half of the cases, kills the plugin process some time after its start. Returns `None` if
-    /// the kill came before the process ended.
+    /// Runs a plugin call. In half of the cases, kills the plugin process some time after its start, and returns `None`
+    /// if the process had not ended before.
     fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
         if self.random.once_in(2) {
             return Some(Self::ok(call));
@@ -255,8 +255,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Runs sixteen concurrent ADDs on a store that does not exist yet. Half of the concurrent ADDs are killed some time
-/// after their start, and repeated.
+/// Runs sixteen concurrent ADDs on a store that does not exist yet; half of them are killed after some time, and
+/// repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();

@@ -21,7 +21,7 @@ use testkit::server::Etcd;
 /// call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The running etcd servers that no test case uses at the moment. An idle etcd server runs until [`stop_all`].
+/// The running etcd servers that no test case uses at the moment; each server runs until [`stop_all`].
 static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 
 /// An etcd server for the exclusive use of one test case.
@@ -128,7 +128,6 @@ impl Books {
         });
     }
 
-    /// Reads all documents of the store.
     pub(crate) fn all(&self) -> Documents {
         let kvs = self.change(async |store| store.list(Range::All).await.unwrap().kvs);
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -158,8 +157,8 @@ pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     scan
 }
 
-/// Returns all handles, and all assigned addresses with their handle and attributes. Times and Margay's own attributes
-/// are left out.
+/// Returns all handles, and all assigned addresses with handle and attributes, but without times and Margay's own
+/// attributes.
 fn brief(documents: &Documents) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in documents {

@@ -1,5 +1,5 @@
-//! Runs a service thread for the test cases. The service thread forwards connections from a case's network namespace to
-//! an etcd outside, and serves the Kubernetes API.
+//! Runs a service thread for the test cases. The service thread forwards connections from a test case's network
+//! namespace to an etcd outside of it, and serves the Kubernetes API.
 //!
 //! A socket stays in the network namespace of the thread that has created the socket. A test case creates a listening
 //! socket in its own network namespace, and the service thread accepts the connections in the machine's namespace.

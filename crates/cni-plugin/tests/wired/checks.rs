@@ -114,7 +114,7 @@ fn exceptions_are_of_the_recording() {
             let expect = |exceptions: &[&Exception]| {
                 expected(step, exception.case, before.unwrap_or(&state), exceptions, Mode::Child, (Kind::Etcd, ""))
             };
-            // An exception may change an outcome that an exception before it in the list has already changed.
+            // An exception may change an outcome that was already changed by an exception above it in the list.
             let above: Vec<&Exception> = EXCEPTIONS
                 .iter()
                 .take_while(|other| !std::ptr::eq(*other, exception))

@@ -6,12 +6,12 @@ use crate::exceptions::Exception;
 use crate::record::{self, STATE, replaced};
 use crate::{Kind, Mode};
 
-/// A change from a recorded outcome to the expected outcome. A path to a value in the outcome consists of the names of
+/// A change from a recorded outcome to the expected outcome. In an edit, the path to a value consists of the names of
 /// object members and the indexes of array items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
-    /// Sets the value at a path of the outcome to the given JSON. [`ANY`](crate::matching::ANY) in the given JSON
-    /// matches any value, or the rest of a string.
+    /// Sets the value at a path of the outcome to the given JSON. The string [`ANY`](crate::matching::ANY) in the given
+    /// JSON matches any value, or the rest of a string.
     Is(&'static [&'static str], &'static str),
     /// Removes the value at a path of the outcome.
     Gone(&'static [&'static str]),
@@ -22,11 +22,12 @@ pub(crate) enum Edit {
     /// The expected state after the plugin call is the state before the call, except for the containers' sysctls, which
     /// have their recorded values.
     AsBeforeButSettings,
-    /// Copies the value at a path of the outcome from another step of the same case.
+    /// The expected value at a path of the outcome is the value that was recorded for another step of the case.
     Copy(&'static [&'static str], usize),
-    /// Copies the exit status, output, IPAM calls and state from a step of any case, and then replaces strings.
+    /// The expected exit status, output, IPAM calls and state are those of a step of any case, with some strings
+    /// replaced.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// Copies the state after a step of any case, and then replaces strings.
+    /// The expected state is the recorded state after a step of any case, with some strings replaced.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
     /// Adds an expected IPAM call at the end, which releases the addresses that the failed ADD has assigned.
     TakenBack,
@@ -39,7 +40,7 @@ pub(crate) enum Edit {
 }
 
 impl Edit {
-    /// Applies this edit to an outcome. Fails if the outcome lacks the value to be changed.
+    /// Applies this edit to an outcome. Fails if the recorded outcome lacks the value that the edit changes.
     pub(crate) fn apply(self, outcome: &mut Value, case: &str, before: &Value) -> Result<(), String> {
         let missing = |path: &[&str]| format!("nothing was recorded at {path:?}");
         let other = |case: &str, step| record::step(case, step).ok_or_else(|| format!("there is no {case} {step}"));
@@ -153,8 +154,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// Returns the expected outcome of a plugin call. The expected outcome is the recorded outcome after the edits of all
-/// its exceptions. If IPAM runs in the main plugin's process, the calls of `calico-ipam` are left out.
+/// Returns the expected outcome of a plugin call: the recorded outcome after the edits of all its exceptions. If IPAM
+/// runs in the main plugin's process, the expected outcome contains no calls of `calico-ipam`.
 pub(crate) fn expected(
     step: &Value,
     case: &str,

@@ -20,11 +20,11 @@ struct Content {
     /// How the Kubernetes API answers all requests: with `forbidden`, with `unauthorized`, or normally (an empty
     /// string).
     mode: String,
-    /// The requests since the last call of [`Api::requests`], in the format of the recording.
+    /// The recorded requests to the Kubernetes API since the last call of [`Api::requests`].
     requests: Vec<Value>,
 }
 
-/// A running Kubernetes API server. The server stops when this `Api` is dropped.
+/// A running Kubernetes API server, which stops when this `Api` is dropped.
 #[derive(Debug)]
 pub(crate) struct Api {
     content: Arc<Mutex<Content>>,
@@ -42,7 +42,7 @@ impl Api {
         let shared = Arc::clone(&content);
         let served = serve(ADDRESS, move |stream| {
             let content = Arc::clone(&shared);
-            // A failed write means that the HTTP client has disconnected, which is fine.
+            // Ignore a failed write of the response: the HTTP client has disconnected.
             async move { drop(answer(stream, &content).await) }
         });
         Self { content, _served: served }

@@ -7,7 +7,7 @@
 //! margay-cni-plugin --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-/// Returns a test function together with its name.
+/// Pairs a test function with its name.
 macro_rules! named {
     ($test:ident) => {
         (stringify!($test), $test)
@@ -76,11 +76,10 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Recorded cases that spend most of their time waiting. The slow cases start first, so that other cases run during the
-/// waits.
+/// Recorded cases that spend most of their time waiting; they start first, so that other cases run meanwhile.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
-/// Number of threads that replay recorded cases. The number of threads is larger than the usual number of processors,
-/// since some cases spend a long time waiting.
+/// Number of threads that replay recorded cases; larger than the usual number of processors, since some cases mostly
+/// wait.
 const THREADS: usize = 8;
 
 fn main() -> ExitCode {

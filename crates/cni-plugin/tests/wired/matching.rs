@@ -12,8 +12,8 @@ pub(crate) const ANY: &str = "<any>";
 /// contains a message of Go's parser, only the part before this message is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// The strings for which numbered placeholders stand. Within a case, each placeholder stands for one string, and no two
-/// placeholders stand for the same string.
+/// The strings for which numbered placeholders stand: one string for each placeholder of a case, and no string for two
+/// placeholders.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 
@@ -119,17 +119,17 @@ fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
 }
 
 enum Length {
-    /// The expected string does not start with a placeholder.
+    /// The expected string is plain text here: it does not start with a placeholder.
     Literal,
     /// The placeholder matches the whole rest of the string.
     Rest,
-    /// The placeholder matches this many bytes of the string.
+    /// The placeholder matches this many bytes at the start of the string.
     Is(usize),
-    /// The placeholder does not match the string.
+    /// The placeholder does not match the start of the string.
     No,
 }
 
-/// Returns how much of a string a placeholder matches.
+/// Returns how much of the start of a string a placeholder matches.
 fn length_of(placeholder: &str, text: &str) -> Length {
     let kind = placeholder.trim_matches(['<', '>']).split(':').next().unwrap_or_default();
     let run = |is: fn(char) -> bool| text.find(|letter| !is(letter)).unwrap_or(text.len());

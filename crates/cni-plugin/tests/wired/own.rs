@@ -19,7 +19,6 @@ use crate::{Kind, Mode, NamedTest, Test};
 const KILLS: u64 = 100;
 /// Number of ADDs that run at the same time.
 const CALLERS: usize = 16;
-/// Time limit of a plugin call.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The store key of the WorkloadEndpoint of container `c1`.
 const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
@@ -109,7 +108,7 @@ pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     }
 }
 
-/// Kills ADDs at random moments, and in every second round also DELs. After the next DEL, nothing of the container may
+/// Kills ADDs (and in every second round also DELs) at random moments; after the next DEL, nothing of the container may
 /// remain.
 fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let time = |verb: &str| {
@@ -249,7 +248,7 @@ fn containers_reach_each_other(stage: &mut Stage) {
     }
 }
 
-/// Creates a pool of prefixes. Returns the `ipam` object of a network that uses the new pool of prefixes.
+/// Creates a pool of prefixes, and returns the `ipam` object of a network that uses this pool.
 fn ipam_of_prefixes(stage: &Stage) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3",

@@ -1,5 +1,5 @@
 //! The machine on which a recorded case is replayed. The machine is a thread with its own network, mounts and host
-//! name, which are gone when the thread ends.
+//! name, which vanish when the thread ends.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -82,8 +82,7 @@ impl Place {
         place
     }
 
-    /// Installs the plugins in the folders where the main plugin searches for them. Each IPAM plugin is replaced by a
-    /// spy that runs the real IPAM plugin.
+    /// Installs the plugins where the main plugin searches for them, with a spy in place of each IPAM plugin.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
         // One binary contains all plugins, and the name under which the binary is called selects the plugin.
@@ -121,7 +120,7 @@ impl Place {
         self.texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     }
 
-    /// Creates a named network namespace as a runtime does. The new namespace has only the interface `lo`, which is up.
+    /// Creates a named network namespace as a runtime does, with only the interface `lo`, which is up.
     pub(crate) fn add_netns(name: &str) {
         shell(&format!("ip netns add {name}"));
         within(name, || {

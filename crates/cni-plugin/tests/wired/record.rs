@@ -6,10 +6,9 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// The documents of a store, by store key.
 pub(crate) type Documents = BTreeMap<String, Value>;
 
-/// The content of `fixtures/calico-plugin/transcript.json`. The README in the fixture's folder explains the fields.
+/// The content of `fixtures/calico-plugin/transcript.json`, whose fields are explained in the folder's README.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Record {
     /// The store's documents at the start of each case.
@@ -61,7 +60,7 @@ impl Case {
     }
 }
 
-/// Returns the whole recording of Calico's main plugin. The recording's file is read only once.
+/// Returns the recording of Calico's main plugin, whose file is read only by the first call.
 pub(crate) fn record() -> &'static Record {
     static RECORD: OnceLock<Record> = OnceLock::new();
     RECORD.get_or_init(|| {
@@ -78,7 +77,7 @@ pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// Finds a recorded step of a case by its number. The steps of a case are numbered from 1.
+/// Finds a recorded step of a case by its number.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }
@@ -91,8 +90,9 @@ pub(crate) fn is_call(step: &Value) -> bool {
 /// The fields of a recorded step that contain the state after the plugin call.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
-/// Returns the parts of a recorded plugin call that are compared, with default values for omitted parts. `before` is
-/// the state before the call, for steps that were recorded as leaving the state unchanged.
+/// Returns the parts of a recorded plugin call that are compared, with default values for omitted parts. The argument
+/// `before` is the state before the call, which stands for the state after the call if the recording says that nothing
+/// changed.
 pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     let mut outcome = Map::new();
     for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {
@@ -105,7 +105,6 @@ pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     Value::Object(outcome)
 }
 
-/// Returns the state after a recorded plugin call.
 pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
     let from = if step.get("state").is_some() { before } else { step };
     let mut state: Map<String, Value> =

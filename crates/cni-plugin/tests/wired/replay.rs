@@ -167,7 +167,7 @@ fn applicable(case: &str, number: usize, kind: Kind) -> impl Iterator<Item = &'s
 fn host_local_files() -> Value {
     let read = |path: &Path| fs::read_dir(path).into_iter().flatten().map(|entry| entry.unwrap().path());
     let files = read(Path::new("/var/lib/cni/networks")).flat_map(|network| read(&network).collect::<Vec<_>>());
-    // Skip lock files, since their content is irrelevant.
+    // Skip lock files, because their content does not matter for the comparison.
     let files = files.filter(|path| path.file_name().is_some_and(|name| name != "lock"));
     let text = |path: &Path| fs::read_to_string(path).unwrap().trim_end().replace("\r\n", "\n");
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
@@ -181,7 +181,7 @@ struct Needed {
     needed: Vec<&'static Exception>,
 }
 
-/// Replays a recorded case on a store. The returned error lists the differences from the expected outcome.
+/// Replays a recorded case on a store, and returns the differences from the expected outcome as an error.
 pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
@@ -251,7 +251,6 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Reads the machine's state repeatedly, until it is the expected state or no longer changes.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
@@ -266,8 +265,8 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares the outcome of a plugin call with the expected outcome. The machine's state is read repeatedly, until it is
-/// the expected state or no longer changes.
+/// Compares the outcome of a plugin call with the expected outcome. The machine's state is read repeatedly after the
+/// plugin call, until it is the expected state or no longer changes.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -373,15 +372,13 @@ fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     report
 }
 
-/// Runs the real plugin binary.
 pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
     // If the recorded call was killed, its recorded duration does not raise the time limit.
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
     let patience = patient(patience);
     let mut came = call.run(patience);
-    // STATUS waits less than a second for the store, which may be too short on a busy machine, so repeat the call. A
-    // runtime would also repeat STATUS.
+    // STATUS waits less than a second for the store, too short on a busy machine, so repeat STATUS as a runtime would.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

@@ -133,12 +133,12 @@ impl Shown {
         })
     }
 
-    /// Returns the routes of one interface. If no interface is given, returns all routes, each with the name of its
-    /// interface.
+    /// Returns the routes of one interface, or all routes, each with the name of its interface, if no interface is
+    /// given.
     fn routes(&self, of: Option<&str>) -> Value {
         let chosen = self.routes.iter().filter(|route| of.is_none_or(|name| route["dev"] == name));
         let mut routes: Vec<Value> = chosen.map(|shown| route(shown, of.is_none())).collect();
-        // The order in which the kernel lists its own routes varies, so sort these routes by interface.
+        // The kernel lists its own routes (`fe80::/64`) in varying order, so sort them by interface.
         let places: Vec<usize> = (0..routes.len()).filter(|at| routes[*at]["dst"] == "fe80::/64").collect();
         let mut kernels: Vec<Value> = places.iter().map(|at| routes[*at].clone()).collect();
         kernels.sort_by_key(|route| route["dev"].to_string());

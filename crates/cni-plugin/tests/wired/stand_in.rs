@@ -1,5 +1,5 @@
-//! A stand-in for Margay's plugin, which makes the recorded changes with the commands `ip` and `sysctl`. The stand-in
-//! is used to test the replay, which must accept the stand-in's changes.
+//! A stand-in for Margay's plugin, which makes the recorded changes with `ip` and `sysctl` so that the replay itself
+//! can be tested.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // The new host interface is the recorded interface that did not exist before the ADD.
+        // The ADD's host interface is the recorded one that did not exist before the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()

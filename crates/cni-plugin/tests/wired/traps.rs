@@ -1,5 +1,4 @@
-//! Tests for defects of Calico's plugin that no recorded case shows. Margay's plugin must not have the tested defects
-//! of Calico's plugin.
+//! Tests that Margay's main plugin does not have certain defects of Calico's plugin that no recorded case shows.
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -102,8 +101,8 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
-/// Tests ADD and DEL with a Kubernetes API that does not answer. The ADD fails and leaves nothing of its container
-/// behind. DEL does not need the Kubernetes API and succeeds.
+/// Tests ADD and DEL with a Kubernetes API that does not answer. The ADD fails because the Kubernetes API does not
+/// answer, and leaves nothing of its container behind. DEL does not need the Kubernetes API and succeeds.
 fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     let _server = silent();
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -134,8 +133,8 @@ fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     nothing_left(stage, "after the second DEL");
 }
 
-/// Tests an ADD while Felix adds the host's route to the container's first address before the plugin does. The plugin
-/// must still add the host's route to the second address.
+/// Tests an ADD while Felix adds the host's route to the container's first address before the plugin does. Although
+/// Felix has added the route to the first address, the plugin must still add the host's route to the second address.
 fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
     let first = address(&stage.call(&add).run(patient(DEADLINE)));
@@ -229,7 +228,8 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
 }
 
 /// Tests concurrent ADDs whose generated host interface names would be equal: no container takes another container's
-/// interface. An ADD may fail when it races with two other ADDs, but must then leave nothing of its container.
+/// interface. An ADD that races with two other ADDs for an interface name may fail, but must then leave nothing of its
+/// container.
 fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -355,8 +355,8 @@ fn check_and_gc_of_second_network(stage: &mut Stage) {
     assert!(!scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
-/// Tests a restarted pod that has an hour-old WorkloadEndpoint and a new address. GC must keep the pod's endpoint and
-/// address, because the runtime may have made its list before the address was assigned.
+/// Tests a restarted pod that has an hour-old WorkloadEndpoint and a new address. GC must keep the restarted pod's
+/// endpoint and address, because the runtime may have made its list before the address was assigned.
 fn gc_spares_restarted_pod(stage: &mut Stage) {
     let steps = &case("pod-restarted").unwrap().steps;
     succeed(&stage.call(&steps[0]).run(patient(DEADLINE)));
@@ -391,8 +391,8 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// Tests that the plugin rejects a certificate authority file that other users may write to. Users who can write to the
-/// certificate authority file could make the plugin trust another etcd.
+/// Tests that the plugin rejects a certificate authority file that other users may write to. A user who can write to
+/// the certificate authority file could make the plugin trust another etcd.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));

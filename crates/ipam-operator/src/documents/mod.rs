@@ -1,11 +1,11 @@
 //! Defines the documents that people write and read: pools, reservations, nodes and the settings, in the form of
-//! Calico's API. Workload endpoints and profiles can be shown, and endpoints can be deleted. Only the CNI plugin writes
-//! endpoints and profiles.
+//! Calico's API. Workload endpoints and profiles can be shown, and workload endpoints can be deleted. Only the CNI
+//! plugin writes workload endpoints and profiles.
 //!
-//! A written document replaces the stored document of the same name. A field that the written spec lacks gets its
-//! default. A write keeps the stored document's uid, creation time and status. A write keeps Margay's own annotations,
-//! and fields that this version of Margay does not know. An unknown field of a written document is an error, because
-//! the field may be misspelt.
+//! When a person writes a document, it replaces the stored document of the same name. A field that the written spec
+//! lacks gets its default. A write keeps the stored document's uid, creation time and status. A write keeps the stored
+//! document's Margay annotations, and its fields that this version of Margay does not know. An unknown field of a
+//! written document is an error, because the field may be misspelt.
 
 mod show;
 mod write;
@@ -26,7 +26,7 @@ pub use write::{WriteMode, WriteOutcome};
 /// The `apiVersion` of every document.
 const API_VERSION: &str = "projectcalico.org/v3";
 
-/// The name of the settings document. A store has only one settings document.
+/// The name of the only settings document of a store.
 const SETTINGS_NAME: &str = "default";
 
 /// The default namespace of documents whose metadata has no namespace.
@@ -78,8 +78,8 @@ fn key(kind: DocumentKind, full_name: &str) -> Key {
     }
 }
 
-/// Parses a key and returns the full name of its document. Returns `None` for the settings, and for a key that does not
-/// belong to a document of this kind.
+/// Returns the full name of the document with a key; `None` for the settings, and for a key of another kind of
+/// document.
 fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     match kind {
         DocumentKind::Pool => keys::parse_resource(ResourceKind::IpPool, key).map(str::to_owned),
@@ -93,8 +93,8 @@ fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     }
 }
 
-/// The common prefix of the keys of all documents of a kind. The namespace filter `within` applies only to kinds of
-/// documents with namespaces.
+/// The common key prefix of all documents of a kind. The namespace filter `within` applies only to kinds of documents
+/// with namespaces.
 fn prefix(kind: DocumentKind, within: &Namespaces) -> Key {
     match (kind, within) {
         (DocumentKind::Pool, _) => keys::resources_prefix(ResourceKind::IpPool),
@@ -124,9 +124,10 @@ pub struct Manifest {
     kind: DocumentKind,
     /// The document's full name, which is `NAMESPACE/NAME` for a kind of document with namespaces.
     name: String,
-    /// The document's `metadata.resourceVersion`, if set: the version of the stored document that a person has edited.
+    /// The `metadata.resourceVersion` of the written document, if set: the version of the stored document that a person
+    /// has edited.
     version: Option<String>,
-    /// The whole document as JSON; empty if the manifest only refers to a stored document.
+    /// The whole written document as JSON; empty if the manifest only refers to a stored document.
     document: JsonObject,
 }
 
@@ -156,7 +157,7 @@ impl Manifest {
         }
     }
 
-    /// Reads the items of a document list. An item without `kind` gets the kind and API version of the list.
+    /// Reads the items of a document list; an item without `kind` gets the kind and API version of the list.
     fn read_items(list: &JsonObject, items: Value) -> Result<Vec<Self>, DocumentError> {
         let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
         let version = text(list, "apiVersion")?.unwrap_or_default();
@@ -221,8 +222,8 @@ impl Manifest {
         &self.name
     }
 
-    /// Sets the document's namespace, which a person has named outside of the document. A document of a kind without
-    /// namespaces is returned unchanged.
+    /// Sets the document's namespace, which a person has named on the command line instead of in the document. A
+    /// document of a kind without namespaces is returned unchanged.
     ///
     /// # Errors
     /// `Invalid`, with Calico's error message, if the document itself names another namespace.
@@ -255,8 +256,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Reads the pool that the document describes, and the pool's spec in stored form. Fields that the document lacks
-    /// are copied from the stored pool.
+    /// Reads the pool that the document describes, and returns it with its spec in stored form. Fields that the written
+    /// document lacks are copied from the stored pool.
     fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, JsonObject), InvalidPool> {
         let metadata = self.metadata();
         let annotations = metadata.get("annotations").and_then(Value::as_object);

@@ -18,8 +18,8 @@ pub enum Namespaces {
     One(String),
 }
 
-/// A stored document in the form that a person sees. The document's version is in `metadata.resourceVersion`. Fields
-/// that a stored pool lacks have their default values.
+/// A stored document in the form that a person sees. The stored version of the document is in
+/// `metadata.resourceVersion`. Fields that a stored pool lacks have their default values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredDocument {
     /// The document's full name, which is `NAMESPACE/NAME` for a kind of document with namespaces.
@@ -31,9 +31,9 @@ pub struct StoredDocument {
 /// All stored documents of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Documents {
-    /// The documents of one kind, sorted by name.
+    /// The documents of this kind, sorted by name.
     pub items: Vec<StoredDocument>,
-    /// The revision at which the documents were read.
+    /// The revision of the store at which the documents were read.
     pub revision: Revision,
 }
 
@@ -43,7 +43,7 @@ impl Operator {
     /// kinds of documents with namespaces.
     ///
     /// # Errors
-    /// `Malformed` for damaged settings; any store error.
+    /// `Malformed` if the stored settings are damaged; any store error.
     pub async fn documents(&self, kind: DocumentKind, within: &Namespaces, deadline: Deadline) -> Result<Documents> {
         if kind == DocumentKind::Settings {
             return transact!(self.ipam(), deadline, |tx| {
@@ -65,11 +65,11 @@ impl Operator {
         })
     }
 
-    /// Reads the documents of the given kinds and full names at one revision, in the given order. The result for a
-    /// document that does not exist is `NotFound`.
+    /// Reads the documents of the given kinds and full names at one revision, in the given order. For a document that
+    /// does not exist, the result contains the error `NotFound`.
     ///
     /// # Errors
-    /// `Malformed` for a damaged document; any store error.
+    /// `Malformed` if one of the documents is damaged; any store error.
     pub async fn documents_named(
         &self,
         named: &[(DocumentKind, String)],

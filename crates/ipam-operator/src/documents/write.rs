@@ -54,13 +54,13 @@ pub enum WriteOutcome {
 
 impl Operator {
     /// Writes a document in one commit. The module docs of [`crate::documents`] say which fields of the stored document
-    /// are kept. If the written document has a version, the version must equal the version of the stored document.
+    /// are kept. If the written document has a `resourceVersion`, it must equal the version of the stored document.
     ///
     /// Before a new pool is written, stale affinities in the pool's range are deleted, one commit each. An affinity is
     /// stale if its block does not exist and has another size than the pool's blocks.
     ///
-    /// The commit guards the document's key. The commit that creates a pool fails if any other pool is created or
-    /// changed meanwhile.
+    /// The commit of a write guards the document's key. The commit that creates a pool fails if any other pool is
+    /// created or changed meanwhile.
     ///
     /// # Errors
     /// `Document` for a document that cannot be written, including kinds that only the CNI plugin writes. `Invalid`,
@@ -156,7 +156,7 @@ impl Operator {
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
-    /// Deletes a document. If the manifest has a version, the version must equal the version of the stored document. A
+    /// Deletes a document. If the manifest has a `resourceVersion`, it must equal the version of the stored document. A
     /// pool's version is checked before the deletion starts, because the deletion itself changes the pool document. A
     /// pool is deleted as in [`Self::delete_pool_if`]. Before a node's document is deleted, the node's empty blocks are
     /// released. Addresses in blocks that are not empty stay with their holders. After the settings are deleted, the
@@ -201,7 +201,7 @@ fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     }
 }
 
-/// Fails unless the document is stored and has the version that the manifest names. The transaction guards the
+/// Fails unless the document is stored and has the version that the manifest names; the transaction guards the
 /// document's key.
 async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
     if tx.get(key).await?.is_none() {
@@ -225,8 +225,8 @@ fn same(stored: &[u8], wanted: &[u8]) -> bool {
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
 }
 
-/// Prefix of the names of Margay's own annotations. A write keeps a stored annotation with the prefix `margay.io/`
-/// unless the written document has an annotation of the same name.
+/// Prefix of the names of Margay's own annotations. A write keeps a stored annotation with this prefix unless the
+/// written document has an annotation of the same name.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
 /// The fields of a node's spec.
@@ -265,8 +265,8 @@ fn refuse_unknown(
     }
 }
 
-/// Merges a written document with the stored document. The labels, annotations and spec are taken from the written
-/// document, all other fields from the stored document.
+/// Merges a written document with the stored document. The labels, annotations and spec come from the written document,
+/// and all other fields from the stored document.
 fn assemble(
     manifest: &Manifest,
     stored: Option<&JsonObject>,

@@ -32,14 +32,13 @@ fn block(owner: Option<&str>) -> Block {
     Block::new(cidr(), owner.map(Owner::host).as_ref(), NOW, None).unwrap()
 }
 
-/// Creates a block with one held address.
 fn holding(entry: &Attribute) -> Block {
     let mut block = block(Some("a"));
     block.assign_specific(ip(1), entry).unwrap();
     block
 }
 
-/// The kinds of events between two versions of a block.
+/// Returns the kinds of the events between two versions of a block.
 fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEventKind> {
     of_block(cidr(), before, after).into_iter().map(|one| one.what).collect()
 }
@@ -67,7 +66,7 @@ fn events_show_cooldown_of_released_address() {
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [BlockEventKind::CooldownOver { address }]);
-    // If the address is assigned after its cooldown, one write replaces the old entry in the block by the new entry.
+    // If the address is assigned after its cooldown, one write of the block replaces the old entry by the new entry.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(
         between(Some(&resting), Some(&next)),
@@ -294,7 +293,7 @@ proptest! {
                 now += Duration::seconds(i64::from(*seconds));
             }
             carry_out(step, &mut stored, now, rest);
-            // Several random operations may lie between two written versions of a block.
+            // Several random operations on the block may lie between two of its written versions.
             if *is_written {
                 for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
                     replayed.apply(one.what);

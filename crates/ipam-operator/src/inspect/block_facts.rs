@@ -1,6 +1,6 @@
 //! Keeps facts about blocks in memory during an inspection. The inspection compares affinities, handles, workload
-//! records and the blocks with each other. This module finds, in a store that Calico reads, the addresses of secondary
-//! networks that Calico would change or release.
+//! records and the blocks with each other. In a store that Calico reads, this module also finds the addresses of
+//! secondary networks that Calico would change or release.
 //!
 //! A network is secondary if any of its addresses has the attribute `margay.io/node`. If all addresses of a secondary
 //! network were assigned by a version of Margay without the attribute `margay.io/node`, the network is not recognized
@@ -17,7 +17,7 @@ use kv::Kv;
 
 use super::finding::{Code, Finding, Inspection, Subject, addresses};
 
-/// Facts about all blocks of a store, in the order in which the blocks were read.
+/// Facts about all blocks of a store, in the order in which the inspection has read the blocks.
 #[derive(Debug, Default)]
 pub(super) struct BlockFacts {
     notes: Vec<BlockNote>,
@@ -29,7 +29,7 @@ pub(super) struct BlockFacts {
 #[derive(Debug)]
 struct BlockNote {
     cidr: IpNet,
-    /// The facts about the block; `None` if the block's value cannot be decoded.
+    /// Facts about the block's addresses and owner; `None` if the block's value cannot be decoded.
     about: Option<BlockSummary>,
 }
 
@@ -38,16 +38,16 @@ pub(super) struct BlockSummary {
     owner: Option<Owner>,
     has_affinity: bool,
     owner_is_gone: bool,
-    /// One bit for each ordinal of the block: set if the ordinal is allocated.
+    /// One bit for each ordinal of the block, which is set if the ordinal's address is allocated.
     allocated: Box<[u64]>,
     /// Number of host bits of each prefix, in a block of prefixes; 0 for a block of single addresses.
     host_bits: u8,
 }
 
-/// Whether a block is stored and readable.
+/// Whether a block is stored and can be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockPresence {
-    /// No block of this network is stored.
+    /// No block with this CIDR is stored.
     Absent,
     /// The block is stored, but its value cannot be decoded.
     Unreadable,
@@ -55,7 +55,7 @@ pub(super) enum BlockPresence {
     Readable,
 }
 
-/// Returns one bit for each ordinal of a block: set if the ordinal is allocated.
+/// Returns one bit for each ordinal of a block, which is set if the ordinal's address is allocated.
 fn bits(block: &Block) -> Box<[u64]> {
     let mut bits = vec![0_u64; block.capacity().div_ceil(64)];
     for ordinal in block.allocated().filter_map(|(ip, _)| block.ordinal(ip)) {
@@ -97,12 +97,12 @@ impl BlockFacts {
         index
     }
 
-    /// The network of the block with this index.
+    /// The CIDR of the block with this index.
     pub(super) fn cidr(&self, index: u32) -> IpNet {
         self.notes.get(index as usize).map(|note| note.cidr).unwrap_or_default()
     }
 
-    /// Returns whether a block is stored and readable.
+    /// Returns whether the block with this CIDR is stored and can be decoded.
     pub(super) fn find(&self, cidr: IpNet) -> BlockPresence {
         match self.by_cidr.get(&cidr).and_then(|index| self.notes.get(*index as usize)) {
             None => BlockPresence::Absent,
@@ -116,8 +116,7 @@ impl BlockFacts {
         self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
     }
 
-    /// Compares an affinity with its block, and with the pool that contains the block. The caller must have added all
-    /// blocks.
+    /// Compares an affinity with its block and the block's pool, after the caller has added all blocks of the store.
     pub(super) fn compare_affinity(
         &mut self,
         (owner, cidr): (&Owner, IpNet),
@@ -158,7 +157,7 @@ impl BlockFacts {
         findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
-    /// Compares the blocks with each other and with the affinities. The caller must have added all keys of the store.
+    /// Compares the blocks with each other and with the affinities, after the caller has added all keys of the store.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
             let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about
@@ -178,9 +177,9 @@ impl BlockFacts {
         self.find_overlaps(&mut done.findings);
     }
 
-    /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. The blocks are
-    /// visited in ascending order of their first addresses, larger blocks first. A stack holds the blocks that contain
-    /// the current block.
+    /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. The function visits
+    /// the blocks in ascending order of their first addresses, larger blocks first. While it visits a block, a stack
+    /// holds the blocks that contain it.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
@@ -214,7 +213,7 @@ fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>)
 /// Facts about blocks that may have addresses of secondary networks.
 #[derive(Debug, Default)]
 pub(super) struct SecondaryBlocks {
-    /// Names of networks that are known not to be Calico's.
+    /// Names of the CNI networks that are known not to be Calico's.
     known: BTreeSet<String>,
     notes: Vec<SecondaryNote>,
 }
@@ -256,14 +255,14 @@ impl SecondaryBlocks {
             }
         }
         // To save memory, `notes` has no item for blocks in which no address has a recorded network. Most blocks of a
-        // cluster have only addresses of Calico, without a recorded network.
+        // cluster have only addresses of Calico, which record no network.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);
         }
     }
 
-    /// Reports the findings about secondary networks. The caller must have added all blocks, because any block can show
-    /// that a network is secondary.
+    /// Reports the findings about secondary networks. The caller must have added all blocks before, because any block
+    /// can show that a network is secondary.
     pub(super) fn finish(&self, findings: &mut Vec<Finding>) {
         for note in &self.notes {
             findings.extend(self.names(note));
@@ -271,7 +270,7 @@ impl SecondaryBlocks {
         }
     }
 
-    /// Reports addresses of secondary networks that Calico's kube-controllers may release.
+    /// Reports a block's addresses of secondary networks that Calico's kube-controllers may release.
     fn names(&self, note: &SecondaryNote) -> Option<Finding> {
         let known: Vec<(&String, &u64)> = note.calicos.iter().filter(|(name, _)| self.known.contains(*name)).collect();
         let count: u64 = known.iter().map(|(_, count)| **count).sum();
@@ -281,7 +280,8 @@ impl SecondaryBlocks {
         (count > 0).then(|| finding.mendable(true).with_networks(networks))
     }
 
-    /// Reports a block that a node owns, but that has addresses of secondary networks.
+    /// Reports a block with addresses of secondary networks whose owner is a node instead of the node's secondary
+    /// owner.
     fn owner(&self, note: &SecondaryNote) -> Option<Finding> {
         let (networks, others): (Vec<&String>, Vec<&String>) =
             note.calicos.keys().partition(|network| self.known.contains(*network));

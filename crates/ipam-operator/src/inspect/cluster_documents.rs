@@ -57,7 +57,7 @@ impl ClusterDocuments {
     }
 
     /// The addresses of all reservations. The set of reserved addresses is computed on the first call, so the caller
-    /// must add all reservations first.
+    /// must have added all reservations before.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }
@@ -68,7 +68,7 @@ impl ClusterDocuments {
         !self.nodes.is_empty() && !self.nodes.contains(node)
     }
 
-    /// The pool that contains a block's network.
+    /// The pool that contains the block with this CIDR.
     pub(super) fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
     }
@@ -179,7 +179,7 @@ fn list(nets: &[IpNet]) -> String {
     nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the decoded document. If the document could not be decoded, adds a finding and returns `None`.
+/// Returns the decoded document, or adds a finding and returns `None` if the document cannot be decoded.
 fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }

@@ -32,16 +32,17 @@ const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// The state of each address of each endpoint, according to the blocks. The map's key is the address and the
-    /// endpoint's index in `notes`.
+    /// The state of each address of each endpoint, according to the blocks, by address and index of the endpoint in
+    /// `notes`.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
     /// The pods whose endpoints have no container id, as `NAMESPACE/NAME`.
     pods: HashSet<String>,
-    /// Findings about containers without an endpoint, each with the container's network if the network is recorded.
+    /// Findings about containers without an endpoint, each with the name of the container's network if the block
+    /// records it.
     lacking: Vec<(Finding, Option<String>)>,
-    /// Names of networks that are known not to be Calico's.
+    /// Names of the CNI networks that are known not to be Calico's.
     bridged: HashSet<String>,
 }
 
@@ -55,12 +56,12 @@ struct EndpointNote {
 }
 
 /// The state of an endpoint's address, according to the blocks. If several blocks contain the address, the greatest of
-/// the resulting states counts.
+/// the states in these blocks counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// The address is not assigned in any block.
     Free,
-    /// The address was released and is in cooldown.
+    /// The holder of the address released it, and the address is in cooldown.
     InCooldown,
     /// Another container holds the address, under this handle.
     Other(String),
@@ -137,9 +138,9 @@ impl Endpoints {
         }
     }
 
-    /// Reports an address of a Calico network if the address's container has no endpoint. Addresses that are held for a
-    /// node that is gone are not reported. If the store has no endpoints at all, the CNI plugin keeps endpoints in
-    /// Kubernetes, so no address is reported.
+    /// Reports an address of a Calico network if the container that holds it has no workload endpoint. Addresses that
+    /// are held for a node that is gone are not reported. If the store has no workload endpoints at all, the CNI plugin
+    /// keeps them in Kubernetes, so no address is reported.
     pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;
@@ -171,7 +172,7 @@ impl Endpoints {
         self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
     }
 
-    /// Reports the findings about endpoints. The caller must have passed the entries of all blocks to [`Self::see`].
+    /// Reports the findings about endpoints, after the caller has passed the entries of all blocks to [`Self::see`].
     pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
@@ -200,14 +201,14 @@ impl EndpointNote {
         if entry.released_at().is_some() {
             return EndpointStanding::InCooldown;
         }
-        // The holder of an address without a handle is unknown. The address of a virtual machine moves from pod to pod.
+        // An address without a handle has no known holder, and an address of a virtual machine moves from pod to pod.
         let Some(handle) = entry.handle().filter(|_| !is_vms(entry)) else { return EndpointStanding::Own };
         let network = handle.strip_suffix(&self.container).and_then(|rest| rest.strip_suffix('.'));
         let is_own = network.is_some_and(|network| !network.is_empty()) || handle == self.old_handle();
         if is_own { EndpointStanding::Own } else { EndpointStanding::Other(handle.to_owned()) }
     }
 
-    /// The handle that older versions of Calico used for the addresses of the endpoint's container.
+    /// The handle under which older versions of Calico held the addresses of the endpoint's container.
     fn old_handle(&self) -> String {
         if self.pod.is_empty() { self.container.clone() } else { format!("{}.{}", self.namespace, self.pod) }
     }
@@ -218,8 +219,7 @@ fn is_of_plugin(endpoint: &WorkloadEndpoint) -> bool {
     [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == endpoint.orchestrator())
 }
 
-/// The nodes that an endpoint names. The endpoint's name and the endpoint's document each name a node, so the result
-/// has two nodes if the two names differ.
+/// The node in the endpoint's name and the node in the endpoint's document, which may be two different nodes.
 fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
     let mut nodes: Vec<String> = split_endpoint_name(endpoint.name()).into_iter().map(|[node, ..]| node).collect();
     if !endpoint.node().is_empty() && !nodes.iter().any(|node| node == endpoint.node()) {
@@ -229,8 +229,8 @@ fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
 }
 
 impl Operator {
-    /// Deletes an endpoint of a node that is gone, unless the endpoint was written after revision `at`. The commit
-    /// guards the absence of the node's document.
+    /// Deletes an endpoint of a node that is gone, unless it was written after `at`; the commit guards the Node
+    /// document's absence.
     pub(super) async fn mend_endpoint(
         &self,
         tx: &mut Transaction,

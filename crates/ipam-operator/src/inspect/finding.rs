@@ -79,7 +79,7 @@ pub struct Finding {
     pub what: String,
     /// Whether [`mend`](crate::Operator::mend) can repair the finding.
     pub mendable: bool,
-    /// The blocks that [`mend`](crate::Operator::mend) must read to repair the finding.
+    /// The blocks that [`mend`](crate::Operator::mend) must read before it repairs the finding.
     pub(super) blocks: Vec<IpNet>,
     /// The secondary networks that have addresses in the block that the finding concerns.
     pub(super) networks: Vec<String>,
@@ -141,7 +141,7 @@ pub struct StoreCounts {
     pub held: usize,
     /// Number of addresses in cooldown.
     pub cooling: usize,
-    /// Number of addresses held for another node than the block's owner. Borrowing addresses is not a problem.
+    /// Number of addresses held for another node than the block's owner, which is not a problem.
     pub borrowed: usize,
     /// Number of addresses held for nodes that are no longer registered.
     pub of_gone_nodes: usize,
@@ -160,7 +160,7 @@ pub struct ClusterFacts {
     pub revision: Revision,
 }
 
-/// An address that is not free.
+/// An address that is held, in cooldown, or kept for a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedAddress {
     /// The address that is not free.
@@ -190,7 +190,7 @@ pub struct LeakedHandle {
     pub revision: Revision,
 }
 
-/// The result of an inspection at one revision.
+/// The result of an inspection of a store at one revision.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -200,14 +200,14 @@ pub struct Inspection {
     pub findings: Vec<Finding>,
     /// The number of documents and addresses in the store.
     pub counts: StoreCounts,
-    /// The pools' names and networks, sorted by name.
+    /// The names and CIDRs of the pools, sorted by name.
     pub pools: Vec<(String, IpNet)>,
-    /// The length of the assigned prefixes for each pool of prefixes, by the pool's network.
+    /// The length of the assigned prefixes for each pool of prefixes, by the pool's CIDR.
     pub prefix_lengths: BTreeMap<IpNet, u8>,
     /// Facts about the cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, in the order of their blocks. The list of addresses is empty unless the
-    /// inspection was started with [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
+    /// The addresses that are not free, in the order of their blocks; empty unless the inspection was started with
+    /// [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
     pub leaked_handles: Vec<LeakedHandle>,
@@ -236,8 +236,8 @@ pub enum Severity {
 }
 
 /// Defines the kinds of findings. Each kind of finding has a code that never changes, a severity, a meaning, advice for
-/// a person, and a description of the automatic repair. The description is empty if only a person can repair the
-/// finding.
+/// a person, and a description of the automatic repair. The description of the repair is empty if only a person can
+/// repair the finding.
 macro_rules! codes {
     ($($kind:ident = $text:literal, $severity:ident, $meaning:literal, $advice:literal, $repair:literal;)+) => {
         /// The kind of a finding.
@@ -251,7 +251,7 @@ macro_rules! codes {
             /// All kinds of findings, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The code as text, such as `BLK-01`. The text of a code is the same in all versions of Margay.
+            /// The code as text, such as `BLK-01`, which is the same in all versions of Margay.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => $text),+ }
             }
@@ -261,7 +261,7 @@ macro_rules! codes {
                 match self { $(Self::$kind => Severity::$severity),+ }
             }
 
-            /// The meaning of this finding code, in one sentence.
+            /// The meaning of findings with this code, in one sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$kind => $meaning),+ }
             }

@@ -16,11 +16,12 @@ use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
 /// The number of addresses by handle and block, for each handle whose document was not compared yet. A store can have
-/// half a million handles, and nearly all of them have addresses in one block only. To save memory, the first block of
-/// each handle is stored in a map without a `Vec`.
+/// half a million handles, and nearly all of them have addresses in one block only. To save memory, a map without a
+/// `Vec` stores the first block of each handle.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    /// For each handle, the first block with addresses of the handle, and their number.
+    /// For each handle, the first block with addresses of the handle, and how many addresses the handle has in this
+    /// block.
     first: HashMap<Box<str>, HandleBlockCount>,
     /// For each of the few handles with addresses in several blocks, all these blocks except the first.
     others: HashMap<Box<str>, Vec<HandleBlockCount>>,
@@ -30,8 +31,8 @@ pub(super) struct Handles {
 type HandleBlockCount = (u32, u32);
 
 impl Handles {
-    /// Counts an address of a block under its handle. The caller must pass all addresses of a block before those of the
-    /// next block.
+    /// Counts an address of a block for the handle under which it is held. The caller must pass all addresses of a
+    /// block before those of the next block.
     pub(super) fn note(&mut self, id: &str, block: u32) {
         // A Windows host reserves addresses under the id [`WINDOWS_RESERVED_HANDLE`], but stores no handle of that id.
         if id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE) {
@@ -51,14 +52,14 @@ impl Handles {
     }
 
     /// Removes and returns the address counts of a handle. The result is empty if no address is held under the handle,
-    /// or if the handle's counts were already removed.
+    /// or if the counts were already taken.
     fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares the counts of a stored handle with the numbers of addresses in the blocks. The caller must have added
+    /// Compares a stored handle's counts with the numbers of its addresses, after the caller has added the addresses of
     /// all blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         // The text after a carriage return is ignored, because an old migration of Calico appended such text to some
@@ -66,7 +67,7 @@ impl Handles {
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
-            // The valid handle without the suffix was already compared, because its key sorts first.
+            // The valid handle, whose id lacks the appended text, was already compared, because its key sorts first.
             return;
         }
         let held: BTreeMap<IpNet, i64> =
@@ -166,8 +167,7 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Joins networks or addresses with commas. Only the first few networks or addresses are shown, followed by the number
-/// of the omitted ones.
+/// Joins the first few networks or addresses with commas, followed by the number of omitted ones.
 pub(super) fn join(nets: &[impl ToString]) -> String {
     const MAX_SHOWN_BLOCKS: usize = 3;
     let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -178,13 +178,13 @@ pub(super) fn join(nets: &[impl ToString]) -> String {
 }
 
 impl Operator {
-    /// Recomputes a handle's counts. The counted blocks are those that the handle names, and those in which the
-    /// inspection found addresses of the handle.
+    /// Recomputes the address counts of a handle. The repair counts the handle's addresses in the blocks that the
+    /// handle names, and in those in which the inspection found such addresses.
     ///
-    /// The commit guards all counted blocks. If the handle's count for a block is too high, the commit also rewrites
-    /// the block, because Calico may be in the middle of an assignment. In an assignment, Calico first raises the
-    /// handle's count, and then writes the block. After the rewrite of the block by Margay, Calico's write of the block
-    /// fails, and Calico retries the assignment.
+    /// The commit of the repair guards all blocks whose addresses it counts. If the handle's count for a block is too
+    /// high, the commit also rewrites the block, because Calico may be in the middle of an assignment. In an
+    /// assignment, Calico first raises the handle's count for a block, and then writes the block. After Margay's
+    /// rewrite of the block, Calico's write of the block fails, and Calico retries the assignment.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -2,8 +2,8 @@
 //!
 //! The commit of a repair guards the keys that it changes and the keys that the finding depends on. Repairing a finding
 //! that no longer exists writes nothing and is not an error. A repair does not change handles and affinities that were
-//! written after the inspection. A recently written key may be part of an unfinished change, because other programs
-//! write one key per commit.
+//! written after the inspection. A recently written key may be part of an unfinished change by another program, such as
+//! Calico, that writes one key per commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,12 +35,12 @@ pub enum RepairResult {
     /// The finding was repaired.
     Done,
     /// Nothing was repaired, because the finding no longer exists or its document was written after the inspection. The
-    /// caller should inspect the store again.
+    /// caller should inspect the store again to see which faults are left.
     Changed,
 }
 
 impl Operator {
-    /// Repairs a finding of the inspection of revision `at`. A repair never frees an allocated address.
+    /// Repairs a finding of the inspection of revision `at`, without ever freeing an allocated address.
     ///
     /// # Errors
     /// `Invalid` for a finding that is not mendable; `Malformed` if another document that the repair needs is damaged;
@@ -83,8 +83,8 @@ impl Operator {
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
         let mut work = WriteSet::new(tx, self.ipam().now(), rest);
-        // Reading a block through the write set frees addresses whose cooldown is over, so the checks see the content
-        // that will be written.
+        // Reading a block through the write set frees addresses whose cooldown is over, so the checks below see the
+        // content that will be written.
         let Some(block) = work.block(cidr).await?.cloned() else { return Ok(RepairResult::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
         let (is_empty, owner) = (block.is_empty(), block.owner());
@@ -138,7 +138,7 @@ impl Operator {
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 
-    /// Makes an affinity agree with its block. An affinity of an owner that does not own the block is deleted.
+    /// Makes an affinity agree with its block, or deletes it if its owner does not own the block.
     async fn mend_affinity(
         &self,
         tx: &mut Transaction,
@@ -168,8 +168,8 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // The block is rewritten without a change, so that a concurrent writer that is about to claim the block
-                // fails and retries.
+                // The block is rewritten without a change, so that the commit of a concurrent writer that is about to
+                // claim it fails.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }
@@ -217,17 +217,15 @@ pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }
 
-/// Maximum number of addresses released in one commit. Each released address can have a handle of its own, which the
-/// commit must guard and write.
+/// Maximum number of addresses released in one commit, which must guard and write the handle of each address.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
 /// The outcome of [`Operator::reclaim`] for each requested address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimResult {
-    /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
-    /// address.
+    /// The released addresses, each of which is free, in cooldown, or waits for the workload that keeps it.
     pub released: Vec<IpAddr>,
-    /// The requested addresses that were not released: the holder differs from the request, or the address must not be
+    /// The requested addresses that were not released, because the holder has changed or the address must not be
     /// released.
     pub changed: Vec<IpAddr>,
 }
@@ -245,12 +243,12 @@ impl Operator {
     /// Releases addresses, each only if its handle and sequence number are still those of the request. Three kinds of
     /// addresses are never released: addresses of virtual machines, addresses that wait for their workload, and
     /// addresses of secondary networks whose node is registered. The requests are usually made from a report of
-    /// calicoctl. A report of calicoctl lists all addresses of secondary networks as unused, even those in use. Each
-    /// commit releases at most 60 addresses of one block.
+    /// calicoctl, which lists all addresses of secondary networks as unused, even those in use. Each commit releases at
+    /// most 60 addresses of one block.
     ///
     /// # Errors
-    /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released before the
-    /// error occurred.
+    /// `Malformed` for damaged blocks and handles; any store error. If an error occurs, some of the addresses may
+    /// already have been released.
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReclaimResult> {
         let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -311,8 +309,8 @@ impl Operator {
         Ok(done)
     }
 
-    /// Deletes handles under which no address is held. A handle is kept if it was written after the given revision.
-    /// Returns the ids of the deleted handles.
+    /// Deletes handles under which no address is held. A handle is kept if it was written again after the revision in
+    /// the request. Returns the ids of the deleted handles.
     ///
     /// # Errors
     /// Any store error.
@@ -346,7 +344,7 @@ impl Operator {
     }
 }
 
-/// The nodes for which requested addresses of secondary networks are held.
+/// Returns the nodes for which requested addresses of secondary networks are held.
 fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeSet<String> {
     let entries = requests.iter().filter_map(|request| block?.attributes_of(request.address));
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
@@ -359,7 +357,8 @@ fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>)
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
 }
 
-/// True if an address is still held, and its handle and sequence number equal those in the request.
+/// True if a requested address may be released: its handle and sequence number are those of the request, and it is not
+/// kept for a virtual machine or workload.
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };

@@ -3,7 +3,7 @@
 //! An inspection reads all keys at one revision. An inspection takes no lock and changes nothing, so inspections can
 //! run at any time. If another program makes a change in several commits, an inspection may see only the first of these
 //! commits. Before a repair, [`Operator::mend`] reads the documents again. A repair is committed only if the finding
-//! still exists and no key that the finding depends on changes meanwhile.
+//! still exists and no key on which the finding depends has changed meanwhile.
 //!
 //! Each fault in the store is reported as a [`Finding`] with a [`Code`]. An inspection never guesses who uses an
 //! address, so no repair frees an allocated address.
@@ -51,9 +51,9 @@ pub enum AddressReporting {
     Addresses,
 }
 
-/// An inspection in progress. The caller reads all ranges of [`Inspector::ranges`] at one revision, in the given order.
-/// Within a range, the caller adds every key with its value, in ascending order of the keys. An inspector keeps only a
-/// small part of the added data in memory.
+/// An inspection in progress, to which the caller adds the keys of the store. The caller reads all ranges of
+/// [`Inspector::ranges`] at one revision, in the given order. Within a range, the caller adds every key with its value
+/// to the inspector, in ascending order of the keys. An inspector keeps only a small part of the added data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
@@ -68,7 +68,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// Starts an inspection. The ages of addresses and the remaining cooldowns are computed for the time `now`.
+    /// Starts an inspection, which computes the ages of addresses and the remaining cooldowns for the time `now`.
     pub fn new(now: OffsetDateTime, keep: AddressReporting) -> Self {
         Self {
             now,
@@ -83,7 +83,7 @@ impl Inspector {
         }
     }
 
-    /// The key ranges that the caller must read and add to the inspector, in the order of the returned list.
+    /// The key ranges that the caller must read and add to the inspector, in this order.
     pub fn ranges() -> Vec<Range> {
         let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
@@ -117,7 +117,7 @@ impl Inspector {
         }
     }
 
-    /// Finishes the inspection. The caller must have added all keys of the store at `revision`.
+    /// Finishes the inspection, after the caller has added all keys of the store at `revision`.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
@@ -136,7 +136,7 @@ fn unknown(key: &Key) -> Finding {
 }
 
 impl Operator {
-    /// Inspects the whole store at one revision. The store is read in pages of keys.
+    /// Inspects the whole store at one revision, reading the keys in pages.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.
@@ -160,7 +160,7 @@ impl Operator {
 }
 
 /// Tolerated lead of other machines' clocks over this machine's clock, if the settings have no cooldown. An address is
-/// reported if its release time exceeds the current time by more than this lead.
+/// reported if the release time in its block is later than the current time by more than this lead.
 const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {
@@ -258,8 +258,7 @@ impl Inspector {
         seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
-    /// Checks a held address. Returns two flags: the first is true if the address is borrowed, the second if the
-    /// holder's node is gone.
+    /// Checks a held address, and returns two flags: whether it is borrowed, and whether its holder's node is gone.
     fn inspect_held(
         &mut self,
         block: &Block,
@@ -307,8 +306,7 @@ impl AddressSample {
     }
 }
 
-/// Faults of a block's addresses. Each kind of fault is reported once per block, with the number of affected addresses
-/// and the first affected address.
+/// Faults of a block's addresses, each kind with the number of affected addresses and the first of them.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

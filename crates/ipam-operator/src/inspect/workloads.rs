@@ -22,23 +22,23 @@ use super::handles::{MAX_BLOCKS_OF_HANDLE, join};
 use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
-/// For each workload, the addresses that blocks keep for the workload, each with the index of its block. A workload is
-/// removed from the map when its record has been compared.
+/// For each workload, the addresses that blocks keep for it, each with the index of its block. A workload is removed
+/// from the map when its stored record has been compared.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
 }
 
 impl Workloads {
-    /// Records an address under the workload that keeps the address, if any.
+    /// Records an address for the workload that keeps it, if there is one.
     pub(super) fn note(&mut self, ip: IpAddr, entry: &Attribute, block: u32) {
         if let Some(name) = entry.get(STICKY) {
             self.kept.entry(name.into()).or_default().push((ip, block));
         }
     }
 
-    /// Compares a workload's stored record with the addresses that blocks keep for the workload. The caller must have
-    /// recorded the addresses of all blocks.
+    /// Compares a workload's stored record with the addresses that blocks keep for it, after the caller has recorded
+    /// those of all blocks.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
@@ -82,10 +82,10 @@ fn lacks(missing: &[IpAddr]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a workload's record from the blocks. Two kinds of blocks are read: those in which the inspection found
-    /// addresses that the workload keeps, and those of the recorded addresses.
+    /// Rewrites a workload's record from the blocks. The repair reads the blocks in which the inspection found
+    /// addresses that the workload keeps, and the blocks of the addresses in the record.
     ///
-    /// The commit guards the workload's record and the blocks that keep an address for the workload.
+    /// The commit of the repair guards the workload's record and the blocks that keep an address for the workload.
     pub(super) async fn mend_record(
         &self,
         tx: &mut Transaction,
@@ -134,8 +134,7 @@ impl Operator {
     }
 }
 
-/// The addresses that a block keeps for a workload. The flag that is returned with an address is true if the address is
-/// pinned.
+/// The addresses that a block keeps for a workload, each with a flag that is true if the address is pinned.
 fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
     let kept = block.allocated().filter(|(_, entry)| of_workload(entry));
@@ -146,9 +145,9 @@ fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     .collect()
 }
 
-/// Corrects a workload's record: removes addresses that no block keeps, and adds kept addresses that the record lacks.
-/// Added pinned addresses are put first, as in [`Operator::pin`]. Recorded addresses inside damaged blocks stay in the
-/// record, since the damaged blocks may keep these addresses.
+/// Corrects a workload's record: removes addresses that no block keeps, and adds missing addresses that blocks keep.
+/// Pinned addresses are added at the front of the record, as in [`Operator::pin`]. Recorded addresses inside damaged
+/// blocks stay in the record, since the damaged blocks may keep these addresses.
 fn brought_together(before: &StickyRecord, kept: Vec<(StickyAddress, bool)>, damaged: &[IpNet]) -> StickyRecord {
     let mut after = before.clone();
     after.addresses.retain(|one| {

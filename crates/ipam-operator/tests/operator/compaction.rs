@@ -50,7 +50,7 @@ async fn compaction_of_two_nodes_keeps_the_interval() {
     assert_eq!(store.get(COMPACTION_KEY).await.unwrap().unwrap().value.as_bytes(), noted.to_string().as_bytes());
     assert_eq!(other.run(&store, 601).await, CompactionOutcome::OtherCompactor);
     assert_eq!(other.run(&store, 1201).await, CompactionOutcome::NothingToDo, "only the key has changed");
-    // The second compactor takes over after the first has ended.
+    // The second compactor takes over when the first compactor no longer runs.
     write(&store, 5).await;
     assert_eq!(other.run(&store, 1801).await, CompactionOutcome::Compacted { oldest: newest.next() });
     assert_eq!(other.run(&store, 2401).await, CompactionOutcome::NothingToDo);
@@ -64,7 +64,7 @@ async fn compaction_is_left_to_kube_apiserver() {
     ours.run(&store, 0).await;
     for interval in 1..4 {
         write(&store, 5).await;
-        // The transaction of kube-apiserver's compactor.
+        // This is the transaction that kube-apiserver's compactor sends before it compacts.
         let version = store.get(COMPACTION_KEY).await.unwrap().map_or(0, |kv| kv.version);
         assert_eq!(version, interval - 1);
         let unchanged =
@@ -88,7 +88,7 @@ async fn compaction_is_left_to_the_server_itself() {
     store.compact(Revision::new(3)).await.unwrap();
     assert_eq!(ours.run(&store, 600).await, CompactionOutcome::OtherCompaction);
     assert!(store.get(COMPACTION_KEY).await.unwrap().is_none());
-    // The server has stopped compacting.
+    // The server has not compacted by itself since the previous run, so the compactor continues.
     assert!(matches!(ours.run(&store, 1200).await, CompactionOutcome::Compacted { .. }));
 }
 
@@ -130,7 +130,7 @@ async fn history_age_is_that_of_the_next_assignment() {
     assert_eq!(time_after(store, Revision::new(1)).await.unwrap(), Some(revisions[0].1));
     let (newest, _) = revisions[4];
     assert_eq!(time_after(store, newest).await.unwrap(), None);
-    // A release is no assignment.
+    // A release of an address does not count as an assignment.
     world.ipam.release_attachment(&attachment("a", "c5"), &[], soon()).await.unwrap();
     assert_eq!(time_after(store, newest).await.unwrap(), None);
     assert_eq!(time_after(store, revisions[3].0).await.unwrap(), Some(revisions[4].1));

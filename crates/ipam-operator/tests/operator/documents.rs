@@ -75,7 +75,8 @@ async fn documents_applied_by_several_at_once_all_succeed() {
     assert_eq!(world.operator().documents(DocumentKind::Pool, &Namespaces::All, soon()).await.unwrap().items.len(), 1);
 }
 
-/// Assigns an address to each of `containers` containers, one after the other, and returns all results.
+/// Starts a task that assigns an address to each of `containers` containers, one after the other, and returns all
+/// results.
 fn assign(world: &World, containers: usize) -> JoinHandle<Vec<Result<IpAddr>>> {
     let world = world.clone();
     tokio::spawn(async move {

@@ -15,7 +15,6 @@ mod vm;
 use ipam_operator::Operator;
 use testkit::world::{self, World};
 
-/// Creates an [`Operator`] on the store of a test world.
 pub(crate) trait Operated {
     fn operator(&self) -> Operator;
 }

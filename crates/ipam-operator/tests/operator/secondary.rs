@@ -74,7 +74,7 @@ async fn owner_of(world: &World, ip: IpAddr) -> String {
     panic!("{ip} is in no block");
 }
 
-/// The keys of the nodes' affinities to blocks of the pool. Calico creates routes for the affinities of nodes.
+/// The keys of the nodes' affinities to blocks of the pool, for which Calico creates routes.
 async fn routed(world: &World) -> Vec<String> {
     let keys = world.dump().await.into_iter().map(|kv| kv.key.to_string());
     keys.filter(|key| key.starts_with("/calico/ipam/v2/host/") && key.contains("/10.9.0.")).collect()
@@ -132,8 +132,8 @@ async fn secondary_blocks_from_before_move_in_one_commit() {
         assert_eq!(names_of(&world, given).await, ["", "", "", "a", "web", "shop"]);
     }
     world.check().await;
-    // Like stale requests of Calico's kube-controllers, these release requests were made before the block got a
-    // secondary owner.
+    // The release requests were made before the block got a secondary owner, like stale requests of Calico's
+    // kube-controllers.
     for request in numbers {
         let refused = world.ipam.release_ips(&[request], soon()).await;
         assert!(matches!(refused, Err(Error::ReleaseConflict(_))), "{refused:?}");
@@ -144,8 +144,7 @@ async fn secondary_blocks_from_before_move_in_one_commit() {
     );
 }
 
-/// The allocations that Calico's kube-controllers would release: all whose entries use Calico's attribute name for a
-/// pod.
+/// Returns the allocations that Calico's kube-controllers would release: those with Calico's attribute name for a pod.
 async fn seen_by_kube_controllers(world: &World) -> Vec<ReleaseRequest> {
     let mut seen = Vec::new();
     for cidr in BLOCKS {

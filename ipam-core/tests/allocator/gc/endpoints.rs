@@ -26,7 +26,7 @@ async fn endpoints(world: &World) -> Vec<String> {
     stored.kvs.iter().map(|kv| keys::parse_workload_endpoint(&kv.key).unwrap().1.to_owned()).collect()
 }
 
-/// Returns the holds with which the addresses of the given containers are freed.
+/// Returns the [`Hold`]s that free the addresses of the given containers.
 async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[IpAddr]) -> Vec<Hold> {
     let gone: Vec<_> =
         holdings.allocations.iter().filter(|one| containers.contains(&one.container.as_str())).cloned().collect();
@@ -34,7 +34,7 @@ async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[
     with_endpoints(&gone, holdings, &endpoints, &evidence(live.iter().copied().collect()))
 }
 
-/// Returns the names of the endpoints that are deleted together with the given holds.
+/// Returns the names of the endpoints that are deleted together with the addresses of the given holds.
 fn named(holds: &[Hold]) -> BTreeSet<&str> {
     holds.iter().filter_map(|hold| hold.endpoint.as_ref()).map(|endpoint| endpoint.name.as_str()).collect()
 }
@@ -100,8 +100,8 @@ async fn endpoint_stays_while_container_may_live() {
     let holds_of_some = with_endpoints(&some, &holdings, &known, &evidence(BTreeSet::new()));
     assert_eq!(named(&holds_of_some), ["a-cni-alone-eth0", "a-cni-live-eth0"].into());
 
-    // After the container's new request in a later boot, the address and its endpoint stay. The endpoint of a pod is
-    // also kept if it belongs to a newer sandbox.
+    // After a new request of the container in a later boot, the container's address and endpoint are not deleted. The
+    // endpoint of a pod is also kept if it belongs to a newer sandbox.
     let mut again = AssignRequest::new(attachment("a", "alone"), RequestedAddresses::any(1, 0));
     again.attachment.boot = Some("boot0002".into());
     assert_eq!(world.assign(&again).await.unwrap()[0].ip, given[0]);

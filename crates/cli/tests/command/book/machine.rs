@@ -1,5 +1,5 @@
-//! Creates a separate machine for each page from kernel namespaces. Each page's machine has its own host name, files
-//! and address. Needs root.
+//! Creates a separate machine for each page from kernel namespaces, with its own host name, files and address (needs
+//! root).
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -17,7 +17,8 @@ use nix::unistd::sethostname;
 use crate::book::engine;
 use crate::tested::programs;
 
-/// Folders that are empty when a page starts. In /etc, the files that other programs need are kept.
+/// Folders of the machine that are empty when the test of a page starts, except for files in /etc that other programs
+/// need.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 
@@ -25,15 +26,15 @@ const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 pub(crate) struct Machine {
     env: Vec<(String, String)>,
     etcd: Option<Child>,
-    /// A function that is called as soon as the next command has begun to watch the store.
+    /// A function that is called as soon as the page's next command has begun to watch the store.
     meanwhile: Option<fn()>,
     /// A thread that keeps a store open, and the channel that tells this thread to end.
     holder: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Machine {
-    /// Moves this thread to a new machine with the host name `vm` and the address 10.0.0.1. Processes that this thread
-    /// starts run on the new machine.
+    /// Moves the calling thread to a new machine with the host name `vm` and the address 10.0.0.1. Processes that the
+    /// calling thread starts run on the new machine.
     pub(crate) fn new() -> Self {
         let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)
@@ -71,7 +72,7 @@ impl Machine {
         fs::write(path, content).unwrap();
     }
 
-    /// Runs a command line in a shell. Returns the exit code of the shell, and the output as a terminal would show it.
+    /// Runs a command line in a shell, and returns its exit code and the output as a terminal would show it.
     pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
         let (programs, line) = (programs(), engine::command(line));
         let mut shell = Command::new("sh");
@@ -90,7 +91,6 @@ impl Machine {
         (child.wait().unwrap().code().unwrap_or(-1), output)
     }
 
-    /// Runs commands and checks that each command succeeds.
     pub(crate) fn do_all(&mut self, lines: &[&str]) {
         for line in lines {
             let (code, output) = self.run(line);
@@ -98,7 +98,7 @@ impl Machine {
         }
     }
 
-    /// Calls `happen` as soon as the next command has begun to watch the store.
+    /// Calls `happen` as soon as the page's next command has begun to watch the store.
     pub(crate) fn meanwhile(&mut self, happen: fn()) {
         self.meanwhile = Some(happen);
     }
@@ -127,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// Mounts an empty folder at this path. The mount hides earlier content of the path.
+    /// Mounts an empty folder at a path, which hides the path's earlier content.
     pub(crate) fn empty_folder(&self, path: &str) {
         fs::create_dir_all(path).unwrap();
         mount(Some("book"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();

@@ -66,7 +66,8 @@ fn is_left_out(page: &str, section: &str) -> bool {
     lists.into_iter().flatten().any(|(of, not, _)| *of == page && (*not == section || *not == "*"))
 }
 
-/// Runs a page. Returns the differences between the page and the real output, and the number of commands that were run.
+/// Runs a page, and returns the differences between the page and the real output, and the number of commands that were
+/// run.
 fn play(page: &mut Page) -> (Vec<String>, usize) {
     let mut machine = Machine::new();
     let (mut differences, mut count) = (Vec::new(), 0);

@@ -77,8 +77,8 @@ pub(super) fn with_main_plugin(machine: &mut Machine) {
     fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
 }
 
-/// Calls the main plugin as a runtime does, for the containers `web` and `db`. The network configuration is the file
-/// that the page shows.
+/// Calls the main plugin as a runtime does, for the containers `web` and `db`. The network configuration for the main
+/// plugin is the file that the page shows.
 pub(super) fn call_main_plugin(verb: &str, machine: &mut Machine) {
     let list = fs::read_to_string("/etc/cni/net.d/10-routed.conflist").unwrap();
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::book::engine;
 
-/// The prompts that begin a command line, and the programs whose commands the test runs. A line that begins with a
-/// prompt counts as output unless one of the programs in `OURS` follows the prompt.
+/// The prompts that begin a command line in a session of the book. A line that begins with a prompt counts as output
+/// unless one of the programs in `OURS` follows the prompt.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
 /// Pages on which the test also runs the program `ip`, because `ip` shows the state of the page's machine.
@@ -15,7 +15,6 @@ const OTHERS: [&str; 10] = ["make", "curl", "podman", "ctr", "crictl", "ip", "ku
 
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// The file name of the page.
     pub(crate) name: String,
     file: PathBuf,
     text: String,
@@ -43,7 +42,7 @@ pub(crate) enum Part {
 /// A command of a session and the output that the page shows for the command.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The whole line of the command, including the prompt.
+    /// The whole line of the command in the page, including the prompt.
     prompt: String,
     pub(crate) command: String,
     pub(crate) expected: String,
@@ -51,12 +50,12 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The program that the command runs.
+    /// Returns the name of the program that the command runs.
     pub(crate) fn program(&self) -> &str {
         self.command.split(' ').next().unwrap_or_default()
     }
 
-    /// The file that the command shows with `cat`. A page uses `cat` to tell the reader the content of a file.
+    /// Returns the file that a `cat` command shows; a page uses `cat` to tell the reader the content of a file.
     pub(crate) fn shown_file(&self) -> Option<&str> {
         self.command.strip_prefix("cat ")
     }

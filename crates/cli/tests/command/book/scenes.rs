@@ -21,8 +21,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
 const REDB: &str = "/var/lib/margay/ipam.redb";
 
-/// Prepares the initial state of a section, if the section needs an initial state. The heading "" stands for the start
-/// of the page.
+/// Prepares the initial state of a section of a page, if it needs one; the heading "" stands for the start of the page.
 pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     match (page, heading) {
         ("first-hour.md", "First network") => container("web").of_bridge().given(sled()),
@@ -167,7 +166,7 @@ fn on_redb(machine: &mut Machine) {
     machine.set("DATASTORE_PATH", REDB);
 }
 
-/// A container of the network `lab` that needs an address.
+/// A container of the network `lab`, and the request for its address.
 struct Container {
     request: AssignRequest,
 }
@@ -294,7 +293,7 @@ fn damage(machine: &mut Machine) {
     put(&sled(), "/calico/ipam/v2/host/node1/ipv4/block/10.65.9.0-26", r#"{"state":"pending","deleted":false}"#);
 }
 
-/// Creates two addresses of a node that no longer exists.
+/// Assigns two addresses to containers of a node that no longer exists.
 fn leaks(machine: &mut Machine) {
     machine.clear();
     machine.do_all(&["margay pool create main 10.65.0.0/16"]);

@@ -16,8 +16,8 @@ fn check_repairs_and_reports_on_cluster() {
     };
     on("pool create main 10.65.0.0/16").answer();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // The cluster has more handles than fit in one page. Half of the handles are stray. In the order of keys, some
-    // handles come before the block and others come after it.
+    // The cluster has more handles than fit in one page. Half of the cluster's handles are stray: no address is held
+    // under them.
     runtime.block_on(async {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         let mut allocations = vec![Value::Null; 64];
@@ -51,8 +51,7 @@ fn check_repairs_and_reports_on_cluster() {
     assert!(mended["repairs"].as_array().unwrap().iter().all(|repair| repair["outcome"] == "mended"), "{mended}");
     assert_eq!(on("ipam check -o json").json()["counts"]["handles"], 40);
 
-    // The node is removed from the cluster. After the removal, a report of `ipam check` can be used to release the
-    // node's addresses.
+    // The node `node1` is removed from the cluster, so a report of `ipam check` can be used to release its addresses.
     runtime.block_on(async {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         let nodes = "/calico/resources/v3/projectcalico.org/nodes/";

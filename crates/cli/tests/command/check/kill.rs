@@ -18,7 +18,7 @@ fn repair(lab: &Lab) -> std::process::Child {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Writes handles without an address, and a handle with too low a count.
+/// Writes handles under which no address is held, and a handle with too low a count.
 fn damage(lab: &Lab) {
     let handles: Vec<String> = (0..DAMAGES).map(|number| format!("/calico/ipam/v2/handle/stray{number:04}")).collect();
     let value = r#"{"block":{"10.65.0.64/26":1},"deleted":false}"#;

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 const STRAY: &str = "/calico/ipam/v2/handle/stray";
 const PENDING: &str = "/calico/ipam/v2/host/node1/ipv4/block/10.65.9.0-26";
 
-/// Writes keys and values directly into the store.
 fn put(lab: &Lab, rows: &[(&str, &str)]) {
     lab.with_ipam(async |ipam| {
         for (key, value) in rows {

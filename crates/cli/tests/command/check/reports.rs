@@ -8,7 +8,7 @@ use crate::common::{Done, Lab};
 const NODE: &str = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"other"},"spec":{}}"#;
 const CLUSTER: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
 
-/// Creates a store in which `node1` has addresses but is no longer registered.
+/// Creates a store in which `node1` holds addresses but is no longer registered.
 fn abandoned(lab: &Lab) -> Vec<String> {
     lab.margay("pool create main 10.65.0.0/16").answer();
     let given = ["c1", "c2", "c3"].map(|container| lab.assign("net", container)).to_vec();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// A process in its own network namespace. Dropping a [`Container`] ends the process and the network namespace.
+/// A process in its own network namespace; dropping a [`Container`] ends the process and the network namespace.
 pub(crate) struct Container {
     process: Child,
     /// The network namespace in the form that the plugin records; set only by [`Container::empty`].

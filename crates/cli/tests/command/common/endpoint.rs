@@ -12,7 +12,7 @@ use crate::common::{Lab, PATIENCE};
 pub(crate) struct Endpoint<'a> {
     pub(crate) node: &'a str,
     pub(crate) container: &'a str,
-    /// The namespace and the name of the pod; `None` for a container without a pod.
+    /// The namespace and the name of the endpoint's pod; `None` for a container without a pod.
     pub(crate) pod: Option<(&'a str, &'a str)>,
     pub(crate) address: &'a str,
 }

@@ -58,7 +58,6 @@ impl Run {
         Self { args, env: HashMap::new() }
     }
 
-    /// Sets an environment variable for the command.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.into(), value.into());
         self
@@ -94,8 +93,7 @@ impl Lab {
         })
     }
 
-    /// Returns whether the parent folder of the store's folder exists. Only a `margay` command creates this parent
-    /// folder.
+    /// Returns whether the parent folder of the store's folder exists, which only a `margay` command creates.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }
@@ -105,7 +103,7 @@ impl Lab {
         self.lab.root.path()
     }
 
-    /// Runs a command on the lab's store. `args` contains the arguments, separated by spaces.
+    /// Runs `margay` on the lab's store with the given arguments, which are separated by spaces.
     pub(crate) fn margay(&self, args: &str) -> Done {
         margay(["--store".to_owned(), self.location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
     }

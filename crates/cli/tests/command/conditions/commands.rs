@@ -6,13 +6,13 @@ use std::fs;
 use crate::common::margay;
 use crate::conditions::ground::{done, process};
 
-/// How a command uses the store.
+/// How a `margay` command uses the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Reads,
-    /// The command changes an existing store.
+    /// The command changes a store that exists already.
     Changes,
-    /// The command changes an existing store, or creates a store.
+    /// The command changes an existing store, or creates a missing store.
     Makes,
     /// The command fills a store that is empty or does not exist.
     Fills,
@@ -121,11 +121,11 @@ const WITHOUT_STORE: &[(&str, &str)] = &[
 #[test]
 fn commands_are_all_covered() {
     let folder = tempfile::tempdir().unwrap();
-    // Every command has a man page.
+    // Every command has a man page, so the names of the man pages are the names of all commands.
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
-    // A command that has subcommands is only a group of commands, except for `import`.
+    // A command that has subcommands only groups them and does nothing by itself, except for `import`.
     let is_group =
         |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
     let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();

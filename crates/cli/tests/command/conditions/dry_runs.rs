@@ -1,5 +1,5 @@
-//! Tests `--dry-run`, which every command that changes a store has. A dry run makes the same checks as a real run, and
-//! writes nothing.
+//! Tests `--dry-run`: for every command that changes a store, a dry run makes the checks of a real run, and writes
+//! nothing.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
     run(&args)
 }
 
-/// Returns a command's exit code and error line, which must be equal with and without `--dry-run`.
+/// Returns a command's exit code and error line, which must not depend on `--dry-run`.
 fn complaint(done: &Done) -> (u8, &str) {
     (done.code, done.err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default())
 }

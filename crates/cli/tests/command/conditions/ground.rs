@@ -86,7 +86,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // The edited report of `ipam check` lists the addresses as unused.
+        // The test edits the report of `ipam check` so that it lists the addresses as unused.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground
@@ -100,7 +100,7 @@ impl Ground {
         self.lab.folder().join(name)
     }
 
-    /// Returns the location of another store of the same engine, in the same folder as this store.
+    /// Returns the location of another store of the same engine, in the folder that contains this store.
     pub(crate) fn beside(&self, name: &str) -> Location {
         self.lab.location.moved_to(self.path(name))
     }
@@ -114,8 +114,8 @@ impl Ground {
         if command.kind == Kind::Fills { self.beside("empty/store") } else { self.lab.location.clone() }
     }
 
-    /// Returns the arguments of a command on a store. The number `own` is part of the names of output files and stores,
-    /// so that commands with different numbers can run in parallel.
+    /// Returns the arguments of a command on a store. The number `own` becomes part of the names of output files and
+    /// stores, so that commands can run in parallel.
     pub(crate) fn args(&self, command: &Command, at: &Location, own: usize) -> Vec<String> {
         let words = command
             .words()
@@ -143,7 +143,6 @@ pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Proces
     process
 }
 
-/// Runs `margay` and waits until it has ended.
 pub(crate) fn run(args: &[String]) -> Done {
     done(process(&[], env!("CARGO_BIN_EXE_margay"), args))
 }
@@ -200,7 +199,7 @@ fn strip(json: &mut Value) {
     }
 }
 
-/// Copies a folder and replaces the destination.
+/// Copies a folder; an existing destination folder is replaced.
 pub(crate) fn copy(from: &Path, to: &Path) {
     let _ = fs::remove_dir_all(to);
     fs::create_dir_all(to.parent().unwrap()).unwrap();

@@ -64,7 +64,7 @@ fn kill_all(ground: &Ground) {
         for round in 0..ROUNDS {
             begin_anew(ground, command, &place);
             let mut child = process(&[], env!("CARGO_BIN_EXE_margay"), &args).spawn().unwrap();
-            // The rounds kill the command at times that are spread over the command's measured duration.
+            // Each test round kills the command at another point of its measured duration.
             thread::sleep(whole.mul_f64((f64::from(round) + fastrand::f64()) / f64::from(ROUNDS)));
             child.kill().unwrap();
             killed += u32::from(!child.wait().unwrap().success());

@@ -144,8 +144,8 @@ fn store_belongs_to_another_user() {
     }
 }
 
-/// Root uses a store that belongs to another user. If the engine recreates the store's files, the owner must still have
-/// access to the files.
+/// If root uses a store of another user and the engine recreates the store's files, the owner must keep access to the
+/// files.
 #[test]
 fn store_stays_with_owner_when_root_used_it() {
     const OWNER: u32 = 65534;

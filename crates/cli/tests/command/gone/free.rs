@@ -72,7 +72,7 @@ fn free_node_is_refused_for_names_of_this_machine() {
 fn free_node_is_refused_when_interface_here_has_address() {
     let [lab, _] = Lab::each();
     let at = &lab.location;
-    // Every machine has the loopback address 127.0.0.1, so this address also belongs to the machine that runs the test.
+    // The loopback address 127.0.0.1 of the pool also belongs to the machine that runs the test.
     pool(&lab, "127.0.0.0/24");
     let wanted = ipam_core::assign::RequestedAddresses::these(["127.0.0.1".parse().unwrap()]);
     let request = ipam_core::assign::AssignRequest::new(attachment("dead", "c1"), wanted);

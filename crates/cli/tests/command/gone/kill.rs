@@ -45,7 +45,7 @@ fn network(number: usize, sign: char) -> String {
     format!("198.19.{}.{}{sign}28", first / 256, first % 256)
 }
 
-/// Runs a command and kills it after `time`. Returns whether the command was complete before the kill.
+/// Runs `margay`, kills it after `time`, and returns whether it had ended before the kill.
 fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(args.split(' ')).env_clear();
@@ -57,8 +57,8 @@ fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     child.wait().unwrap().success()
 }
 
-/// The time after which the next run of `gc` is killed. Kills that come too early or too late do not hit the middle of
-/// a run, so the time adapts to the machine.
+/// The time after which the next run of `margay gc` is killed. A kill that comes too early or too late does not hit the
+/// middle of a run, so the time is adapted to the machine.
 struct Patience {
     time: Duration,
     kills: u32,
@@ -66,7 +66,7 @@ struct Patience {
 }
 
 impl Patience {
-    /// The first kill comes after half of the duration of a whole run.
+    /// The first kill comes after half of the time that a whole run of `margay gc` takes.
     fn new(whole: Duration) -> Self {
         Self { time: whole / 2, kills: 0, in_the_middle: 0 }
     }
@@ -76,8 +76,7 @@ impl Patience {
         self.in_the_middle >= IN_THE_MIDDLE
     }
 
-    /// Adapts the time until the next kill; `left` is the number of the node's addresses that the killed run has not
-    /// freed.
+    /// Adapts the time until the next kill, from the number of addresses (`left`) that the killed run has not freed.
     fn learn(&mut self, left: usize) {
         self.kills += 1;
         let factor = match left {

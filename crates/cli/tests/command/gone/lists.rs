@@ -81,7 +81,7 @@ fn list_spares_young_live_and_other_networks() {
     assert_eq!(list(&shown, "candidates"), [old.clone()].into());
     let left = &shown["stores"][0]["left"];
     assert_eq!((&left["live"], &left["live_unlisted"], &left["young"]), (&json!(2), &json!(1), &json!(1)), "{shown}");
-    // A list of attachments does not apply to addresses that were assigned after the list was made.
+    // A list of attachments says nothing about addresses that were assigned after the list was made.
     File::open(&file).unwrap().set_modified(SystemTime::now() - Duration::from_secs(2 * 3600)).unwrap();
     let done = gc(&lab, &file, "--apply -o json").json();
     assert_eq!((list(&done, "freed").len(), &done["stores"][0]["left"]["young"]), (0, &json!(2)), "{done}");

@@ -46,7 +46,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command on a store. `args` contains the arguments, separated by spaces.
+/// Runs `margay` on a store with the given arguments, which are separated by spaces.
 fn run(location: &Location, args: &str) -> Done {
     let store = ["--store".to_owned(), location.to_string(), "--cni-conf-dir".to_owned(), "/nowhere".to_owned()];
     margay(store.into_iter().chain(args.split(' ').map(str::to_owned)))
@@ -74,7 +74,7 @@ fn attachment(node: &str, container: &str) -> Attachment {
     }
 }
 
-/// Assigns an address to a container as the plugin does, with a timestamp `seconds_ago` in the past.
+/// Assigns an address to a container as the plugin does, but with a timestamp that is `seconds_ago` in the past.
 fn give_dated(location: &Location, attachment: Attachment, seconds_ago: i64) -> String {
     let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     let at = OffsetDateTime::now_utc() - time::Duration::seconds(seconds_ago);

@@ -46,7 +46,7 @@ fn pool_deletion_takes_empty_blocks_and_stale_affinities() {
                 ipam.claim_affinity(&Owner::host(owner), cidr.parse().unwrap(), soon()).await.unwrap();
             }
         });
-        // The affinity belongs to a writer that died before it created the block.
+        // An affinity without a block, left by a writer that died before it created the block.
         put(&lab, "/calico/ipam/v2/host/gone/ipv4/block/10.65.0.192-26", r#"{"state":"pending","deleted":false}"#);
         lab.margay("pool delete main").answer();
         let left: Vec<String> = stored(&lab).into_keys().filter(|key| key.contains("/block/")).collect();
@@ -81,8 +81,7 @@ fn pool_deletion_needs_name_twice_when_bridged_and_in_use() {
         let done = lab.margay("pool delete lab --yes-delete-bridged-pool lab").answer();
         assert_eq!(done, "Successfully deleted pool lab\n");
         assert_eq!(lab.margay("reservation list -o json").json(), json!({"reservations": []}));
-        // The container keeps its address after the pool is deleted. When the address is released, the address's block
-        // is deleted as well.
+        // The container keeps its address after the pool is deleted; the release of the address also deletes its block.
         assert_eq!(lab.margay(&format!("ipam show --ip {ip} -o json")).json()["in_use"], true);
         assert!(!stored(&lab).keys().any(|key| key.contains("/ipam/v2/host/")));
         lab.margay("ipam release --container c1").answer();

@@ -125,7 +125,7 @@ fn document_change_keeps_what_document_cannot_say() {
                     "nodeSelector": "all()", "allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Automatic"},
                 "status": {"conditions": []}})
         );
-        // A document that `get` has shown can be written back, even with unknown fields. A misspelt field is refused.
+        // A document that `get` has shown can be written back, even with unknown fields; a misspelt field is refused.
         let shown = lab.margay("get pool old -o json").answer();
         let revision = |lab: &Lab| lab.margay("get pools -o json").json()["metadata"]["resourceVersion"].clone();
         let before = revision(&lab);

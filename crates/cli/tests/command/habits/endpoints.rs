@@ -116,7 +116,7 @@ fn endpoint_is_shown_whole() {
         let both = lab.margay("get wep -n shop -A").failure();
         assert!(both.contains("cannot use both --namespace and --all-namespaces flags at the same time"), "{both}");
 
-        // A document in a file names its own namespace.
+        // A document in a file names its own namespace, so `get -f` finds it without the option `-n`.
         let file = document("WorkloadEndpoint", "node1-k8s-pod1-eth0\n  namespace: shop", "  {}\n");
         let of_file = with_file(&lab, "get -o json", &file).json();
         assert_eq!(of_file["spec"]["pod"], "pod1");

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::support::Etcd;
 use serde_json::{Value, json};
 
-/// Runs `margay` with `input` as standard input. Returns the exit code, stdout and stderr of `margay`.
+/// Runs `margay` with `input` as standard input, and returns its exit code, stdout and stderr.
 fn margay(etcd: &Etcd, args: &str, input: &str) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &etcd.url().replace("http:", "etcd:")]).args(args.split(' ')).env_clear();
@@ -17,7 +17,7 @@ fn margay(etcd: &Etcd, args: &str, input: &str) -> (Option<i32>, String, String)
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Runs a command, checks that the command succeeds, and returns stdout.
+/// Runs `margay`, checks that it succeeds, and returns its stdout.
 fn answer(etcd: &Etcd, args: &str, input: &str) -> String {
     let (code, out, err) = margay(etcd, args, input);
     assert_eq!((code, err.as_str()), (Some(0), ""), "{args}: {out}");

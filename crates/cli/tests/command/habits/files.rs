@@ -22,7 +22,6 @@ pub(crate) fn resource(lab: &Lab, plural: &str, name: &str) -> Value {
     serde_json::from_str(stored(lab).get(&key).unwrap()).unwrap()
 }
 
-/// Writes a key and its value directly into the store.
 pub(crate) fn put(lab: &Lab, key: &str, value: &str) {
     lab.with_ipam(async |ipam| ipam.store().put(key, value).await.unwrap());
 }
@@ -34,7 +33,7 @@ pub(crate) fn with_file(lab: &Lab, args: &str, text: &str) -> Done {
     lab.margay(&format!("{args} -f {}", file.display()))
 }
 
-/// Returns a document in YAML. The lines of `spec` must be indented by two spaces.
+/// Returns a document in YAML; the lines of `spec` must be indented by two spaces.
 pub(crate) fn document(kind: &str, name: &str, spec: &str) -> String {
     format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata:\n  name: {name}\nspec:\n{spec}")
 }

@@ -25,8 +25,8 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Runs a command repeatedly on copies of the store and kills the command at some point of its run. After each kill,
-/// `look` checks the store.
+/// Runs a `margay` command repeatedly on copies of the store, and kills it each time at some point of its run. After
+/// each kill, `look` checks the store.
 fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     let (store, kept) = (lab.location.path().unwrap().to_owned(), lab.folder().join("kept"));
     copy(&store, &kept);
@@ -38,7 +38,7 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     for round in 0..ROUNDS {
         copy(&kept, &store);
         let mut child = start(lab, args);
-        // The rounds kill the command at times that are spread over the command's measured duration.
+        // Each test round kills the command at another point of its measured duration.
         let part = (f64::from(round) + fastrand::f64()) / f64::from(ROUNDS);
         let until = whole.mul_f64(part);
         thread::sleep(until);

@@ -27,8 +27,8 @@ const CALLS: [&str; 17] = [
     "fchmodat",
 ];
 
-/// Runs `margay install`, and kills it just before the `number`-th system call with this name. Returns whether `margay
-/// install` was killed.
+/// Runs `margay install`, kills it just before the `number`-th system call with this name, and returns whether it was
+/// killed.
 fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     let output = Command::new("strace")
         .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
@@ -44,8 +44,8 @@ fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     killed
 }
 
-/// Kills `margay install` with these arguments at each of the [`CALLS`] in turn. `before` prepares each run, and
-/// `after` checks the files after the kill. Returns the number of kills.
+/// Kills `margay install` with these arguments at each of the [`CALLS`] in turn. The function `before` prepares each
+/// run of `margay install`, and `after` checks the files after the kill. Returns how often `margay install` was killed.
 fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
     let mut places = 0;
     for call in CALLS {
@@ -56,7 +56,7 @@ fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: imp
                 break;
             }
             places += 1;
-            // After a kill at any time, the plugin's path has a working program.
+            // Whenever `margay install` is killed, the plugin's path has a working program.
             let version = if args.contains(&"--main-plugin") { tree.main_version() } else { tree.version() };
             assert!(version == "v3.28.0" || version.starts_with("margay-"), "{version}");
             after(&format!("killed at {call} {number}"));

@@ -1,4 +1,4 @@
-//! Tests installations that `margay install` refuses. A refused installation changes nothing.
+//! Tests installations that `margay install` refuses without changing anything.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,8 +10,8 @@ use crate::copy::copy_program;
 use crate::install::tree::{Done, Tree, files};
 use crate::tested::plugin;
 
-/// Checks that `margay install` refuses to run and changes nothing. The error must contain the given words but no
-/// secret.
+/// Checks that `margay install` refuses to run and changes nothing. The error of `margay install` must contain the
+/// given words but no secret.
 #[track_caller]
 fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
     let before = files(&tree.bin());
@@ -99,7 +99,7 @@ fn install_is_refused_when_user_may_not_write() {
     let open = Permissions::from_mode(0o755);
     fs::set_permissions(tree.root(), open).unwrap();
     let before = files(&tree.bin());
-    // The programs must be in a folder that a user other than root can read.
+    // Margay's programs must be in a folder that a user other than root can read.
     for name in ["margay", "margay-ipam"] {
         copy_program(plugin().with_file_name(name), &tree.root().join(name));
     }
@@ -142,8 +142,8 @@ fn install_is_refused_when_another_runs() {
     let lock = fs::File::open(tree.bin().join(".margay")).unwrap();
     lock.lock().unwrap();
     tree.install(&["--undo"]).fails(&["another margay install works in", "try again"]);
-    // The test unlocks the lock file explicitly. Closing the lock file might not release the lock, because a process
-    // that another test starts may have inherited the file descriptor.
+    // The test unlocks the lock file of `margay install` explicitly. Closing the lock file might not release the lock,
+    // because a process that another test starts may have inherited the file descriptor.
     lock.unlock().unwrap();
     tree.install(&["--undo"]).ok();
 }

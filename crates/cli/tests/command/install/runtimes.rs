@@ -38,7 +38,7 @@ fn containerd_is_asked_itself() {
     let done = status(&tree, "containerd", &imports);
     assert_eq!(folders(&done), [PathBuf::from("/elsewhere")]);
     assert_eq!(folders(&status(&tree, "containerd", "version = 2\n")), [PathBuf::from("/opt/cni/bin")]);
-    // Docker's containerd runs no pods. The configuration file of Docker's containerd has the oldest format.
+    // Docker's containerd runs no pods, and its configuration file has the oldest format.
     for dockers in
         ["disabled_plugins = [\"cri\"]\n", "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"]
     {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::install::tree::{Done, NODE, Tree};
 
-/// A network namespace and a bridge. Dropping a [`Namespace`] removes the network namespace and the bridge.
+/// A network namespace and a bridge, which are removed when the [`Namespace`] is dropped.
 struct Namespace {
     name: String,
     bridge: String,
@@ -60,7 +60,7 @@ fn installed_plugin_serves_real_calls() {
         let shown = tree.margay(&["ipam", "show", "-o", "json", "--store", &tree.store()]).ok().json();
         shown["pools"][0]["in_use"].as_str().unwrap().to_owned()
     };
-    // The stand-in for Calico's plugin assigns no address. A runtime calls DEL after a failed ADD.
+    // The stand-in for Calico's IPAM plugin assigns no address, so ADD fails, after which a runtime calls DEL.
     assert_ne!(call("ADD").code, Some(0));
     call("DEL");
     tree.install(&["--beside-calico"]).ok();

@@ -92,13 +92,13 @@ impl Tree {
         let url = etcd.url();
         let tree = Self::at(&url, Some(etcd));
         tree.put_document("Node", "nodes", NODE, &json!({}));
-        // The blocks of the pool contain one address each. With larger blocks, the plugins get a route that the bridge
+        // The pool's blocks contain one address each: with larger blocks, the plugins get a route that the bridge
         // plugin cannot set.
         tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
         tree
     }
 
-    /// Creates a node with both of Calico's plugins. The node's etcd has the documents of a Calico that is ready.
+    /// Creates a node with both of Calico's plugins, and with the documents of a Calico that is ready in etcd.
     pub(crate) fn with_main_plugin() -> Self {
         let tree = Self::new();
         tree.put_document("ClusterInformation", "clusterinformations", "default", &json!({"datastoreReady": true}));
@@ -108,7 +108,7 @@ impl Tree {
     }
 
     /// Returns the store settings for Calico's network. The settings make the file with the node's name optional,
-    /// because no agent has written this file on the node.
+    /// because no agent has written this file on the test's node.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }
@@ -174,17 +174,18 @@ impl Tree {
         Self::write_program(&self.bin(), version);
     }
 
-    /// Like [`Self::calico_writes`], but for the main plugin.
+    /// Like [`Self::calico_writes`], but writes Calico's main plugin.
     pub(crate) fn calico_writes_main(&self, version: &str) {
         Self::write_main_program(&self.bin(), version);
     }
 
-    /// Writes a stand-in for Calico's IPAM plugin into a folder. The stand-in prints its version and answers VERSION.
+    /// Writes a stand-in for Calico's IPAM plugin into a folder; it prints its version and answers the CNI verb
+    /// VERSION.
     pub(crate) fn write_program(folder: &Path, version: &str) {
         Self::write_program_as("calico-ipam", folder, version);
     }
 
-    /// Like [`Self::write_program`], but for the main plugin.
+    /// Like [`Self::write_program`], but writes a stand-in for Calico's main plugin.
     pub(crate) fn write_main_program(folder: &Path, version: &str) {
         Self::write_program_as("calico", folder, version);
     }

@@ -38,7 +38,7 @@ fn import_works_between_all_kinds_of_store() {
     let (sled, redb, etcd, last) = (places.sled("a"), places.redb("b"), places.etcd(), places.sled("c"));
     calicos(&sled);
     ours(&sled, 70);
-    // An export does not include the key of a profile, because this key does not belong to IPAM.
+    // An export does not include a profile's key, because profiles do not belong to IPAM.
     write(&sled, [("/calico/resources/v3/projectcalico.org/profiles/x".to_owned(), b"{}".to_vec())]);
     round_trip(&places, &sled, &redb);
     assert!(content(&redb).len() < content(&sled).len());
@@ -66,7 +66,7 @@ fn import_is_refused_when_store_is_not_empty() {
     assert_eq!(content(&to), before);
 }
 
-/// The import was killed after it had copied everything, but before it printed its answer. A repeated import reports
+/// The import was killed after it had copied everything, but before it printed its answer; its repetition reports
 /// success.
 #[test]
 fn import_finds_itself_done_when_repeated() {

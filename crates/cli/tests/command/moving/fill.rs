@@ -22,12 +22,10 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Creates a temporary folder for sled and redb stores.
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: None }
     }
 
-    /// Creates a temporary folder for sled and redb stores, and starts an etcd.
     pub(crate) fn with_etcd() -> Self {
         Self { etcd: Some(Etcd::start().unwrap()), ..Self::new() }
     }
@@ -99,7 +97,6 @@ pub(crate) fn moved(location: &Location) -> Content {
     content(location).into_iter().filter(|(key, _)| role_of(&Key::from(key.as_slice())).is_some()).collect()
 }
 
-/// Runs a `margay` command on a store.
 pub(crate) fn at(location: &Location, args: &[&str]) -> Done {
     let url = location.to_string();
     margay(["--store", &url].into_iter().chain(args.iter().copied()))

@@ -6,8 +6,7 @@ use datastore::Location;
 
 use crate::moving::fill::{Places, at};
 
-/// Runs an import. Returns the first line of the report that `margay import` prints, and the lines about records that
-/// were not imported.
+/// Runs `margay import`, and returns the first line of its report and the lines about records that were not imported.
 fn taken(location: &Location, args: &[&str]) -> (String, Vec<String>) {
     let done = at(location, args);
     let mut lines = done.out.lines().map(str::to_owned);

@@ -17,8 +17,8 @@ fn start(args: &[&str]) -> Child {
     command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs a command repeatedly and kills the command a little later each time, until a run is complete. `on_kill` checks
-/// the stores after each kill. Returns the number of kills.
+/// Runs a `margay` command repeatedly, and kills it a little later each time, until a run is complete. After each kill,
+/// the function `on_kill` checks the stores. Returns how often the command was killed.
 fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     for round in 1.. {
         let mut child = start(args);

@@ -27,7 +27,7 @@ fn take_over_from_host_local_and_back() {
         let json = at(&location, &[&args[..], &["-o", "json"]].concat()).json();
         assert_eq!((&json["taken_over"], &json["there_already"]), (&4.into(), &0.into()), "{json}");
 
-        // In the second run of the import, some records cannot be taken over.
+        // In the second run of the import, some of host-local's files cannot be taken over.
         file("10.99.0.1", "c3\r\neth0");
         file("10.88.0.1", "c4\r\neth0");
         file("10.99.0.8", "");
@@ -208,8 +208,8 @@ fn take_over_from_whereabouts_for_node_of_each_pod() {
         for words in ["lab.c2", "node2", "web-1", "shop"] {
             assert_eq!(shown.contains(words), is_cluster, "{words}: {shown}");
         }
-        // The test releases the address as the plugin's DEL on node1 does. The other container, c2, is on node2, so a
-        // DEL of c2 on node1 releases nothing.
+        // The test releases the address of container c1 as the plugin's DEL on node1 does. The other container, c2, is
+        // on node2, so a DEL of c2 on node1 releases nothing.
         let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(freed, ["10.99.0.5", "fd99::5"]);
         assert_eq!(release(&location, "c2").unwrap().len(), 0);

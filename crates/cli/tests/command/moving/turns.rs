@@ -10,7 +10,7 @@ use crate::moving::fill::{Places, migrate, ours};
 use crate::store::content::{blocks, content, with_store, write};
 
 const CALLERS: usize = 4;
-/// Number of blocks. A migration reads only a fraction of the store's blocks before it closes the store for waiting
+/// Number of blocks: so many that a migration reads only a part of them before it closes the store for waiting
 /// processes.
 const BLOCKS: usize = 3000;
 

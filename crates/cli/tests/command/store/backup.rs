@@ -73,7 +73,7 @@ fn backup_is_refused_before_any_write_when_damaged() {
         error
     };
     // The test changes one bit of each byte in turn, and uses a different bit position for the next byte. A unit test
-    // of the reader flips every bit without starting processes.
+    // of the backup reader flips every bit without starting processes.
     for (at, bit) in (0..good.len()).zip((0..8).cycle()) {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << bit;

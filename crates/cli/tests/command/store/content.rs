@@ -22,7 +22,6 @@ pub(crate) fn with_store<T>(location: &Location, create: Create, work: impl Asyn
     })
 }
 
-/// Returns all keys and values of a store.
 pub(crate) fn content(location: &Location) -> Content {
     with_store(location, Create::Never, async |open| {
         let all = open.store().list(Range::All).await.unwrap();

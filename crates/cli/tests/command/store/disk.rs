@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, write};
 
-/// A mounted tmpfs, which is unmounted when the value is dropped. Needs root.
+/// A mounted tmpfs (needs root), which is unmounted when the value is dropped.
 struct Mount(PathBuf);
 
 impl Mount {

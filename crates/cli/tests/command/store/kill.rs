@@ -14,7 +14,7 @@ use crate::store::content::{Content, beside, blocks, content, folder, other, sta
 const ROUNDS: u32 = 30;
 const BLOCKS: usize = 400;
 
-/// Runs `margay` until it ends, and returns the duration.
+/// Runs `margay` until it ends, and returns how long it ran.
 fn measure(location: &Location, args: &[&str]) -> Duration {
     let began = Instant::now();
     let done = start(location, args).wait_with_output().unwrap();
@@ -22,9 +22,9 @@ fn measure(location: &Location, args: &[&str]) -> Duration {
     began.elapsed()
 }
 
-/// Kills a `margay` process at some point of its run. Returns whether the process was still running when it was killed.
+/// Kills a `margay` process at some point of its run, and returns whether the process was still running.
 fn kill_within(mut child: Child, whole: Duration, round: u32) -> bool {
-    // The rounds kill the program at times that are spread over the program's measured duration.
+    // Each test round kills the process at another point of its measured duration.
     let part = f64::from(round) / f64::from(ROUNDS) + fastrand::f64() / f64::from(ROUNDS);
     thread::sleep(whole.mul_f64(part));
     child.kill().unwrap();

@@ -11,8 +11,7 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// Number of blocks. A backup reads only a fraction of the store's blocks before it closes the store for waiting
-/// processes.
+/// Number of blocks: so many that a backup reads only a part of them before it closes the store for waiting processes.
 const BLOCKS: usize = 4000;
 
 /// Uses the store as a plugin does: opens the store, commits once and closes the store.
@@ -60,7 +59,7 @@ fn backup_lets_callers_take_turns_and_is_of_one_revision() {
                 }
                 assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
                 backups += 1;
-                // The lock queue is fair: all eight callers get the store before the backup opens it again. The backup
+                // The lock queue is fair: all eight callers get the store before the backup opens it again. Each backup
                 // opens the store at least four times.
                 if during < 2 * CALLERS {
                     over.store(true, Ordering::Relaxed);

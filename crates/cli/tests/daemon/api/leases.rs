@@ -17,7 +17,7 @@ pub(super) fn lab_with_leases(engine: &'static str) -> Lab {
     lab
 }
 
-/// Grants a lease and returns its id in hexadecimal.
+/// Grants a lease in the daemon's etcd API, and returns the lease id in hexadecimal.
 fn grant(api: &Api, seconds: u32) -> String {
     let out = api.etcdctl(&format!("lease grant {seconds}")).ok().out;
     out.split(' ').nth(1).unwrap_or_else(|| panic!("{out}")).to_owned()
@@ -47,7 +47,7 @@ fn leases_are_granted_listed_renewed_and_revoked() {
         );
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}")).ok().out;
         assert_eq!(renewed, format!("lease {lease} keepalived with TTL(600)\n"));
-        // A put removes the lease of its key unless the request asks to keep the lease.
+        // A put removes the lease of its key unless the put has the option `--ignore-lease`.
         api.etcdctl("put /t/a 2 --ignore-lease").ok();
         api.etcdctl("put /t/b 2").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
@@ -132,7 +132,8 @@ fn leases_end_late_while_another_process_has_store() {
         sleep(ttl + Duration::from_millis(1500));
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}"));
         assert!(renewed.err.contains("requested lease not found"), "{renewed:?}");
-        // When the daemon revokes the lease, it must keep a key that another process has written meanwhile.
+        // When the daemon revokes a lease, it must keep a key of the lease that another process has overwritten
+        // meanwhile.
         open.store().txn(kv::Txn::new().with_success([kv::Op::put("/t/kept", "x")])).await.unwrap();
     });
     wait_until("the key is gone", || !is_there(&api, "/t/a"));
@@ -237,8 +238,8 @@ fn leases_are_carried_by_backup() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        // A read waits until the restored store is open. On a busy machine, `lease timetolive` would time out before
-        // the restored store is open.
+        // Wait with a `get` until the restored store is open, because on a busy machine `lease timetolive` would time
+        // out.
         api.etcdctl("get /t/a").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
         assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");

@@ -15,7 +15,7 @@ fn offered(lab: &Lab, files: &Certificates) -> Api {
     Api::start_with(lab, &[&["--listen", "https://127.0.0.1:0"][..], &tls].concat())
 }
 
-/// Calls etcdctl, which trusts this certificate authority. With `client`, etcdctl presents a client certificate.
+/// Calls etcdctl, which trusts the given certificate authority and, with `client`, presents a client certificate.
 fn call(api: &Api, files: &Certificates, authority: &str, client: bool) -> Ended {
     let path = |name: &str| files.path(name).display().to_string();
     let mut args = format!("--endpoints=https://{} --cacert={}", api.address, path(authority));

@@ -1,5 +1,4 @@
-//! Tests etcd's API together with Margay's programs. Margay's programs use the API, run beside the API, or have the
-//! store open while clients use the API.
+//! Tests etcd's API together with Margay's programs, which use the API, or open the store while clients use the API.
 
 use std::thread::{sleep, spawn};
 use std::time::Duration;
@@ -18,7 +17,8 @@ fn api_passes_every_conformance_rule() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
-        // The conformance suite has a time limit for each case.
+        // The conformance suite itself has a time limit for each case, so the whole run gets four times the usual
+        // limit.
         let judged = Running::start(margay(["conformance", &api.url()]), "").end_within(patient(PATIENCE * 4));
         assert_eq!(judged.code, Some(0), "{engine}: {}\n{}", judged.out, judged.err);
         assert!(judged.out.contains(" passed, 0 failed"), "{engine}: {}", judged.out);

@@ -22,14 +22,14 @@ const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 /// Maximum number of attempts in which the DEL is so slow that the ADD's commit arrives before the DEL ends.
 const SLOW_DELS: usize = 10;
 
-/// Returns the number of leaked addresses after an ADD whose commit reached etcd after the DEL.
+/// Runs [`left_of_an_add`] until an ADD's commit reaches etcd after the DEL, and returns the number of leaked
+/// addresses.
 fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let left = (0..SLOW_DELS).find_map(|_| left_of_an_add(&before_del));
     left.expect("no commit arrived after its DEL, because the DELs were too slow")
 }
 
-/// Returns the number of addresses that an ADD and a DEL leak. Returns `None` if the ADD's commit reached etcd before
-/// the end of the DEL.
+/// Returns the number of addresses that an ADD and a DEL leak, or `None` if the ADD's commit reached etcd too early.
 fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let lab = Lab::start();
     let runtime = beside();

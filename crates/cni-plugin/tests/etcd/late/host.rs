@@ -1,4 +1,4 @@
-//! A node and its etcd members. Runs the node's plugin calls, and reads the calls' pending commits and outcomes.
+//! A test node and its etcd members: runs plugin calls on the node, and reads their pending commits and outcomes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -41,11 +41,11 @@ pub(super) struct Host<'a> {
 /// A plugin call that was repeated until it succeeded.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// The addresses in the result of ADD; empty for DEL.
+    /// The addresses in the result of an ADD; empty for a DEL.
     pub(super) addresses: Vec<IpAddr>,
-    /// The number of times that the call has logged a message about sending a pending commit again.
+    /// How many times the plugin call has logged that it sends a pending commit again.
     pub(super) sent_again: usize,
-    /// The number of failed attempts before the call succeeded.
+    /// The number of failed attempts of the plugin call before the successful attempt.
     pub(super) failed: usize,
 }
 
@@ -58,13 +58,12 @@ impl<'a> Host<'a> {
         Self { lab, order, notes: PendingCommitFolder::new(PENDING_COMMITS_FOLDER, store.to_string()), locks }
     }
 
-    /// Returns the etcd member that plugins query first. The rounds of the test stop the etcd member that plugins query
-    /// first.
+    /// Returns the etcd member that plugins query first, which is the member that the test stops.
     pub(super) fn stopped(&self) -> &Etcd {
         &self.lab.etcds[self.order[0]]
     }
 
-    /// Returns the index of an etcd member that keeps running, if there are several members.
+    /// Returns the index of an etcd member that the test does not stop, if there are several members.
     pub(super) fn other_place(&self) -> usize {
         *self.order.last().unwrap()
     }
@@ -106,7 +105,6 @@ impl<'a> Host<'a> {
         Err(format!("{verb} of {container} has failed {ATTEMPTS} times: {last:?}"))
     }
 
-    /// Returns the recorded pending commits of a container.
     pub(super) fn noted(&self, container: &str) -> Vec<PendingCommit> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));

@@ -26,8 +26,7 @@ pub(super) struct Connections {
     pub(super) unread: u64,
 }
 
-/// Counts the client connections of an etcd. The connection of a dead client is counted until etcd has read all data
-/// from that connection.
+/// Counts an etcd's client connections, including those of dead clients from which etcd has not read all data yet.
 pub(super) fn connections(etcd: &Etcd) -> Connections {
     let port = etcd.address().port();
     let table = fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp can be read");
@@ -57,8 +56,8 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     (begun, begun.saturating_sub(ended))
 }
 
-/// Waits until two consecutive checks of an etcd find no unfinished request, and find that its connections meet the
-/// given condition.
+/// Waits until an etcd has no unfinished request and its connections meet the given condition, in two consecutive
+/// checks.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     let end = Instant::now() + PATIENCE;
     let mut before = None;
@@ -80,7 +79,7 @@ pub(super) fn until_all_is_read(etcd: &Etcd) {
     until(etcd, "read all", |now| now.unread == 0);
 }
 
-/// Waits until all client connections are closed and their requests are processed.
+/// Waits until all client connections of an etcd are closed and their requests are processed.
 pub(super) fn until_disconnected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }

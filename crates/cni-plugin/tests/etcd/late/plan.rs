@@ -30,7 +30,7 @@ pub(super) enum HostLocks {
     Apart,
 }
 
-/// When etcd is stopped during an ADD.
+/// When etcd is stopped, relative to the progress of an ADD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// etcd is stopped at a random moment of the ADD.
@@ -62,11 +62,10 @@ pub(super) enum Next {
     AddAgain,
 }
 
-/// When the runtime's calls after the ADDs run.
+/// When the runtime's calls after the ADDs start, relative to the moment when etcd continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// The runtime's calls run while etcd is stopped. On a cluster, the runtime's calls also end before the stopped
-    /// member continues.
+    /// The runtime's calls run while etcd is stopped; on a cluster, they also end before the stopped member continues.
     Before,
     /// The runtime's calls start at the moment when etcd continues.
     With,
@@ -74,7 +73,6 @@ pub(super) enum When {
     After,
 }
 
-/// The random plan of a test round.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) place: Place,

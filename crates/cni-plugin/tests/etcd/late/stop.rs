@@ -20,11 +20,11 @@ const LONGEST_STEP: Duration = Duration::from_millis(10);
 /// The measured duration of ADDs, from which the moment for stopping etcd is calculated.
 #[derive(Debug)]
 pub(super) struct Timing {
-    /// The duration of an ADD, with a margin.
+    /// The measured duration of an ADD, plus a margin.
     pub(super) life: Duration,
-    /// Approximate processor time that an ADD has used when it has the answer to its last read, but has not recorded
-    /// its pending commit. The estimated time is decreased after a test round that stopped etcd too late, and increased
-    /// after a test round in which no pending commit was recorded.
+    /// Estimate of the processor time that an ADD has used when etcd has answered its last read, before it records its
+    /// pending commit. The estimate is decreased after a test round that stopped etcd too late, and increased after a
+    /// test round without a recorded pending commit.
     until_answered: Cell<Duration>,
 }
 
@@ -37,8 +37,8 @@ impl Timing {
         self.life / 64
     }
 
-    /// Starts the ADDs of a test round, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how
-    /// many ADDs had already succeeded.
+    /// Starts the ADDs of a test round, stops etcd during the ADDs, and ends the ADDs as the plan of the round says.
+    /// Returns the stopped ADDs, and how many ADDs had already succeeded.
     pub(super) fn stop(&self, host: &Host<'_>, plan: &Plan, random: &mut Random) -> (Vec<Victim>, usize) {
         let mut victims: Vec<Victim> = plan.containers.iter().map(|container| host.start(container)).collect();
         let chosen = usize::try_from(random.below(victims.len() as u64)).unwrap();
@@ -80,7 +80,6 @@ impl Timing {
     }
 }
 
-/// Waits until a condition holds, for at most the maximum duration of an ADD.
 fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     let until = Instant::now() + LONGEST_ADD;
     while !there() && !victims.iter_mut().all(Victim::is_over) && Instant::now() < until {

@@ -14,19 +14,19 @@ const MANY: u64 = 100;
 pub(super) struct Commit {
     /// Bytes that identify the ADD's commit in etcd's write-ahead log.
     pub(super) mark: Vec<u8>,
-    /// The number of times that etcd's write-ahead log contained the ADD's commit when etcd was stopped.
+    /// How often etcd's write-ahead log contained the ADD's commit when etcd was stopped.
     pub(super) before: usize,
-    /// The number of times that etcd's write-ahead log contained the ADD's commit when etcd had read all data, before
-    /// the runtime's next call. On a cluster, the commits in the stopped member's write-ahead log are counted after the
-    /// runtime's next call, before the member continues.
+    /// How often etcd's write-ahead log contained the ADD's commit when etcd had read all data, before the runtime's
+    /// next call. On a cluster, the commits in the stopped member's write-ahead log are counted after the runtime's
+    /// next call, before the member continues.
     pub(super) between: Option<usize>,
 }
 
 /// Counts of situations and outcomes over all test rounds.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// The number of test rounds with a commit in flight: a commit that was pending when its ADD was killed, was
-    /// stopped, or timed out.
+    /// The number of test rounds with a commit in flight: a commit without an answer when its ADD was killed, was
+    /// stopped or timed out.
     in_flight: u64,
     /// The number of test rounds with a commit in flight that etcd's write-ahead log did not contain yet when etcd was
     /// stopped.

@@ -10,7 +10,6 @@ use serde_json::{Map, Value, json};
 /// The objects of the Kubernetes API, and which requests the API refuses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
-    /// The objects of the Kubernetes API, by URL path.
     pub(crate) objects: Map<String, Value>,
     /// How the Kubernetes API refuses requests for a resource: as `forbidden`, `unauthorized`, `error` or `silent`.
     pub(crate) refuse: Map<String, Value>,
@@ -67,7 +66,7 @@ fn serve(mut stream: TcpStream, content: &Content) {
         return;
     }
     let length = body.len();
-    // A failed write means that the HTTP client has disconnected, which is fine.
+    // Ignore a failed write of the response: the HTTP client has disconnected.
     let _ = write!(stream, "HTTP/1.1 {status} .\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
 }
 
@@ -77,8 +76,7 @@ fn refusal(code: u16, reason: &str, message: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-/// Returns the HTTP status code and the body of the answer to a request. The status code 0 means that the server sends
-/// no answer.
+/// Returns the HTTP status code and the body of the answer to a request; status code 0 stands for no answer.
 fn answer(content: &Content, path: &str) -> (u16, String) {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let (group, plural, name, place) = match parts[..] {

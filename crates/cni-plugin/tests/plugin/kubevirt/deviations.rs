@@ -10,8 +10,7 @@ pub(crate) struct Deviation {
     /// The index of the call's step in the recorded case.
     pub(crate) step: usize,
     _why: &'static str,
-    /// A function that changes the recorded outcome to the better, expected outcome. The function's second argument is
-    /// the state of the store before the call.
+    /// Changes the recorded outcome to the better, expected outcome, given the state of the store before the call.
     pub(crate) better: fn(&mut Expected, &Value),
 }
 

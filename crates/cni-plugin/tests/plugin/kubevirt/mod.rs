@@ -26,7 +26,6 @@ use deviations::{DEVIATIONS, Deviation};
 use state::{State, advance, brief, numbers, renaming};
 use testkit::server::Etcd;
 
-/// The expected outcome of a plugin call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) exit: u8,
@@ -95,8 +94,8 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a plugin call. Returns the exit status and the standard output of the call. A returned error has no
-    /// `details`, which differ between Margay and Calico.
+    /// Runs a plugin call, and returns its exit status and its standard output; an error has no `details`, which differ
+    /// from Calico's.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [

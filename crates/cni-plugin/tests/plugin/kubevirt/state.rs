@@ -13,7 +13,6 @@ const IPAM: &str = "/calico/ipam/v2/";
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 
-/// The documents of a datastore, by etcd key.
 pub(crate) type State = BTreeMap<String, Value>;
 
 /// Replaces the recording's placeholders in a JSON value with concrete values.

@@ -21,7 +21,6 @@ pub(crate) async fn content(world: &World) -> Content {
     world.dump().await.iter().map(|kv| (text(kv.key.as_bytes()), text(kv.value.as_bytes()))).collect()
 }
 
-/// Creates a test world whose store has the given content.
 pub(crate) async fn world_of(content: &Content) -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::Registered);
     for (key, value) in content {
@@ -68,7 +67,7 @@ pub(crate) async fn whole() -> Content {
     content(&world).await
 }
 
-/// The key of the IPv4 block in which a container holds an address.
+/// Returns the key of the IPv4 block in which a container holds an address.
 fn block_of(content: &Content, container: &str) -> String {
     let holder = format!("\"net.{container}\"");
     let found = content.iter().find(|(key, value)| key.contains("/ipv4/block/") && value.contains(&holder));
@@ -96,7 +95,7 @@ fn edit_block(content: &mut Content, container: &str, change: impl FnOnce(&mut V
     edit(content, &key, change);
 }
 
-/// The first ordinal of a block that is held (if `is_held` is true) or free (if `is_held` is false).
+/// Returns the first ordinal of a block whose address is held (if `is_held` is true) or free (if `is_held` is false).
 fn ordinal(block: &Value, is_held: bool) -> usize {
     block["allocations"].as_array().unwrap().iter().position(|index| index.is_null() != is_held).unwrap()
 }
@@ -395,7 +394,7 @@ pub(crate) async fn mend_all(world: &World) -> Inspection {
     inspection
 }
 
-/// The held addresses of a store, each with its entry in the block.
+/// Returns the held addresses of a store, each with its entry in the block.
 fn held(content: &Content) -> Vec<(String, String)> {
     let mut held = Vec::new();
     for (key, value) in content.iter().filter(|(key, _)| key.contains("/assignment/")) {

@@ -18,12 +18,11 @@ use crate::world::{World, attachment, soon};
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints";
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// The initial time of a test world's clock.
 fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
 
-/// Creates a test world with a pool. Container `c1` on node `a` and container `c2` on node `b` hold one address each.
+/// Creates a test world in which container `c1` on node `a` and container `c2` on node `b` hold one address each.
 async fn world() -> (World, IpAddr, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
@@ -43,7 +42,7 @@ async fn remove(world: &World, key: &str) {
     world.store.delete(Range::key(key)).await.unwrap();
 }
 
-/// The findings of an inspection, as one line of text each.
+/// Returns the findings of an inspection, as one line of text each.
 async fn reported(world: &World) -> Vec<String> {
     let line = |one: &Finding| format!("{} {}: {}", one.code, one.subject, one.what);
     inspect(world).await.findings.iter().map(line).collect()
@@ -86,8 +85,8 @@ async fn endpoint_of_foreign_address_is_ignored() {
     let networks = |ip: &str| json!([format!("{ip}/32")]);
     // The endpoint's address is outside of all pools, as if the host-local plugin had assigned it.
     put(&world, "a-cni-c7-eth0", json!({"containerID": "c7", "ipNetworks": networks("192.0.2.7")})).await;
-    // OpenStack's endpoints are not checked, because Neutron assigns their addresses. An endpoint without a container
-    // id has no known holder to compare.
+    // OpenStack's endpoints cause no findings, because Neutron assigns their addresses. An endpoint without a container
+    // id causes no findings, because its container cannot be compared with the holder.
     let free = networks("10.0.0.99");
     put(&world, "a-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm", "ipNetworks": free}))
         .await;

@@ -165,7 +165,7 @@ async fn repair_removes_handle_only_when_empty_and_unchanged() {
     assert_eq!(world.operator().reclaim_handles(&handles, soon()).await.unwrap(), ["x"]);
 }
 
-/// Random containers start and stop while damage is made and repaired. No running container may lose its address.
+/// No running container may lose its address while random containers start and stop, and damage is made and repaired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn repair_loses_no_address_while_containers_come_and_go() {
     const ROUNDS: usize = 40;

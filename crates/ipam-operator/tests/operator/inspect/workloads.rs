@@ -1,5 +1,5 @@
-//! Tests the records of workloads that keep their addresses. Records that Margay wrote cause no findings. After the
-//! repair of a damaged record, the workload gets its address again.
+//! Tests the records of workloads that keep their addresses. Workload records that Margay wrote cause no findings.
+//! After the repair of a damaged workload record, the workload gets its address again.
 
 use std::net::IpAddr;
 use std::time::Duration;
