@@ -70,7 +70,7 @@ impl Address {
         Self::host(&scheme, authority, transport)
     }
 
-    /// If the endpoint has no port, returns the default port of its scheme; otherwise `None`.
+    /// Returns the default port of the endpoint's scheme if the endpoint has no port; otherwise `None`.
     pub(crate) fn default_port(&self) -> Option<u16> {
         let port = match self.transport {
             Transport::Plain => 80,
@@ -112,7 +112,8 @@ impl Address {
     }
 }
 
-/// Returns the part after an IPv6 address in brackets, or the whole string if it has no brackets.
+/// Returns the part of a URL's authority after an IPv6 address in brackets, or the whole authority if it has no
+/// brackets.
 fn after_host(authority: &str) -> &str {
     authority.rsplit(']').next().unwrap_or_default()
 }

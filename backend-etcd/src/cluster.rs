@@ -20,9 +20,9 @@ use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, 
 use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
-/// Maximum number of rounds in one call; in each round, every member is tried once.
+/// Maximum number of rounds in one store call; in each round, every etcd member is tried once.
 const MAX_ROUNDS: usize = 2;
-/// Pause between two rounds of one call.
+/// Pause between two rounds of requests in one store call.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The client of an etcd cluster: its members, and the cluster id and newest revision that answers have shown.
@@ -31,10 +31,9 @@ pub(crate) struct EtcdCluster {
     members: Members,
     pub(crate) seen: ObservedCluster,
     call_timeout: Duration,
-    /// The deadline that all calls share; `None` for no deadline.
+    /// The deadline that all calls of the store share; `None` for no deadline.
     end: Option<Instant>,
     pub(crate) watch_patience: Duration,
-    /// True once the store is closed.
     pub(crate) closed: watch::Sender<bool>,
 }
 
@@ -86,7 +85,7 @@ impl EtcdResponse for CompactionResponse {
     }
 }
 
-/// Says whether a failed attempt was the last one of its round or of the whole call.
+/// Says whether a failed attempt was the last one of its round or of the whole store call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastOf {
     OfRound,
@@ -100,7 +99,7 @@ struct MemberFailure {
     never_sent: bool,
 }
 
-/// The parameters that all attempts of one call share.
+/// The parameters that all attempts of one store call share.
 #[derive(Clone, Copy)]
 struct MemberCall {
     operation: Operation,
@@ -108,7 +107,7 @@ struct MemberCall {
     deadline: Instant,
 }
 
-/// The members that failed during one call, in the order of their last attempts, with the error kinds.
+/// The members that failed during one store call, in the order of their last attempts, with the error kinds.
 #[derive(Default)]
 struct FailedMembers(Vec<(String, String)>);
 
@@ -128,7 +127,7 @@ impl FailedMembers {
     }
 }
 
-/// The deadlines for one attempt with one member.
+/// The deadlines for one attempt to get an answer from one member.
 #[derive(Clone, Copy)]
 struct MemberDeadlines {
     /// Deadline for connecting to the member and logging in.
@@ -153,15 +152,14 @@ impl EtcdCluster {
         })
     }
 
-    /// Fails if the store is closed.
+    /// Fails with `Closed` if the store is closed.
     ///
     /// # Errors
-    /// `Closed`.
     fn check_open(&self, operation: Operation) -> Result<()> {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }
 
-    /// Returns the URLs of the cluster's members. If no members are known, looks them up in DNS.
+    /// Returns the URLs of the cluster's members, which are looked up in DNS if no members are known.
     ///
     /// # Errors
     /// Any error of the DNS lookup.
@@ -170,7 +168,7 @@ impl EtcdCluster {
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
     }
 
-    /// Returns the deadline of a call that begins now.
+    /// Returns the deadline of a store call that begins now.
     pub(crate) fn deadline(&self) -> Instant {
         let now = Instant::now();
         let usual = now + self.call_timeout;
@@ -212,7 +210,7 @@ impl EtcdCluster {
     /// Sends a request to every member at the same time, and returns each member's URL with its answer.
     ///
     /// # Errors
-    /// `Closed`; the error of looking up the members.
+    /// `Closed`, or an error of looking up the members.
     pub(crate) async fn call_each<T, F>(
         &self,
         operation: Operation,
@@ -233,7 +231,7 @@ impl EtcdCluster {
         Ok(futures::future::join_all(asked).await)
     }
 
-    /// Asks each member at most once, until a member answers. If no member answers, the error says
+    /// Sends a request to each member at most once, until a member answers. If no member answers, the error says
     /// whether another round of attempts is allowed.
     async fn try_members<T, F>(
         &self,
@@ -251,7 +249,7 @@ impl EtcdCluster {
             MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
-            // Each member that is left in this round gets an equal share of the remaining time.
+            // Give each member that is left in this round an equal share of the time until the deadline.
             let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => MemberDeadlines { connect: share, answer: share },
@@ -280,7 +278,7 @@ impl EtcdCluster {
 
     fn judge<T: EtcdResponse>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
         let store = format!("{STORE_NAME} {url}");
-        // Even if the answer is unusable, the member may have executed the request.
+        // Even if a member's answer is unusable, the member may have executed the request.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
             match operation {
@@ -316,8 +314,8 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
     }
 }
 
-/// Sends the request to one member. If the member rejects the login token, renews the token once and sends the request
-/// again. Sending the request again is safe, because a server that rejects a token has not executed the request.
+/// Sends the request to one member, and renews the login token and sends the request again if the member rejects the
+/// token. Sending the request again is safe, because a server that rejects a token has not executed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -338,7 +336,7 @@ where
         };
         with_hint(map(error, operation, &store), hint)
     };
-    // Until the connection is ready, nothing but a login can have been sent.
+    // Until the connection to a member is ready, the client can have sent only a login.
     let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
@@ -378,8 +376,8 @@ pub(crate) struct ObservedCluster {
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
-    /// The answer may be older than earlier answers if the member that sends it lags behind. For example, a watch may
-    /// begin on a member that lags behind.
+    /// The answer may be older than earlier answers if the member that sends it lags behind, for example when a watch
+    /// begins.
     OfMember,
 }
 
@@ -403,7 +401,7 @@ impl ObservedCluster {
     /// known when the call began.
     ///
     /// # Errors
-    /// A description of what is wrong with the answer.
+    /// The error is a description of what is wrong with the answer.
     fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }
@@ -456,7 +454,7 @@ fn version_numbers(version: &str) -> Option<[u32; 3]> {
     numbers.first_chunk().copied()
 }
 
-/// Checks that a server's version, for example `3.5.21`, is supported.
+/// Checks that an etcd server's version, for example `3.5.21`, is supported.
 ///
 /// # Errors
 /// `Unsupported` if the server is too old or not etcd v3.

@@ -26,15 +26,15 @@ use crate::options::Discovery;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
-/// Maximum size in bytes of a UDP answer to a DNS query without EDNS (RFC 1035). DNS answers that are longer need TCP.
+/// Maximum size in bytes of a UDP answer to a DNS query without EDNS (RFC 1035); longer answers need TCP.
 const MAX_UDP_BYTES: usize = 512;
 
-/// Returns the members from a domain's SRV records, ordered by priority and weight. If the domain has records for
-/// members with TLS, only these members are returned. Members without TLS are returned only if there are none with TLS
-/// and TLS is not configured.
+/// Returns the members from a domain's SRV records, ordered by priority and weight. If the domain has SRV records for
+/// members with TLS, only these members are returned. Members without TLS are returned only if the domain has no SRV
+/// records for members with TLS, and TLS is not configured.
 ///
 /// # Errors
-/// `NotSent` if the domain has no SRV records for usable members, or if no name server answers.
+/// The error `NotSent` if the domain has no SRV records for usable members, or if no name server answers.
 pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {
@@ -83,7 +83,6 @@ fn lookup_failed(detail: impl AsRef<str>) -> Error {
     Error::new(ErrorKind::NotSent, Operation::Open, STORE_NAME).with_detail(detail)
 }
 
-/// A DNS SRV record (RFC 2782).
 #[derive(Debug, PartialEq, Eq)]
 struct SrvRecord {
     priority: u16,
@@ -98,7 +97,6 @@ struct SrvRecord {
 struct Resolver {
     name_servers: Vec<SocketAddr>,
     attempts: u32,
-    /// The timeout of one query to a name server.
     timeout: Duration,
 }
 
@@ -112,7 +110,7 @@ impl Resolver {
     /// this host.
     ///
     /// # Errors
-    /// Any error of reading `/etc/resolv.conf`; a missing file counts as empty.
+    /// Any error of reading `/etc/resolv.conf`, except that the file is missing.
     fn of_system() -> io::Result<Self> {
         match fs::read(RESOLV_CONF) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
@@ -178,7 +176,7 @@ enum DnsAnswer {
     CutOff,
 }
 
-/// A DNS question with its encoded message. Each DNS query has a new random id and is sent from a new port.
+/// A DNS question with its encoded message; each query has a new random id and is sent from a new port.
 struct DnsQuery {
     number: u16,
     name: Name<'static>,

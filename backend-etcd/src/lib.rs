@@ -2,13 +2,12 @@
 //!
 //! # Inside
 //!
-//! This crate implements a key-value store on etcd v3. Requests to etcd, and etcd's answers to the caller, are mostly
-//! passed on unchanged.
+//! A key-value store on etcd v3. The etcd store passes most requests and answers on unchanged.
 //!
 //! This crate adds the following to etcd's client library:
 //!
-//! - Each etcd member has its own connection. If a member fails, the request is sent to the next member.
-//! - Each store call has one deadline for all of its attempts.
+//! - Each etcd member has its own connection; if a member fails, the request is sent to the next member.
+//! - Each store call has one deadline for all of its attempts to get an answer.
 //! - A write is sent again only if no earlier attempt was sent to a member.
 //! - An answer from another cluster, or with a lower revision than an earlier answer, is reported as an error.
 //! - A watch that has lost its connection resumes without gaps and without repeated events.
@@ -47,8 +46,8 @@ pub use self::driver::{DRIVER, EtcdDriver};
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
 
-/// A store on an etcd cluster. An `EtcdStore` is cheap to clone. Clones of an `EtcdStore` share their connections, and
-/// closing one of them closes all.
+/// A store on an etcd cluster. An `EtcdStore` is cheap to clone; clones share their connections, and closing one of
+/// them closes all.
 #[derive(Clone, Debug)]
 pub struct EtcdStore {
     cluster: Arc<EtcdCluster>,
@@ -56,8 +55,8 @@ pub struct EtcdStore {
 
 impl EtcdStore {
     /// Creates a store on the cluster that `options` describes. This method reads certificate files, but sends no
-    /// request: only the first call shows whether the cluster answers and accepts the login. The calls of the store
-    /// need a tokio runtime with time and IO.
+    /// request: only the first call shows whether the cluster answers and accepts the login. The calls of an
+    /// `EtcdStore` need a tokio runtime with time and IO.
     ///
     /// # Errors
     /// `Unsupported` if an endpoint or a TLS setting is invalid; `Io` if a file cannot be read.
@@ -65,8 +64,7 @@ impl EtcdStore {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. The check sends one
-    /// small request to etcd.
+    /// Checks with one small request that the cluster answers, accepts the login, and has a supported version of etcd.
     ///
     /// # Errors
     /// `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.
@@ -76,8 +74,8 @@ impl EtcdStore {
         cluster::judge_version(answer.version())
     }
 
-    /// Closes the store and its clones: later calls fail with `Closed`, and open watches end with `Closed`. Calls that
-    /// are in flight may still finish.
+    /// Closes the store and its clones: later store calls fail with `Closed`, and open watches end with `Closed`. Store
+    /// calls that are in flight when the store is closed may still finish.
     pub fn close(&self) {
         self.cluster.closed.send_replace(true);
     }
@@ -157,12 +155,11 @@ impl Store for EtcdStore {
     }
 }
 
-/// Returns the revision in the header of etcd's answer.
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
     header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
 }
 
-/// Marks the failed write as "not applied", because nothing but a read was sent so far.
+/// Marks the failed write as "not applied", because only reads were sent before the failure.
 fn not_applied(error: Error) -> Error {
     error.with_outcome(Outcome::NotApplied)
 }

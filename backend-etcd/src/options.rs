@@ -12,12 +12,13 @@ use crate::tls::Tls;
 
 /// The settings of the connection to an etcd cluster.
 ///
-/// Create options with [`new`](Self::new) and the `with_*` methods. The `Debug` output of the options shows no secret.
+/// Create etcd options with [`new`](Self::new) and the `with_*` methods. The `Debug` output of `Options` shows no
+/// secret.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The endpoint of each member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint without a
-    /// scheme uses `https` if `tls` is set. The endpoint list is empty if `discovery` is set.
+    /// The endpoint of each etcd member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint
+    /// without a scheme uses `https` if `tls` is set. The endpoint list is empty if `discovery` is set.
     pub endpoints: Vec<String>,
     /// The DNS lookup of the members, which replaces `endpoints`.
     pub discovery: Option<Discovery>,
@@ -26,21 +27,20 @@ pub struct Options {
     pub tls: Option<Tls>,
     /// The user and password for the login; `None` for no login.
     pub credentials: Option<Credentials>,
-    /// Maximum duration of one store call, including retries. The default call timeout is 10 s.
+    /// Maximum duration of one store call, including retries; 10 s by default.
     pub call_timeout: Duration,
     /// The deadline that all calls of the store share. Each call may take at most two thirds of the time until the
     /// shared deadline. The last third of the time until the shared deadline is reserved for finding out the outcome of
     /// an unanswered write.
     pub end: Option<Instant>,
-    /// Maximum duration of establishing one connection to a member. The default connect timeout is 2 s.
+    /// Maximum duration of establishing one connection to a member; 2 s by default.
     pub connect_timeout: Duration,
-    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`. The default
-    /// watch patience is 30 s.
+    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`; 30 s by
+    /// default.
     pub watch_patience: Duration,
-    /// Interval of HTTP/2 keepalive pings; it should be at least 5 s, the minimum that etcd accepts. The default
-    /// keepalive interval is 10 s.
+    /// Interval of HTTP/2 keepalive pings, 10 s by default; it should be at least 5 s, the minimum that etcd accepts.
     pub keepalive_interval: Duration,
-    /// Maximum time that a member may take to answer a keepalive ping. The default keepalive timeout is 5 s.
+    /// Maximum time that a member may take to answer a keepalive ping; 5 s by default.
     pub keepalive_timeout: Duration,
 }
 
@@ -118,10 +118,10 @@ impl Options {
         self
     }
 
-    /// Parses the endpoints.
+    /// Parses the endpoints in the options.
     ///
     /// # Errors
-    /// Any error for an invalid endpoint; `Unsupported` if both or neither of `endpoints` and `discovery` are set.
+    /// `Unsupported` if an endpoint is invalid, or if both or neither of `endpoints` and `discovery` are set.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),
@@ -135,11 +135,11 @@ impl Options {
     }
 }
 
-/// Finds a cluster's members in DNS SRV records. The DNS lookup runs at the first call, and again when no member can be
-/// reached.
+/// Finds a cluster's members in DNS SRV records. The DNS lookup of members runs at the first store call, and again when
+/// no member can be reached.
 ///
-/// If there are records for members with TLS (`_etcd-client-ssl._tcp`), records for members without TLS
-/// (`_etcd-client._tcp`) are not used. If TLS is configured, records for members without TLS are never used.
+/// If the domain has SRV records for members with TLS (`_etcd-client-ssl._tcp`), records for members without TLS
+/// (`_etcd-client._tcp`) are not used. If TLS is configured, SRV records for members without TLS are never used.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Discovery {
@@ -167,9 +167,9 @@ impl Discovery {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// The user's name.
+    /// The name of an etcd user.
     pub user: String,
-    /// The user's password.
+    /// The password of an etcd user.
     pub password: String,
 }
 

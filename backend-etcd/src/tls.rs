@@ -21,7 +21,7 @@ use crate::options::refused;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Tls {
-    /// The CAs to trust instead of the system's CAs; if unset, the system's CAs are trusted.
+    /// The CAs that the client trusts instead of the system's CAs; if unset, the system's CAs are trusted.
     pub authority: Option<Pem>,
     /// The client certificate and its key, for servers that require a client certificate.
     pub identity: Option<(Pem, Pem)>,
@@ -35,14 +35,14 @@ impl Tls {
         Self::default()
     }
 
-    /// Sets the CAs to trust instead of the system's CAs.
+    /// Sets the CAs that the client trusts instead of the system's CAs.
     #[must_use]
     pub fn with_authority(mut self, authority: Pem) -> Self {
         self.authority = Some(authority);
         self
     }
 
-    /// Sets the client certificate and its key.
+    /// Sets the client certificate and its private key.
     #[must_use]
     pub fn with_identity(mut self, certificate: Pem, key: Pem) -> Self {
         self.identity = Some((certificate, key));
@@ -128,12 +128,12 @@ impl FileStamps {
 pub enum Pem {
     /// The path of a PEM file.
     File(PathBuf),
-    /// The PEM text.
+    /// The text of the certificate or key in PEM form.
     Inline(Vec<u8>),
 }
 
 impl Pem {
-    /// Returns the PEM text, provided that it has a section whose label ends in `label`.
+    /// Returns the PEM text if it has a section whose label ends in `label`.
     fn load(&self, label: &str) -> Result<Vec<u8>> {
         let text = match self {
             // A missing certificate file must not be reported as `Missing`, which means that there is no store.
@@ -177,7 +177,6 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// The first and the last second of a certificate's validity period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Validity {
     from: OffsetDateTime,
@@ -233,8 +232,7 @@ fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// Parses the time in the first DER element. The format of the time is `YYMMDDHHMMSSZ`, or the same with a four-digit
-/// year.
+/// Parses the time in the first DER element; the format is `YYMMDDHHMMSSZ`, or the same with a four-digit year.
 fn der_time(der: &[u8]) -> Option<OffsetDateTime> {
     const UTC_TIME: u8 = 0x17;
     let text = str::from_utf8(der_element(der)?.0).ok()?.strip_suffix('Z')?;
@@ -307,7 +305,7 @@ mod tests {
         let made = |from: OffsetDateTime, until: OffsetDateTime| {
             let mut params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
             (params.not_before, params.not_after) = (from, until);
-            // The private key comes before the certificate, as in PEM files that contain both.
+            // Write the private key before the certificate, as in PEM files that contain both.
             format!("{}{}", key.serialize_pem(), params.self_signed(&key).unwrap().pem())
         };
         for (from, until) in [

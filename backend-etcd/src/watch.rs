@@ -1,18 +1,20 @@
 //! Implements watches that resume after their connection is lost.
 //!
-//! For each watch, a task reads etcd's messages and splits them into whole revisions. The task reads even if the
-//! watcher does not: all streams of a connection share one flow-control window, so a few unread streams would stall
-//! every call on the connection. The total size of the events that are queued for a watcher is limited. When the
-//! watcher's queue is full, the task closes the stream from etcd and delivers the remaining batches as the watcher
-//! reads. When the task has delivered all remaining batches, it opens the watch again at the next revision.
+//! For each watch, a task reads etcd's messages and splits them into batches of one revision each. The task of a watch
+//! reads from etcd even if the watcher does not read: all streams of a connection share one flow-control window, so a
+//! few unread streams would stall every call on the connection. The total size of the events that are queued for a
+//! watcher is limited. When the watcher's queue is full, the task of the watch closes the stream from etcd and delivers
+//! the remaining batches as the watcher reads. When the task has delivered all remaining batches, it opens the watch
+//! again at the next revision.
 //!
 //! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
-//! was restored to an older state. If a watch starts above the revision of the member that opens it, the task makes a
-//! linearizable read as well. Events before the watch's next revision are dropped, so no event is repeated. No event is
-//! missed, because etcd sends all events from the requested revision on, or reports `Compacted`.
+//! was restored to an older state. If a watch starts above the revision of the member that opens it, the task of the
+//! watch makes a linearizable read as well. After a watch is opened again, events before its next revision are dropped,
+//! so no event is repeated. A watch that is opened again misses no event, because etcd sends all events from the
+//! requested revision on, or reports `Compacted`.
 //!
-//! For a watch with progress reports, the task requests a report from etcd twice a second. Older etcd servers may
-//! report progress ahead of an event, so their reports are dropped.
+//! For a watch with progress reports, the task of the watch requests a report from etcd twice a second. Older etcd
+//! servers may report progress ahead of an event, so their reports are dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -40,7 +42,7 @@ const MAX_WAITING_BYTES: u32 = 8 << 20;
 const EVENT_OVERHEAD_BYTES: usize = 128;
 /// Interval at which the task of a watch requests a progress report from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// The first and the longest pause before a watch is opened again.
+/// The pause before a watch is opened again for the first time.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
@@ -92,11 +94,11 @@ fn disconnected(resume_from: Revision) -> Error {
     Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, STORE_NAME)
 }
 
-/// A watch whose creation etcd has confirmed.
+/// A watch on etcd whose creation etcd has confirmed.
 struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
-    /// The first message on the stream, which may end the watch and is not processed yet.
+    /// The first message of the watch's stream from etcd, which may end the watch and is not processed yet.
     first: WatchResponse,
     /// True if the watcher requested progress reports and the server sends correct ones.
     reports: bool,
@@ -114,8 +116,8 @@ impl EtcdResponse for ConfirmedWatch {
 
 /// The reason why the event stream of a watch ended.
 enum WatchCut {
-    /// The stream failed, or the watch's own task closed it. After a failure of its stream, the watch can resume on a
-    /// new stream.
+    /// The stream from etcd failed, or the watch's own task closed it. After a failure of its stream, the watch can
+    /// resume on a new stream.
     Off(Error),
     /// The watch has ended and cannot resume.
     Over(Error),
@@ -130,7 +132,7 @@ struct EtcdWatcher {
     next: Revision,
     tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,
-    /// The time at which the stream failed; `None` while messages arrive.
+    /// The time at which the watch's stream failed; `None` while messages arrive.
     cut_off: Option<Instant>,
     pause: Duration,
 }
@@ -200,8 +202,8 @@ impl EtcdWatcher {
             };
             while let Some(batch) = batches.next() {
                 if let Err(batch) = self.deliver_now(batch) {
-                    // Close the stream before waiting, because an unread open stream would stall other calls on its
-                    // connection.
+                    // Close the stream from etcd before waiting, because an unread open stream would stall other calls
+                    // on its connection.
                     drop(stream);
                     self.deliver_late(batch, batches).await;
                     return WatchCut::Off(disconnected(self.next).with_detail("the watcher did not read"));
@@ -274,7 +276,7 @@ impl EtcdWatcher {
         let _ = self.tell.send((Ok(batch), permit));
     }
 
-    /// Processes a progress report: etcd has sent all events up to the revision of the report.
+    /// Processes a progress report, by which etcd says that it has sent all events up to the report's revision.
     fn note_progress(&mut self, response: &WatchResponse, reports: bool) {
         let Some(header) = response.header() else { return };
         let reached = Revision::new(header.revision());
@@ -284,7 +286,7 @@ impl EtcdWatcher {
         self.next = self.next.max(reached.next());
     }
 
-    /// Opens the watch again on a new stream. Tries again until [`watch_patience`](EtcdCluster::watch_patience) has
+    /// Opens the watch again on a new stream, and retries until [`watch_patience`](EtcdCluster::watch_patience) has
     /// passed since the stream failed.
     async fn open_again(&mut self) -> Result<ConfirmedWatch> {
         let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
@@ -343,7 +345,7 @@ fn undecodable() -> Error {
     Error::new(ErrorKind::Undecodable, Operation::Watch, STORE_NAME).with_detail("an event without a key")
 }
 
-/// Groups those events of a message that are at or after revision `next` into one batch per revision. One revision is
+/// Groups those events of a message that are at or after revision `next` into one batch per revision. A revision is
 /// never split over several messages, because the watch request does not allow fragments.
 fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     let mut batches: Vec<Batch> = Vec::new();

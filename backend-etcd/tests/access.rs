@@ -21,8 +21,7 @@ fn open(url: impl Into<String>, tls: Option<Tls>) -> EtcdStore {
     EtcdStore::open(&options).unwrap()
 }
 
-/// Makes a first write to the store, which must fail, and returns its error. Checks that the error of the write arrives
-/// in time.
+/// Makes a first write to the store, which must fail in time, and returns its error.
 async fn refused(store: &EtcdStore) -> Error {
     let begun = Instant::now();
     let error = store.put("k", "v").await.unwrap_err();
@@ -96,7 +95,7 @@ async fn tls_client_certificate_is_named_when_expired() {
             assert!(said.contains("has expired on 2001-01-01: renew it"), "{said}");
         }
     }
-    // A server that requests no client certificate must not be affected by an expired one.
+    // A server that requests no client certificate must not be affected by an expired client certificate.
     let open_to_all = certificates.etcd(&[]).unwrap();
     let ours = trusting().with_identity(certificates.file("client.pem"), certificates.file("client.key"));
     open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();

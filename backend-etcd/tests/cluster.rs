@@ -35,7 +35,6 @@ fn dead_url() -> String {
     format!("http://{}", dead_address().unwrap())
 }
 
-/// Sends one request after another until a request succeeds.
 async fn heals(store: &EtcdStore) {
     let until = Instant::now() + patient(LONG);
     while let Err(error) = store.get("k").await {

@@ -24,10 +24,9 @@ use support::users::{PASSWORD, as_user, guarded};
 /// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The result of each write, by the key that the write puts.
 type Said = BTreeMap<String, Result<(), (ErrorKind, Outcome)>>;
 
-/// Runs a transaction that puts `key`. Returns `key` with the result of the transaction.
+/// Runs a transaction that puts `key`, and returns `key` with the transaction's result.
 async fn write(store: &EtcdStore, key: String, txn: Txn) -> (String, Result<(), (ErrorKind, Outcome)>) {
     let said = store.txn(txn).await.map(|_| ()).map_err(|error| (error.kind().clone(), error.outcome()));
     (key, said)
@@ -68,7 +67,7 @@ async fn refusals_are_true_over_server_limits() {
     assert_eq!(store.count(Range::prefix("more/")).await.unwrap(), 0);
 }
 
-/// Revokes and grants the permission of the user `guest` in a loop.
+/// Revokes and grants the permission of the user `guest` repeatedly, `times` times.
 async fn waver(etcd: &Etcd, times: usize) {
     let login = ConnectOptions::new().with_user("root", PASSWORD);
     let mut root = Client::connect([etcd.url()], Some(login)).await.unwrap();

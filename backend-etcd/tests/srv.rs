@@ -73,8 +73,8 @@ async fn srv_record_is_found_when_added_later() {
     store.put("k", "v").await.unwrap();
 }
 
-/// Forwards TCP connections to `target` until the returned tasks are dropped. Returns the local port that accepts
-/// connections, and the forwarding tasks.
+/// Forwards TCP connections to `target` until the returned tasks are dropped; the returned port accepts the
+/// connections.
 async fn forwarder(target: SocketAddr) -> (u16, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -98,7 +98,7 @@ async fn srv_members_are_looked_up_again_when_all_are_lost() {
     store.put("k", "v").await.unwrap();
     dns.set(PLAIN, &[(0, 0, port(&etcd))]);
     drop(forwarding);
-    // A read may be sent again, so within one call it reaches the other member.
+    // A read may be sent again, so a single read call reaches the other member after the first one fails.
     assert!(store.get("k").await.unwrap().is_some());
     store.put("k", "w").await.unwrap();
 }

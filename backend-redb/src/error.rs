@@ -1,4 +1,4 @@
-//! Converts redb's errors into store errors. This is the only module that inspects redb's errors.
+//! Converts redb's errors into store errors; only this module inspects redb's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};

@@ -47,7 +47,7 @@ pub enum Ability {
     Embedded,
     /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage. A
+    /// Copy and damage a store's files in a folder that the test case chooses; the store must detect the damage. A
     /// harness with this ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
     /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).

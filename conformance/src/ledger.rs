@@ -29,7 +29,7 @@ pub(crate) enum LedgerAnswer {
 }
 
 /// All writes of a group of writers, with the store's answers. Each write is a transaction without compares that puts
-/// two keys of its own. The versions of the two keys show whether the write ran twice.
+/// two keys of its own, whose versions show whether the write ran twice.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 
@@ -116,7 +116,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts one writer task for each store handle. `name` distinguishes these writers from other groups of writers.
+    /// Starts one writer task for each store handle; `name` distinguishes these writers from other groups of writers.
     pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();

@@ -29,7 +29,7 @@ impl<H: Harness> PrefixHarness<H> {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes the keys of a test case that was abandoned. Does nothing if no test case has begun.
+    /// Deletes the keys of an abandoned test case; does nothing if no test case has begun.
     ///
     /// # Errors
     /// Any error that prevents deleting the keys.

@@ -81,7 +81,7 @@ impl Proxy {
         self.control.link.send_replace(link);
     }
 
-    /// Ends all connections. The condition of the link decides whether new connections are accepted.
+    /// Ends all connections through the proxy. The condition of the link decides whether new connections are accepted.
     pub fn cut(&self) {
         self.control.cut();
     }
@@ -211,7 +211,6 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// A time limit that is long enough for each test in this file.
     const LONG: Duration = Duration::from_secs(10);
 
     /// Starts an echo server, a proxy in front of it, and a connection through the proxy.

@@ -336,8 +336,8 @@ mod tests {
     /// Runs the cases that need only [`Ability::Network`] on a store with this client fault, and returns the broken
     /// rules.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
-        // A faulty client may hang, and a hang counts as breaking the first rule of the test case. The healthy client
-        // gets a longer time limit.
+        // A faulty client may hang, which counts as breaking the first rule of the test case; only the healthy client
+        // gets a long time limit.
         let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {

@@ -261,7 +261,6 @@ impl Subject {
         let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 
-    /// Returns true if the test environment has this ability.
     pub(crate) fn can(&self, ability: Ability) -> bool {
         self.harness.abilities().contains(&ability)
     }
@@ -404,7 +403,7 @@ impl Store for TimeoutStore {
     }
 }
 
-/// A placeholder for the store of a test case while the real store is closed. Every call of the placeholder fails.
+/// A placeholder for the store of a test case while the real store is closed; every call of the placeholder fails.
 #[derive(Debug)]
 struct ClosedStore;
 

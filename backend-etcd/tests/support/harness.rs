@@ -68,8 +68,8 @@ impl Held {
         self.etcds.first().ok_or_else(|| "etcd did not come back".into())
     }
 
-    /// Runs `work` while the fixture's only etcd server is stopped. The function `work` gets the stopped server and may
-    /// change its folders.
+    /// Runs `work` while the fixture's only etcd server is stopped; `work` gets the stopped server and may change its
+    /// folders.
     async fn while_down(
         &mut self,
         work: impl FnOnce(&Etcd) -> std::io::Result<()> + Send + 'static,

@@ -15,7 +15,6 @@ use super::Twist;
 struct EveryFewCalls(AtomicU64);
 
 impl EveryFewCalls {
-    /// Returns true for every fourth call.
     fn is_now(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) % 4 == 3
     }

@@ -37,7 +37,7 @@ impl Broken {
         self.name
     }
 
-    /// The test case that must detect the fault. Other test cases may detect the fault, too.
+    /// The test case that must detect the fault; other test cases may detect it, too.
     pub fn case(&self) -> &'static str {
         self.case
     }

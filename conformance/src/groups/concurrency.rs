@@ -9,8 +9,8 @@ use tokio::task::{JoinHandle, yield_now};
 use crate::expect::{Checked, Failure, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, after, text, took};
 
-/// Runs one client task for each number below `count`; every second client has its own store handle. Returns the
-/// results of all clients.
+/// Runs one client task for each number below `count`, and returns all results; every second client has its own store
+/// handle.
 async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(BoundedHandle, usize) -> F) -> Checked<Vec<T>>
 where
     T: Send + 'static,

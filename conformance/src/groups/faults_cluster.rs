@@ -165,7 +165,8 @@ pub(crate) async fn no_quorum_no_answer(t: Subject) -> Checked {
     let base = t.revision().await?;
     without_quorum(&t, |handle| async move { handle.get("k").await }, "S1").await?;
     let (kind, outcome) = without_quorum(&t, |handle| async move { handle.put("k", "meanwhile").await }, "S3").await?;
-    // After the two servers continue, the write may still happen, unless its error says that it was not applied.
+    // After the two stopped servers continue, the write may still happen, unless its error says that it was not
+    // applied.
     let times = t.get("k").await?.map_or(0, |kv| kv.version);
     let allowed = if outcome == Outcome::NotApplied { 1..=1 } else { 1..=2 };
     holds(&format!("{allowed:?} writes after {kind:?}"), allowed.contains(&times), &times).of("E2")?;

@@ -73,8 +73,8 @@ impl Call {
 pub struct Stream {
     /// The number of the recorder through which the watch was opened.
     pub client: u64,
-    /// The request with which the watch was opened. In a later part of a history, the request's start revision is the
-    /// one after the last batch of the earlier parts.
+    /// The request with which the watch was opened; in a later part of a history, its start revision follows the last
+    /// batch of the earlier parts.
     pub request: WatchRequest,
     /// The batches that the watch delivered, and the error that ended it, each with the time of its arrival.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
@@ -150,7 +150,7 @@ impl CallHistory {
     }
 }
 
-/// A store wrapper that records all calls. Clones of a recorder count as the same client.
+/// A store wrapper that records all calls; clones of a `Recorder` count as the same client.
 #[derive(Clone, Debug)]
 pub struct Recorder<S> {
     inner: S,
@@ -170,7 +170,8 @@ impl<S: Store> Recorder<S> {
     }
 }
 
-/// A running call. The call is recorded when it ends; if it is dropped earlier, it is recorded without an answer.
+/// A store call that is running. When the call ends, it is recorded; a call that is dropped earlier is recorded without
+/// an answer.
 struct OpenCall<'h> {
     history: &'h CallHistory,
     call: Option<(u64, u64, RecordedRequest)>,

@@ -42,7 +42,7 @@ enum PossibleWriters {
     Any,
 }
 
-/// A judge that replays a recorded history. The judge keeps the store's state as of the last revision that it judged.
+/// A judge that replays a recorded history, and keeps the store's state as of the last revision that it judged.
 #[derive(Clone, Debug)]
 pub struct Replay {
     state: State,
@@ -238,8 +238,8 @@ pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<Op
     TxnResponse { revision, succeeded, results }
 }
 
-/// Returns true if the events in `log` and `expected` make the same changes. The log may lack the previous states of
-/// the keys.
+/// Returns true if the events in `log` and `expected` make the same changes; the log may lack the keys' previous
+/// states.
 pub(super) fn same_events(log: &[Event], expected: &[Event]) -> bool {
     let same = |(got, want): (&Event, &Event)| {
         got.kind == want.kind && got.kv == want.kv && (got.prev.is_none() || got.prev == want.prev)

@@ -56,7 +56,7 @@ impl From<bool> for Effect {
 pub(crate) struct Call {
     pub(crate) client: usize,
     pub(crate) start: u64,
-    /// The tick at which the answer arrived. The value of `end` has no meaning for a call without an answer.
+    /// The tick at which the answer arrived. For a call without an answer, `end` has no meaning.
     pub(crate) end: u64,
     pub(crate) action: Action,
     pub(crate) seen: ObservedAnswer,
@@ -65,13 +65,13 @@ pub(crate) struct Call {
 /// The result of a search that found no order of the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SearchFailure {
-    /// Says whether the search tried all orders.
+    /// Says whether the search tried all orders of the calls.
     pub(crate) tried: SearchExtent,
     /// The largest number of calls that any tried order explains.
     pub(crate) explained: usize,
     /// The state of the store after the longest explained sequence of calls.
     pub(crate) state: KeyStates,
-    /// The calls that could have come next, but whose answers do not fit the state.
+    /// The calls that could have come next in the order, but whose answers do not fit the state.
     pub(crate) stuck: Vec<Call>,
 }
 
@@ -208,8 +208,8 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The calls that can be next in the order: those that began before the first remaining call ended. The candidates
-    /// are sorted by their end, because calls mostly happened in that order. Candidates without an answer come last.
+    /// The calls that can be next in the order: those that began before the first remaining call ended. The calls are
+    /// sorted by their end, because calls mostly happened in that order. Calls without an answer come last.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
@@ -231,7 +231,7 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Continues the search with the call `next` at the end of the order. Returns true if the search finds a complete
+    /// Continues the search with the call `next` at the end of the order; returns true if the search finds a complete
     /// order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {

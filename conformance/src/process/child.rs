@@ -1,4 +1,4 @@
-//! The side of a child process that plays a role: reads its job, and reports to its parent process.
+//! Runs in a child process that plays a role: reads its job, and reports to its parent process.
 
 use std::env;
 use std::fmt::Display;
@@ -58,7 +58,6 @@ impl<'a> RoleJob<'a> {
     }
 }
 
-/// Prints a line for the parent process.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;

@@ -20,13 +20,13 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Every store call blocks the thread that polls it.
+    /// Every call of the blocking store blocks the thread that polls it.
     Calls,
-    /// Every store call starts a task that blocks its thread, and never returns an answer.
+    /// Every call of the blocking store starts a task that blocks its thread, and never returns an answer.
     Tasks,
-    /// Making a new store blocks the thread.
+    /// Making a new blocking store blocks the thread.
     Making,
-    /// The cleanup after a test case blocks its thread.
+    /// The fixture's cleanup after a test case blocks its thread.
     ClearingUp,
 }
 

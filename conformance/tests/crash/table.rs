@@ -76,8 +76,8 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Removes the bytes of a commit that was written only in part. If removing the incomplete commit fails, the
-            // table ignores it when it is opened again.
+            // Remove the bytes of a commit that was written only in part; if this fails, the table ignores the
+            // incomplete commit when it is opened again.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
@@ -125,9 +125,9 @@ impl Table for FileTable {
     }
 }
 
-/// Writes a new log file with a single commit, which contains the current rows. Opening the table reads the whole log
-/// file. A test that kills compacting processes a hundred times opens the log a hundred times. If the log kept
-/// superseded rows, a test that reopens the log often would take six times as long.
+/// Writes a new log file with a single commit, which contains the current rows. Without the rewriting, the log would be
+/// slow to open: opening the table reads the whole log file. A test that kills compacting processes a hundred times
+/// opens the log a hundred times. If the log kept superseded rows, these tests would take six times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");
