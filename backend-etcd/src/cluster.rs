@@ -152,9 +152,10 @@ impl EtcdCluster {
         })
     }
 
-    /// Fails with `Closed` if the store is closed.
+    /// Fails if the store is closed.
     ///
     /// # Errors
+    /// `Closed`.
     fn check_open(&self, operation: Operation) -> Result<()> {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }

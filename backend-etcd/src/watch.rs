@@ -42,7 +42,7 @@ const MAX_WAITING_BYTES: u32 = 8 << 20;
 const EVENT_OVERHEAD_BYTES: usize = 128;
 /// Interval at which the task of a watch requests a progress report from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// The pause before a watch is opened again for the first time.
+/// The first and the longest pause before a watch is opened again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 

@@ -61,8 +61,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Ends the opening of the file; if redb wrote a header that differs from the one in the file, writes it to the
-    /// file.
+    /// Must be called when redb has opened the file; writes redb's last header to the file if it differs from the one
+    /// there.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {

@@ -127,7 +127,8 @@ pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // An empty commit records redb's allocator state, which redb's own last commit in `compact` does not record.
+        // An empty commit makes redb record its allocator state, which redb's own last commit in `compact` does not
+        // record.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))

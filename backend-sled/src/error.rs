@@ -1,4 +1,4 @@
-//! Converts sled's errors into store errors. This is the only module that inspects sled's errors.
+//! Converts sled's errors into store errors; only this module inspects sled's errors.
 
 use std::io;
 

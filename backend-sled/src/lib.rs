@@ -2,7 +2,7 @@
 //!
 //! # Inside
 //!
-//! This crate implements a store on sled, an engine that keeps its data in a folder of log segments.
+//! A store on sled, an engine that keeps its data in a folder of log segments.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock.
 //!

@@ -8,8 +8,8 @@
 
 use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
-/// The nice value that means the highest priority. Do not use a real-time scheduling policy instead: a test process
-/// hung under it, because sled's spinning threads never yield.
+/// The highest nice value is used instead of a real-time scheduling policy: with that policy, a test process hung,
+/// because sled's spinning threads never yield.
 const HIGHEST_NICE: i32 = -20;
 
 /// The scheduling flag that resets the priority to the default in threads that the calling thread starts.
@@ -41,7 +41,7 @@ impl SchedAttributes {
         (code == 0).then_some(attributes)
     }
 
-    /// Sets the scheduling attributes of the calling thread. Returns false if the kernel refuses the change.
+    /// Sets the scheduling attributes of the calling thread; returns false if the kernel refuses the change.
     fn set(&self) -> bool {
         // SAFETY: the kernel reads at most `size` bytes from the attributes, and `size` is the size of the structure.
         let code: c_long = unsafe { syscall(SYS_sched_setattr, 0, &raw const *self, 0) };
@@ -57,8 +57,9 @@ pub(crate) struct PriorityGuard {
 }
 
 impl PriorityGuard {
-    /// Raises the priority of the calling thread, but not of the threads that it starts. The priority is not changed if
-    /// the thread's priority or scheduling policy is not the default, or if the process lacks CAP_SYS_NICE.
+    /// Raises the priority of the calling thread, but not of the threads that it starts afterwards. The thread's
+    /// priority is not changed if its priority or scheduling policy is not the default, or if the process lacks
+    /// CAP_SYS_NICE.
     pub(crate) fn raise() -> Self {
         let before = SchedAttributes::current().filter(|current| {
             let usual = SchedAttributes { size: current.size, runtime: current.runtime, ..SchedAttributes::default() };
@@ -72,7 +73,7 @@ impl PriorityGuard {
 impl Drop for PriorityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // Restoring the lower priority cannot fail, because the kernel has just granted the higher one.
+            // Restoring the lower priority cannot fail, because the kernel has just granted the higher priority.
             before.set();
         }
     }

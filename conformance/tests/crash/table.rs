@@ -127,7 +127,8 @@ impl Table for FileTable {
 
 /// Writes a new log file with a single commit, which contains the current rows. Without the rewriting, the log would be
 /// slow to open: opening the table reads the whole log file. A test that kills compacting processes a hundred times
-/// opens the log a hundred times. If the log kept superseded rows, these tests would take six times as long.
+/// opens the log a hundred times. If the log kept superseded rows, a test that reopens the log often would take six
+/// times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");

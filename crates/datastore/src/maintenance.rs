@@ -1,6 +1,6 @@
-//! Inspects a store without opening it, shrinks, creates and upgrades stores, and replaces a store with a new one. All
-//! operations use the driver of the store. An operation adds advice to an engine's error if the advice depends on the
-//! configuration.
+//! Inspects a store without the store lock, shrinks, creates and upgrades stores, and replaces a store with a new one.
+//! All maintenance operations use the driver of the store. A maintenance operation adds advice to an engine's error if
+//! the advice depends on the configuration.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,8 +34,7 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     on_engine(location, kv_local::waiting).await
 }
 
-/// Opens the queue file of an embedded store, for a process that polls the queue. This function blocks the calling
-/// thread while it opens the file.
+/// Opens the queue file of an embedded store, for a process that polls the queue; blocks the calling thread meanwhile.
 ///
 /// # Errors
 /// `Unsupported` if the store is not embedded; any error of [`kv_local::QueueFile::open`].
@@ -44,8 +43,8 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
     QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a store that
-/// is not embedded, the function always succeeds.
+/// Returns an error if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a
+/// store that is not embedded, `check_creatable` always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].
@@ -72,8 +71,8 @@ pub async fn shrink(location: &Location, wait: Duration) -> Result<SpareSpace> {
     on_engine(location, move |engine, path| kv_local::shrink_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// Creates an empty embedded store whose rows have the format `format`. Returns false if there already is a store at
-/// the location.
+/// Creates an empty embedded store whose rows have the format `format`; returns false if a store exists at the
+/// location.
 ///
 /// # Errors
 /// `Unsupported` if the store is not embedded; any error of [`kv_local::create_blocking`].
@@ -121,13 +120,14 @@ impl StoreStaging {
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller must create the replacement store. No store exists in the staging folder yet.
+    /// The location at which the caller must create the replacement store. No replacement store exists in the staging
+    /// folder yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }
 
-    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if no old store
-    /// exists.
+    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if there is no
+    /// store to replace.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::hold`].
@@ -140,8 +140,8 @@ impl StoreStaging {
         .await
     }
 
-    /// Renames the folder of the replacement store to the old store's location. Returns the path that the old store has
-    /// now.
+    /// Renames the folder of the replacement store to the old store's location, and returns the path that the old store
+    /// has now.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::finish`].
@@ -165,7 +165,7 @@ fn waiting_for(wait: Duration) -> OpenOptions {
     OpenOptions::default().with_wait(wait)
 }
 
-/// Runs blocking work on the files of an embedded store, on a thread for blocking tasks.
+/// Runs blocking work on the engine of an embedded store, on a thread for blocking tasks.
 async fn on_engine<T: Send + 'static>(
     location: &Location,
     work: impl FnOnce(&'static dyn Engine, &Path) -> Result<T> + Send + 'static,
@@ -187,13 +187,12 @@ fn embedded(location: &Location) -> Result<(&'static dyn Engine, &Path)> {
     })
 }
 
-/// Opens a store in this process through the store's driver.
 pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Result<Box<dyn Opened>> {
     location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
 }
 
-/// Adds advice that an engine cannot know to the error about a store in a folder. The advice is the command that
-/// creates a store, or the name of the other engine whose files are in the folder.
+/// Adds advice that an engine cannot know to the error about a store in a folder. The advice about the store is the
+/// command that creates a store, or the name of the other engine whose files are in the folder.
 fn explained(location: &Location, error: Error) -> Error {
     let Some(folder) = location.path() else { return error };
     match (error.kind(), error.detail()) {

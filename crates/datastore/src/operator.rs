@@ -62,8 +62,8 @@ impl ChosenStore {
 /// 5. The default store.
 ///
 /// If a URL names an etcd, the credentials for it come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
-/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). If a file of the CNI configuration lacks credentials, they
-/// come from these environment variables as well.
+/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that a file of the CNI configuration lacks come
+/// from these environment variables as well.
 ///
 /// The environment variable `KUBECONFIG` is ignored, because operators set it for other purposes. An optional
 /// configuration file about the Kubernetes API is skipped if another source names a store, because every host that
@@ -337,7 +337,6 @@ mod tests {
         assert_eq!(choose(None, &[], dir.path()).unwrap().location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
-    /// When all stores of the host are chosen, Calico's Kubernetes datastore is skipped without an error.
     #[test]
     fn calico_on_kubernetes_is_none_of_all_stores() {
         let all =

@@ -73,8 +73,8 @@ pub fn is_trusted(location: &Location, uid: u32) -> bool {
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
 }
 
-/// Returns true if the daemon that sent the frame `hello` serves the store at this location and has the same version as
-/// this process.
+/// Returns true if the daemon that sent the frame `hello` serves the store at this location and runs the same version
+/// of Margay.
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
@@ -88,16 +88,16 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
         }
 }
 
-/// Interval between two attempts to connect to a busy daemon whose backlog is full.
+/// Interval between two attempts to connect to a busy daemon whose connection backlog is full.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum number of idle connections to a daemon that are kept for later calls.
+/// Maximum number of idle connections to a daemon that a client keeps for later calls.
 const MAX_IDLE_CONNECTIONS: usize = 16;
 
 /// A store that a daemon keeps open, and to which this process sends its calls. Clones of a `ServedStore` share their
 /// connections to the daemon.
 ///
-/// Each call of the store uses a connection that no other call uses at the time. Dropping the future of a call closes
-/// the call's connection, and the daemon starts no work for a call whose connection is closed.
+/// Each call of a served store uses a connection that no other call uses at the time. Dropping the future of a store
+/// call closes the call's connection, and the daemon starts no work for a call whose connection is closed.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     shared: Arc<DaemonConnections>,
@@ -112,12 +112,11 @@ struct DaemonConnections {
     socket: PathBuf,
     /// Maximum duration of a call to the daemon, counted from when the daemon begins to work on the call.
     within: Duration,
-    /// The identity of the store that the daemon served on the first connection.
     store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
-/// Connects to the daemon of a store. Returns `None` if no daemon serves the store, so that the caller must open the
+/// Connects to the daemon of a store; returns `None` if no daemon serves the store, so that the caller must open the
 /// store itself. `within` is the maximum duration of each call to the daemon.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
@@ -141,7 +140,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
     }
 }
 
-/// Connects to a daemon's socket. While the backlog of a busy daemon is full, retries to connect.
+/// Connects to a daemon's socket, and retries while the daemon's connection backlog is full.
 async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
@@ -163,7 +162,7 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
     Ok((stream, hello))
 }
 
-/// Reads the next frame from the daemon's connection. If the connection has ended, this function returns an error.
+/// Reads the next frame from the daemon; fails if the connection has ended.
 async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
@@ -183,14 +182,12 @@ enum FailedCall {
 }
 
 impl ServedStore {
-    /// Returns a handle for writes that release addresses. On a full disk, writes that release addresses may use the
-    /// reserved disk space.
+    /// Returns a handle for writes that release addresses, which may use the reserved space on a full disk.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
     }
 
-    /// The identity of the store that the daemon served on the first connection.
     pub(crate) fn identity(&self) -> &StoreIdentity {
         &self.shared.store
     }
@@ -223,12 +220,12 @@ impl ServedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// Takes an idle connection to the daemon, or opens a new one.
+    /// Takes an idle connection to the daemon, or opens a new connection.
     async fn link(&self, operation: Operation) -> Result<UnixStream> {
         let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         while let Some(stream) = idle() {
-            // An idle connection may be closed already, because the daemon closes connections that are idle for too
-            // long.
+            // An idle connection to the daemon may be closed already, because the daemon closes connections that are
+            // idle for too long.
             if !peer::is_gone(&stream) {
                 return Ok(stream);
             }
@@ -268,8 +265,8 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
-        // The daemon knows the time limit of the call from the request, and normally answers before the timeout of the
-        // client.
+        // The daemon knows the time limit of the call from the request, and normally answers before this longer
+        // timeout.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
             Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 /// A function that looks up an environment variable by its exact name, and returns `None` if the variable is not set.
 pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Reads an environment variable of this process. Bytes of the value that are not UTF-8 become replacement characters.
+/// Reads an environment variable of this process; bytes that are not UTF-8 become replacement characters.
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -26,14 +26,14 @@ pub(crate) fn overriding(env: &Environment<'_>, name: &str) -> Option<String> {
     env(&format!("CALICO_{name}"))
 }
 
-/// Returns the value of the environment variable `CALICO_` + `name` if it is set, or else of the variable `name`.
-/// Returns an empty string if neither environment variable is set.
+/// Returns the value of the environment variable `CALICO_` + `name` if it is set, or else of `name`, or else an empty
+/// string.
 pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
     overriding(env, name).or_else(|| env(name)).unwrap_or_default()
 }
 
 /// Reads from the environment the settings that select a store. `KUBECONFIG` is ignored, because every Kubernetes user
-/// sets this variable. A caller that needs the kubeconfig adds it to the settings.
+/// sets this variable; callers that need it add it to the settings.
 pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     let get = |name| variable(env, name);
     Settings {
@@ -137,7 +137,7 @@ struct ConfigSpec {
     _group: Option<IgnoredAny>,
 }
 
-/// Decodes a string field of the configuration file; a null value becomes the empty string.
+/// Decodes a string field of the configuration file; a null value becomes an empty string.
 fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
@@ -146,7 +146,7 @@ fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
 /// configuration file without a datastore type selects the Kubernetes API, unless the file has etcd settings.
 ///
 /// # Errors
-/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. Errors about the configuration
+/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion` or `ConfigFileKind`. Errors about the configuration
 /// file never contain a value from the file.
 pub(crate) fn read_config_file(file: ConfigFile<'_>) -> ConfigResult<Option<Settings>> {
     let (path, may_be_absent) = match file {
@@ -229,7 +229,7 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
     drivers.of_type(&settings.datastore_type).map(|driver| driver.facts().scope)
 }
 
-/// Derives the location of the store from the settings. If no datastore type is set, the store is embedded only if no
+/// Derives the location of the store from the settings; without a datastore type, the store is embedded unless a
 /// setting is for a cluster.
 pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> ConfigResult<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
@@ -274,7 +274,7 @@ impl fmt::Display for TextFault {
     }
 }
 
-/// Returns the reason why a file's bytes are not readable text; `None` if the bytes are UTF-8 text. Call this function
+/// Returns the reason why a file's bytes are not readable text; `None` if the bytes are UTF-8 text. Call `text_fault`
 /// after a parser has refused the file, because the parser's own error would only be about the first byte.
 pub fn text_fault(content: &[u8]) -> Option<TextFault> {
     const BYTE_ORDER_MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// The result of a function that reads a configuration.
 pub type ConfigResult<T> = Result<T, ConfigError>;
 
-/// A store that a file in the CNI configuration folder names.
+/// A store that some file in the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The store's URL, or a description of a store that has no URL.
@@ -14,10 +14,10 @@ pub struct Candidate {
     pub file: PathBuf,
 }
 
-/// The reason why a configuration does not lead to a store. A `ConfigError` contains no text that may be a secret.
+/// The reason why a configuration does not lead to a store, without text that may be a secret.
 ///
-/// [`Display`](std::fmt::Display) says what is wrong, with Calico's message if Calico has an equal error.
-/// [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
+/// [`Display`](std::fmt::Display) says what is wrong with the configuration, with Calico's message if Calico has an
+/// equal error. [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -47,7 +47,7 @@ pub enum ConfigError {
     UnreadableConfigFile {
         /// The path of the configuration file.
         file: PathBuf,
-        /// The operating system's error on reading the file.
+        /// The operating system's error on reading the configuration file.
         reason: String,
     },
     /// The configuration file is neither YAML nor JSON, or has unexpected content.
@@ -79,7 +79,7 @@ pub enum ConfigError {
     /// The configured path of a store is not absolute.
     #[error("{setting} is not an absolute path")]
     RelativePath {
-        /// The name of the setting that contains the path: `datastore_path` or `DATASTORE_PATH`.
+        /// The name of the setting that contains the path, `datastore_path` or `DATASTORE_PATH`.
         setting: &'static str,
     },
     /// The configured address of a store contains a user name or a password.
@@ -106,7 +106,7 @@ pub enum ConfigError {
     /// The user has given a command a store in memory, which is lost when the command ends.
     #[error("a store in memory is gone when the command ends")]
     MemoryStore,
-    /// The files in the CNI configuration folder name several stores.
+    /// The files in the CNI configuration folder name several different stores.
     #[error("the CNI configuration names several stores:{}", .0.iter().map(|found| format!("\n  {} (in {})", found.store, found.file.display())).collect::<String>())]
     SeveralStores(Vec<Candidate>),
     /// No file in the CNI configuration folder names a store, and some of the files could not be read.
@@ -120,7 +120,7 @@ pub enum ConfigError {
     InFile {
         /// The path of the configuration file.
         file: PathBuf,
-        /// What is wrong with the settings in that file.
+        /// What is wrong with the settings in the configuration file.
         #[source]
         error: Box<ConfigError>,
     },

@@ -1,5 +1,5 @@
-//! Defines the place of a store (the memory of a process, a folder, or the address of a cluster with credentials). Also
-//! defines the settings from which a driver derives the place of a store.
+//! Defines the place of a store (in memory, in a folder or on a cluster), and the settings from which a driver derives
+//! the place.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ pub enum StorePlace {
 
 /// The address of a cluster: either a list of endpoints, or a domain whose SRV records name the endpoints.
 ///
-/// Only the field `access` contains secrets, which neither [`url`](Self::url) nor `Debug` prints. No endpoint contains
-/// a user name or a password.
+/// Only the field `access` contains secrets, which neither [`url`](Self::url) nor `Debug` prints. No endpoint in a
+/// `ClusterAddress` contains a user name or a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterAddress {
     /// The endpoints of the cluster's members, each as `http://host:port`, `https://host:port` or `unix:///path`.
@@ -37,7 +37,7 @@ impl ClusterAddress {
     /// `NAME+unix:///path` for a unix socket.
     ///
     /// # Errors
-    /// An error that says what is wrong with the URL. The error contains no text that may be a secret.
+    /// An error that says what is wrong with the URL, without text that may be a secret.
     pub fn of_url(driver: &str, scheme: &str, rest: &str) -> ConfigResult<Self> {
         let endpoints = match scheme.strip_prefix(driver) {
             Some("") => members(rest, "http://")?,
@@ -64,7 +64,7 @@ impl ClusterAddress {
         Ok(Self { endpoints, discovery_srv, access: settings.access()? })
     }
 
-    /// Returns true if the address has only endpoints without TLS. Returns false if the address is an SRV domain.
+    /// Returns true if the address lists endpoints, all of them without TLS; false for an SRV domain.
     pub fn all_without_tls(&self) -> bool {
         let without = |endpoint: &String| endpoint.starts_with("http://") || endpoint.starts_with("unix:");
         self.discovery_srv.is_empty() && self.endpoints.iter().all(without)
@@ -110,7 +110,7 @@ fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
 }
 
 /// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and changes the URL scheme
-/// of each endpoint to lower case. The returned list is never empty.
+/// of each endpoint to lower case. The returned list of endpoints is never empty.
 fn endpoints(list: &str) -> ConfigResult<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
@@ -127,7 +127,7 @@ fn with_lower_scheme(endpoint: &str) -> String {
     }
 }
 
-/// The credentials with which a client connects to a cluster. `Debug` prints no secret of these credentials.
+/// The credentials with which a client connects to a cluster; `Debug` prints no secret of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// The CA that has signed the servers' certificates; if unset, the operating system's CAs are trusted.
@@ -169,7 +169,7 @@ pub struct ClientCertificate {
 pub enum Pem {
     /// The path of a file in PEM format.
     File(PathBuf),
-    /// The PEM text.
+    /// The text of the certificate or key in PEM format.
     Inline(String),
 }
 
@@ -186,9 +186,9 @@ impl fmt::Debug for Pem {
 /// A user name and a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
-    /// The user's name.
+    /// The name of the user who logs in.
     pub user: String,
-    /// The user's password.
+    /// The password of the user who logs in.
     pub password: String,
 }
 
@@ -200,8 +200,8 @@ impl fmt::Debug for Login {
 }
 
 /// The settings that select a store, from any source of configuration. The settings include Calico's settings for etcd,
-/// and the path of a store in a folder. An empty value counts as not set. `Debug` prints only the datastore type, since
-/// other settings may be secrets.
+/// and the path of a store in a folder. A setting with an empty value counts as not set. `Debug` prints only the
+/// datastore type of the settings, since others may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// The value of `datastore_type`: the kind of store.
@@ -220,7 +220,7 @@ pub struct Settings {
     pub etcd_username: String,
     /// The password of the etcd user.
     pub etcd_password: String,
-    /// Whether any setting shows that the datastore is the Kubernetes API.
+    /// Says whether any setting shows that the datastore is the Kubernetes API.
     pub orchestrator: Orchestrator,
     /// The name of the setting from which `path` was read, for error messages.
     pub path_setting: &'static str,
@@ -249,9 +249,9 @@ impl fmt::Debug for EtcdFiles {
     }
 }
 
-/// Whether any setting shows that the datastore is the Kubernetes API, for example a kubeconfig or the address of an
-/// API server. If the datastore is the Kubernetes API, missing etcd endpoints are an error, and the default store on
-/// this machine must not be used.
+/// Says whether any setting shows that the datastore is the Kubernetes API, for example a kubeconfig or the address of
+/// an API server. If the datastore is the Kubernetes API, missing etcd endpoints are an error, and programs must not
+/// use the default store on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
     /// No setting is about Kubernetes.
@@ -277,11 +277,11 @@ impl Settings {
             || !self.etcd_inline.is_empty()
     }
 
-    /// Returns the credentials for a cluster, taken from these settings. As in Calico, a user name without a password
-    /// is ignored, and so is a password without a user name.
+    /// Returns the credentials for a cluster, taken from the store settings. As in Calico, a user name without a
+    /// password is ignored, and so is a password without a user name.
     ///
     /// # Errors
-    /// A certificate without its key, a key without its certificate, or PEM text in addition to files.
+    /// A certificate without its key, a key without its certificate, or PEM text in addition to certificate files.
     pub fn access(&self) -> ConfigResult<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {
@@ -311,7 +311,7 @@ impl Settings {
     }
 }
 
-/// Parses the path of a folder in a store URL. The path is used as it is, without percent-decoding.
+/// Parses the path of a folder in a store URL, without percent-decoding.
 ///
 /// # Errors
 /// The path is not absolute, or the URL contains text after the path, a user name or a password.

@@ -101,7 +101,7 @@ impl fmt::Display for InvalidArgument {
     }
 }
 
-/// The reason why a store rejected the caller's credentials or permissions.
+/// The reason why a store rejected the caller's login or permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -114,7 +114,7 @@ pub enum Auth {
     OldRevision,
 }
 
-/// The kind of a store error. Callers should match on the error's kind and not on its text.
+/// The kind of a store error; callers should match on the kind and not on the error's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -133,8 +133,7 @@ pub enum ErrorKind {
     },
     /// The requested revision is above the store's revision.
     FutureRevision,
-    /// The store has no disk space left. On some stores, the write that failed for lack of space may have happened
-    /// anyway.
+    /// The store has no disk space left. On some stores, a write that failed with `NoSpace` may have happened anyway.
     NoSpace,
     /// The store is overloaded, and refused the request without executing any of it.
     Throttled,
@@ -146,13 +145,14 @@ pub enum ErrorKind {
     NoLeader,
     /// Another process held the store lock for longer than the caller waited.
     Locked,
-    /// After an earlier write error, this store handle is read-only. To write again, the caller must reopen the store.
+    /// After an earlier write error, this store handle is read-only; to write again, the caller must reopen the store.
     Poisoned,
     /// The store handle was closed.
     Closed,
     /// The store's answer did not arrive in time.
     Timeout,
-    /// The connection broke. If the failed request is a watch, the caller can watch again from `resume_from`.
+    /// The connection to the store broke; if the failed request is a watch, the caller can watch again from
+    /// `resume_from`.
     Disconnected {
         /// The revision after the last revision that the watch delivered; unset if the failed request is not a watch.
         resume_from: Revision,
@@ -192,8 +192,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The outcome of a write that failed with this kind of error. The outcome is unknown, unless this kind of error
-    /// proves that the write did not happen.
+    /// The outcome of a write that failed with this kind of error: unknown, unless the kind proves that the write did
+    /// not happen.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)
@@ -324,8 +324,8 @@ impl Error {
         self
     }
 
-    /// Replaces the outcome that follows from the error's kind. A caller that sets [`Outcome::NotApplied`] must have
-    /// proof that the write did not happen, for example from a read of the store.
+    /// Replaces the outcome of the failed write, which otherwise follows from the error's kind. A caller that sets
+    /// [`Outcome::NotApplied`] must have proof that the write did not happen, for example from a read of the store.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;

@@ -7,7 +7,7 @@
 //! Stores have the semantics of etcd v3. The file `SEMANTICS.md` in this crate lists the numbered rules, and the crate
 //! `conformance` tests a store against each rule.
 //!
-//! - An **author of a store** implements the four methods of [`Store`].
+//! - The **author of a store** implements the four methods of [`Store`].
 //! - A **user of a store** has an `Arc<dyn Store>`, reads keys through [`StoreExt`], and changes keys with
 //!   [`transact!`].
 //! - A **test or a benchmark** puts a wrapper from [`wrap`] around a store.

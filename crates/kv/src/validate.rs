@@ -16,7 +16,7 @@ pub const MAX_VALUE_BYTES: usize = 1_500_000;
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
 /// Maximum number of compares in a transaction, and of operations in each of its branches.
 pub const MAX_TXN_OPS: usize = 128;
-/// The number of bytes that a compare or an operation adds on the wire, rounded up.
+/// The number of bytes that a compare or an operation adds to a request on the wire, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
 fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
@@ -53,8 +53,8 @@ impl WatchRequest {
 }
 
 impl Revision {
-    /// Checks that the revision is 1 or more. Every implementation of [`Store::compact`](crate::Store::compact) calls
-    /// `check` first.
+    /// Checks that the revision for a compaction is 1 or more. Every implementation of
+    /// [`Store::compact`](crate::Store::compact) calls `check` first.
     ///
     /// # Errors
     /// `InvalidArgument` if the revision is below 1, with `store` as the store's name in the error.
@@ -71,13 +71,13 @@ impl Txn {
     /// [`Store::txn`](crate::Store::txn) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge`, with `store` as the store's name in the error. Both errors prove that the
-    /// transaction wrote nothing.
+    /// `InvalidArgument` or `TooLarge`, with `store` as the store's name in the error. Both errors of the check prove
+    /// that the transaction wrote nothing.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
-    /// Rejects a transaction that puts a key with a lease. Stores that do not support leases call `refuse_leases` after
+    /// Rejects a transaction that puts a key with a lease; stores that do not support leases call it after
     /// [`check`](Self::check).
     ///
     /// # Errors
@@ -155,8 +155,8 @@ fn check_length(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES, key)
 }
 
-/// A page may start at the [successor](Key::successor) of the longest key, so a range bound may be one byte longer than
-/// a key.
+/// Checks a range bound, which may be one byte longer than a key, because a page may start at the
+/// [successor](Key::successor) of the longest key, so a range bound may be one byte longer than a key.
 fn check_bound(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES + 1, key)
 }
@@ -250,7 +250,7 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // The first transaction has exactly the maximum size; the second has one more byte in each value.
+        // In this test, the first transaction has exactly the maximum size; the second has one more byte in each value.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

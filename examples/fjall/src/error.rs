@@ -1,4 +1,4 @@
-//! Converts fjall's errors into the store's error kinds. This is the only module that inspects fjall's errors.
+//! Converts fjall's errors into the store's error kinds; only this module inspects fjall's errors.
 
 use std::io;
 

@@ -20,12 +20,12 @@ const ROWS: &str = "rows";
 /// much more slowly.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// A table of rows in a fjall database with one keyspace. A read view is a fjall snapshot, which does not block
-/// commits.
+/// A table of rows in a fjall database with one keyspace. A read view of the table is a fjall snapshot, which does not
+/// block commits.
 pub struct FjallTable {
     path: PathBuf,
     store: String,
-    /// The open database; `None` only after reopening has failed.
+    /// The open database; `None` only after reopening the database has failed.
     opened: Mutex<Option<Opened>>,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Debug for FjallTable {
 
 impl FjallTable {
     /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
-    /// is the name of the store in errors.
+    /// names the store in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
@@ -80,8 +80,8 @@ impl Table for FjallTable {
         Ok(Box::new(FjallView { store: &self.store, snapshot: database.snapshot(), rows }))
     }
 
-    /// By default, a commit of fjall stays in the operating system's buffers. With `SyncAll`, the commit is durable
-    /// before it becomes visible.
+    /// By default, a fjall commit stays in the operating system's buffers; with `SyncAll`, it is durable before it
+    /// becomes visible.
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let Opened { database, rows } = self.opened(Operation::Txn)?;
         let mut batch = database.batch().durability(Some(PersistMode::SyncAll));

@@ -1,4 +1,4 @@
-//! Converts SQLite's errors into the store's error kinds. This is the only module that inspects SQLite's errors.
+//! Converts SQLite's errors into the store's error kinds; only this module inspects SQLite's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;

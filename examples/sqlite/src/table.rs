@@ -17,8 +17,8 @@ use crate::error::from_sqlite;
 /// file.
 const FILE: &str = "db";
 
-/// With the setting `FULL`, SQLite syncs its log in each commit, before the commit is visible. With the exclusive lock,
-/// other programs that open the database fail at once. The processes that use this store are queued by [`kv_local`]. In
+/// With SQLite's setting `FULL`, each commit syncs SQLite's log before the commit is visible. With SQLite's exclusive
+/// lock, other programs that open the database fail at once; [`kv_local`] queues the processes that use the store. In
 /// SQLite, blobs are ordered by unsigned bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;
@@ -28,19 +28,19 @@ const SETUP: &str = "
     CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A table of rows in a folder with a SQLite database file and its log. Read views and commits use one connection in
-/// turn, so a view is a snapshot and never shows an unfinished commit.
+/// A table of rows, in a folder with a SQLite database file and its log. Read views and commits take turns on one
+/// SQLite connection, so a view is a snapshot and never shows an unfinished commit.
 #[derive(Debug)]
 pub struct SqliteTable {
     path: PathBuf,
     store: String,
-    /// The open connection; `None` only after reopening the database has failed.
+    /// The open SQLite connection; `None` only after reopening the database has failed.
     connection: Mutex<Option<Connection>>,
 }
 
 impl SqliteTable {
     /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
-    /// is the name of the store in errors.
+    /// names the store in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
@@ -110,7 +110,7 @@ impl Table for SqliteTable {
     }
 }
 
-/// A read view that blocks commits until it is dropped. The trait [`Table`] permits views that block commits.
+/// A read view of a SQLite table; it blocks commits until it is dropped, which the trait [`Table`] permits.
 struct SqliteView<'t> {
     table: &'t SqliteTable,
     connection: MutexGuard<'t, Option<Connection>>,

@@ -79,7 +79,6 @@ impl Fixture for OneStore {
     }
 }
 
-/// Returns the size in bytes of all files in a folder and its subfolders.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {

@@ -1,5 +1,6 @@
-//! Implements the reads, writes and watches of a shared store. Each read or write runs in its own task, and keeps the
-//! store open while the task runs. A watch can resume after a hand-over, because its only state is a revision.
+//! Implements the reads, writes and watches of a shared store. Each read or write of a shared store runs in its own
+//! task, and keeps the store open while the task runs. A watch of a shared store can resume after a hand-over, because
+//! its only state is a revision.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -23,11 +24,11 @@ impl<T> Drop for AbortingTask<T> {
 }
 
 impl SharedStore {
-    /// Runs `work` on the open store in its own task. The task continues if the caller stops polling the returned
-    /// future, and is aborted if the caller drops the future.
+    /// Runs `work` on the open store in its own task, which is aborted if the caller drops the future but continues if
+    /// the caller only stops polling.
     ///
     /// # Errors
-    /// Any error of opening the store, or of `work` itself.
+    /// Any error of opening the store, or any error that `work` returns.
     async fn with_store<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(OpenGuard) -> F,
@@ -44,10 +45,10 @@ impl SharedStore {
         done
     }
 
-    /// Runs `work` on the embedded store in its own task. `work` also receives the store's generation.
+    /// Runs `work` on the embedded store in its own task; `work` also receives the store's generation.
     ///
     /// # Errors
-    /// `Unsupported` if the store is not embedded; any error of opening the store, or of `work` itself.
+    /// `Unsupported` if the store is not embedded; any error of opening the store, or any error that `work` returns.
     pub async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(MvccStore, u64) -> F + Send + 'static,
@@ -60,17 +61,17 @@ impl SharedStore {
         .await
     }
 
-    /// Returns whether the store can keep its own limits on its history, which depends on the store's format. The
-    /// result is also true if there is no store yet.
+    /// Returns whether the store can limit its own history, which depends on the store's format; true if there is no
+    /// store yet.
     pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
     }
 
-    /// Checks that the store has room for writes of every purpose, not only for releases of addresses.
+    /// Checks that the store has disk space for writes of every purpose, not only for releases of addresses.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room for writes of every purpose; any error of opening the store.
+    /// `NoSpace` if the store lacks disk space for writes of every purpose; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
@@ -83,7 +84,7 @@ impl SharedStore {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Watches the store until the store is closed. Fails if `of` is a generation and the store has a different one.
+    /// Watches the store until the store is closed. Fails if `of` is set and differs from the store's generation.
     /// Returns the store's generation and the stream of watch events.
     ///
     /// # Errors
@@ -100,8 +101,8 @@ impl SharedStore {
     }
 }
 
-/// Each call of a store method keeps the store open while the call runs. If the store is closed, a call waits for it
-/// until the deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
+/// Each call of a method of a shared store keeps the store open while the call runs. If the store is closed, a call
+/// waits until the store is open, at most until the deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
 #[async_trait]
 impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
@@ -127,8 +128,8 @@ impl Store for SharedStore {
     }
 }
 
-/// Watches the store, and resumes the watch after each hand-over of the store. If `of` is a generation, the watch ends
-/// when the store has a different generation.
+/// Watches the store, and resumes the watch after each hand-over of the store. If `of` is set, the watch ends when the
+/// store has a different generation.
 ///
 /// # Errors
 /// `RevisionRegressed` if a different store is at the location now; any error of a watch.
@@ -148,9 +149,8 @@ struct ResumableWatch {
     generation: u64,
     /// The request for the watch's event batches that have not been delivered yet.
     request: WatchRequest,
-    /// Whether the client of the watch wants progress reports.
     wants_progress: bool,
-    /// The stream of the watch on the open store; `None` once the watch has ended.
+    /// The event stream of the watch on the open store; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -165,8 +165,8 @@ impl ResumableWatch {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // The future of `resume` is boxed because it is large and hand-overs are rare. Without the box,
-                    // each of thousands of watches would reserve memory for the future of `resume`.
+                    // The future of `resume` is boxed because it is large and hand-overs are rare. If it were not
+                    // boxed, each of thousands of watches would reserve memory for the future of `resume`.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));
