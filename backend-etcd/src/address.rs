@@ -33,7 +33,8 @@ impl Address {
     ///
     /// # Errors
     /// `Unsupported` for an unknown scheme, an invalid address, an endpoint without TLS although TLS is configured, or
-    /// an endpoint that contains a user or password. The error for a user or password does not show the endpoint.
+    /// an endpoint that contains a user or password. The error for an endpoint with a user or password does not show
+    /// the endpoint.
     pub(crate) fn parse(endpoint: &str, tls: TlsUse) -> Result<Self> {
         let endpoint = endpoint.trim();
         if let Some(path) = endpoint.strip_prefix("unix:") {

@@ -1,5 +1,5 @@
-//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. This module
-//! also tracks the newest revision in any answer, and checks that servers have a supported version.
+//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. The cluster
+//! module also tracks the newest revision in any answer, and checks that servers have a supported version.
 //!
 //! All requests are sent to one member until that member fails; then they are sent to the next member. No member is
 //! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer from

@@ -1,6 +1,6 @@
 //! Looks up etcd's members in DNS SRV records, like etcd's own client.
 //!
-//! This module sends DNS queries itself; the crates `simple-dns` and `resolv-conf` parse the messages and
+//! The discovery module sends DNS queries itself; the crates `simple-dns` and `resolv-conf` parse the messages and
 //! `/etc/resolv.conf`. A full resolver library would make the plugin 450 KB larger and a release build half a minute
 //! longer, although only SRV queries are needed.
 

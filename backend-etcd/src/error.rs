@@ -1,5 +1,5 @@
-//! Converts errors of etcd and of the connection into store errors. This is the only module that inspects the text of
-//! etcd's error messages.
+//! Converts errors of etcd and of the connection into store errors. No other module inspects the text of etcd's error
+//! messages.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -78,7 +78,7 @@ fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
 
-/// The error message with which an etcd learner (a member that does not vote yet).
+/// The error message of an etcd learner (a member that does not vote yet).
 const LEARNER_REFUSAL: &str = "etcdserver: rpc not supported for learner";
 
 /// Returns true if the connection was never established, which proves that no request was sent.

@@ -4,7 +4,7 @@
 //!
 //! A key-value store on etcd v3. The etcd store passes most requests and answers on unchanged.
 //!
-//! This crate adds the following to etcd's client library:
+//! The crate `backend-etcd` adds the following to etcd's client library:
 //!
 //! - Each etcd member has its own connection; if a member fails, the request is sent to the next member.
 //! - Each store call has one deadline for all of its attempts to get an answer.
@@ -54,9 +54,9 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Creates a store on the cluster that `options` describes. This method reads certificate files, but sends no
-    /// request: only the first call shows whether the cluster answers and accepts the login. The calls of an
-    /// `EtcdStore` need a tokio runtime with time and IO.
+    /// Creates a store on the cluster that `options` describes. `open` reads certificate files, but sends no request:
+    /// only the first store call shows whether the cluster answers and accepts the login. The calls of an `EtcdStore`
+    /// need a tokio runtime with time and IO.
     ///
     /// # Errors
     /// `Unsupported` if an endpoint or a TLS setting is invalid; `Io` if a file cannot be read.

@@ -5,9 +5,9 @@
 //!
 //! - **A read in each empty branch**, if neither branch writes. If a transaction has no operations, an etcd member
 //!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, so the
-//!   answer is as fresh as the answer to any read.
+//!   transaction's answer is as fresh as that to any read.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
-//!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
+//!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. A lease
 //!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
 //!   leased key made the transaction fail. A lease guard is left out if the transaction would exceed a limit on
 //!   compares, operations or bytes, or if its failure branch writes. Without a lease guard, the keys are read just

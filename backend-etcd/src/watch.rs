@@ -169,7 +169,7 @@ impl EtcdWatcher {
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
             end = self.read_batches(opened) => end,
         };
-        // If sending fails, the watcher was dropped and does not need the error.
+        // If sending the error fails, the watcher was dropped and does not need the error.
         let _ = tell.send((Err(end), None));
     }
 
@@ -272,7 +272,7 @@ impl EtcdWatcher {
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
         self.next = batch.revision.next();
         self.cluster.seen.note(batch.revision);
-        // Sending fails only if the watcher was dropped, and then this task is about to be aborted.
+        // Sending a batch fails only if the watcher was dropped, which also aborts this task.
         let _ = self.tell.send((Ok(batch), permit));
     }
 
@@ -334,7 +334,7 @@ async fn create(
     };
     let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
-    // If etcd refuses a watch, for example because of an old token, it first confirms the watch and then ends it.
+    // If etcd refuses a watch, for example because of an old token, etcd first confirms the watch and then ends it.
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }

@@ -17,7 +17,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
         redb::Error::UpgradeRequired(found) => ErrorKind::UnknownFormat { found: u32::from(*found) },
         redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => ErrorKind::Poisoned,
         redb::Error::DatabaseClosed => ErrorKind::Closed,
-        // This crate creates only one table, so any other table in the file means damage, like a bad checksum.
+        // The store has only one redb table, so any other table in the file means damage, like a bad checksum.
         redb::Error::Corrupted(_)
         | redb::Error::RepairAborted
         | redb::Error::TableTypeMismatch { .. }

@@ -1,10 +1,10 @@
-//! Implements the file that redb reads and writes. This implementation needs fewer syncs than redb's own file backend,
-//! and writes nothing when it closes the file.
+//! Implements the file that redb reads and writes. The file implementation needs fewer syncs than redb's own file
+//! backend, and writes nothing when it closes the file.
 //!
 //! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. Of
 //! the six syncs, one marks the file as open, one belongs to the commit, and four belong to closing, which records
-//! redb's allocator state and removes the mark. With this module, a process that opens the store, commits once and
-//! closes the store syncs only three times; a process that commits nothing never syncs:
+//! redb's allocator state and removes the mark. With our file implementation, a process that opens the store, commits
+//! once and closes the store syncs only three times; a process that commits nothing never syncs:
 //!
 //! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). With the
 //!   recorded allocator state, a file that was not closed opens as fast as a closed one. To the next process, a closed

@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn priority_lasts_until_drop_and_is_not_inherited() {
-        // The test itself may run at another priority, so first set the default priority.
+        // The test thread may run at another priority, so first set the default priority.
         assert!(
             SchedAttributes { size: ATTRIBUTES_BYTES, ..SchedAttributes::default() }.set(),
             "the test needs CAP_SYS_NICE"

@@ -158,7 +158,7 @@ impl Drop for OpenTree {
         let Some(database) = self.database.take() else { return };
         // Flush the database before the drop, because sled writes remaining data when it is dropped, and a write that
         // hangs during the drop could not be woken. After an error or panic of an earlier commit, sled's `flush` can
-        // panic. The commit worker may hang in a commit, so start a second worker for the flush.
+        // panic. The commit worker may hang in a commit, so a second worker makes the flush.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =

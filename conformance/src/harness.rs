@@ -184,7 +184,7 @@ pub trait Harness: Send + Sync + 'static {
     }
 
     /// Opens the store at an address that this process or another process has made, and creates the store if it does
-    /// not exist. While another process has the store open, this method waits at most `wait`. Requires
+    /// not exist. While another process has the store open, `join` waits at most `wait`. Requires
     /// [`Ability::Processes`].
     ///
     /// # Errors
@@ -206,7 +206,7 @@ pub trait Harness: Send + Sync + 'static {
     }
 
     /// Makes the store whose [address](Self::address_in) is for this folder look as if a later version of the program
-    /// had written it. The suite calls this method while the store is closed. Requires [`Ability::Format`].
+    /// had written it. The suite calls `make_newer` while the store is closed. Requires [`Ability::Format`].
     ///
     /// # Errors
     /// Any error that prevents changing the store's files.
@@ -296,8 +296,8 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Opens a handle that connects to the given addresses instead of the servers' own addresses. The suite passes the
-    /// address of a proxy that it puts between client and server. The handle should abandon a call after about 5
-    /// seconds and notice a dead connection within 3 seconds, to keep the test cases short. Requires
+    /// address of a proxy that it puts between client and server. The handle that `connect` returns should abandon a
+    /// call after about 5 seconds and notice a dead connection within 3 seconds, to keep the test cases short. Requires
     /// [`Ability::Network`].
     ///
     /// # Errors
@@ -306,8 +306,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
 
-    /// Restarts a killed server at its old address, with its old data. The method may return before the restarted
-    /// server is ready. Requires [`Ability::Servers`].
+    /// Restarts a killed server at its old address, with its old data. `restart` may return before the restarted server
+    /// is ready. Requires [`Ability::Servers`].
     ///
     /// # Errors
     /// Any error that prevents starting the server.
@@ -350,7 +350,7 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Opens handles of clients without access: the server rejects them, or they reject the server. The suite calls
-    /// this method only if the harness lists [`Ability::Logins`] or [`Ability::Tls`].
+    /// `strangers` only if the harness lists [`Ability::Logins`] or [`Ability::Tls`].
     ///
     /// # Errors
     /// Any error that prevents opening the handles.

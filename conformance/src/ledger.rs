@@ -20,9 +20,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// The store's answer to a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LedgerAnswer {
-    /// The write happened at this revision.
+    /// The acknowledged write happened at this revision.
     Applied(Revision),
-    /// The write failed: it has not happened and will not happen.
+    /// The failed write has not happened and will not happen.
     NotApplied(ErrorKind),
     /// The write failed with an unknown outcome: it may have happened.
     Unknown(ErrorKind),

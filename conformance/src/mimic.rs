@@ -23,9 +23,9 @@ const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 
 /// Runs all conformance cases on a store, as the `main` function of a test with `harness = false`.
 ///
-/// The list `ignored` names the test cases that this environment cannot run. If the environment cannot run a test case
-/// that is not in `ignored`, the test fails: no case may be skipped unnoticed. The test output lists an ignored case as
-/// ignored, with the reason.
+/// The argument `ignored` lists the test cases that this environment cannot run. If the environment cannot run a test
+/// case that is not in `ignored`, the test fails: no case may be skipped unnoticed. The test output lists an ignored
+/// case as ignored, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
 }

@@ -53,7 +53,7 @@ impl Model {
             .collect()
     }
 
-    /// The answer that a correct store returns for a read.
+    /// The answer that a correct store returns for this read.
     pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ErrorKind> {
         let at = if request.at.is_set() { request.at } else { self.revision };
         if at > self.revision {

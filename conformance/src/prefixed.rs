@@ -13,10 +13,11 @@ const NAME: &str = "prefixed";
 
 /// A store that consists of those keys of an inner store that begin with one prefix.
 ///
-/// All requests are confined to the prefix; answers, events and errors show keys without the prefix. This store returns
-/// the revisions of the inner store unchanged. Compaction returns `Unsupported`, because it would affect keys outside
-/// the prefix. An empty key is rejected as in every store, although the prefix alone would be a valid key of the inner
-/// store. The inner store checks all other limits, and its limit on key length counts the prefix.
+/// All requests are confined to the prefix; answers, events and errors show keys without the prefix. A `PrefixedStore`
+/// returns the revisions of the inner store unchanged. Compaction returns `Unsupported`, because it would affect keys
+/// outside the prefix. An empty key is rejected as in every store, although the prefix alone would be a valid key of
+/// the inner store. The inner store checks all other limits on requests; its limit on key length applies to keys with
+/// the prefix.
 #[derive(Clone, Debug)]
 pub struct PrefixedStore {
     inner: Arc<dyn Store>,

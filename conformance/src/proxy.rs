@@ -42,7 +42,8 @@ pub struct Proxy {
 struct Control {
     server: SocketAddr,
     link: watch::Sender<LinkCondition>,
-    /// The number of cuts of the link so far. Each cut ends all connections that are open at that moment.
+    /// How often the proxy has cut the link so far. Each cut of the link ends all connections that are open at that
+    /// moment.
     cuts: watch::Sender<u64>,
     /// The number of bytes that the proxy has dropped.
     lost: watch::Sender<usize>,
@@ -102,7 +103,7 @@ impl Proxy {
 
     /// Waits until the proxy has dropped at least one byte.
     pub async fn something_got_lost(&self) {
-        // This proxy owns the sender of `lost`, so waiting on the channel cannot fail.
+        // The `Proxy` owns the sender of `lost`, so waiting on the channel cannot fail.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }
 }
@@ -157,7 +158,7 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
             end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
-    // Both connections are closed now, so neither client nor server would see a further error.
+    // The connections of the proxy to client and server are closed now, so neither side would see a further error.
     tokio::select! {
         biased;
         _ = cuts.changed() => {}

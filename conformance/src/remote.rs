@@ -92,7 +92,7 @@ impl RequestBoard {
 async fn serve(mut stream: TcpStream, store: ReferenceStore, desk: Arc<RequestBoard>) -> std::io::Result<()> {
     loop {
         let number = stream.read_u64().await?;
-        // The server executes a request again if the client sends the request again.
+        // The server executes a request again if a faulty client sends it again.
         let request = desk.requests.lock().unwrap().get(&number).map(|request| match request {
             RemoteRequest::Range(request) => RemoteRequest::Range(request.clone()),
             RemoteRequest::Txn(txn) => RemoteRequest::Txn(txn.clone()),

@@ -114,8 +114,8 @@ impl Report {
     }
 }
 
-/// Runs test cases one after another and returns a report for each of them. This function blocks its thread, so it must
-/// not be called on an async runtime.
+/// Runs test cases one after another and returns a report for each of them. The function `run` blocks its thread, so it
+/// must not be called on an async runtime.
 ///
 /// # Errors
 /// No tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an error.
@@ -141,7 +141,7 @@ impl Run {
         Ok(Self { stage, cases: cases.into_iter() })
     }
 
-    /// The test cases that have not run yet.
+    /// The selected test cases that have not run yet.
     pub fn cases(&self) -> &[Case] {
         self.cases.as_slice()
     }
@@ -237,8 +237,8 @@ mod tests {
 
     /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
-        // A store that blocks its thread makes case `B01` run until its time limit, so this limit is short. With any
-        // other faulty store, the case ends by itself, which can take long on a busy machine.
+        // A store that blocks its thread makes case `B01` run until its time limit, so this limit is short. A faulty
+        // store that does not block its thread lets case `B01` end by itself, which can take long on a busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

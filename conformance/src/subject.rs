@@ -158,8 +158,8 @@ impl BoundedHandle {
 
 /// What a conformance case gets: a handle on a fresh store, and the abilities of the test environment.
 pub(crate) struct Subject {
-    // The handle is declared before the fixture, because handles must be dropped before the fixture shuts the store
-    // down.
+    // The store handle is declared before the fixture, because handles must be dropped before the fixture shuts the
+    // store down.
     handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
     /// Sends the fixture to the runner at the end of the test case.
@@ -225,7 +225,8 @@ impl Subject {
         Ok(self.handle_on(store))
     }
 
-    /// Closes and reopens the store of the test case. The test case must have dropped its own handles and watches.
+    /// Closes and reopens the store of the test case. Before `reopen`, the test case must drop its own handles and
+    /// watches.
     pub(crate) async fn reopen(&mut self) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -254,8 +255,8 @@ impl Subject {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Reports to the runner that a round begins, which restarts the time limit of the test case. The limit restarts
-    /// because each round may reopen the store, and some stores take seconds to open.
+    /// Reports to the runner that a round begins, which restarts the time limit of the test case. The time limit of the
+    /// case restarts because each round may reopen the store, and some stores take seconds to open.
     pub(crate) fn next_round(&self) {
         // If the runner has abandoned the test case, no thread receives the report.
         let _ = self.progress.send(CaseProgress::RoundBegan);
@@ -336,7 +337,7 @@ impl Subject {
 /// A store that this process has joined. Dropping a `JoinedStore` closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
-    // The handle is declared before the fixture, so that the handle is dropped first.
+    // The store handle is declared before the fixture, because fields are dropped in this order.
     handle: BoundedHandle,
     _fixture: Box<dyn Fixture>,
 }

@@ -20,7 +20,7 @@ use super::{Etcd, bytes_of, copy};
 
 /// The etcd option for a database quota that is small enough for a test to fill.
 const QUOTA: &str = "--quota-backend-bytes=8388608";
-/// The test store is no longer full when its database uses fewer bytes than this (half of the quota).
+/// The test store is no longer full when its database uses fewer bytes than `ROOMY` (half of the quota).
 const ROOMY: i64 = 4_194_304;
 
 pub(crate) struct OnEtcd;

@@ -200,7 +200,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     for i in 0..CALLS {
         let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
         let mut call = Box::pin(t.txn(txn));
-        // The future of the store call is polled a random number of times and then dropped.
+        // The client polls the future of its store call a random number of times and then dropped.
         for _ in 0..random.usize(..4) {
             if futures::poll!(&mut call).is_ready() {
                 break;

@@ -289,8 +289,8 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After a crash, the process that opens the store is killed as well, twice in a row. Opening the store must not change
-/// it, even if the process is killed meanwhile.
+/// After a crash, the process that opens the store is killed as well, twice in a row. Opening a store must not change
+/// its contents, even if the process is killed meanwhile.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;

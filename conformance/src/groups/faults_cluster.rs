@@ -139,8 +139,8 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Stops two of the three servers, including the leader, and sends a request to the third server. The request must
-/// fail, because the cluster has lost its quorum.
+/// Stops two of the three servers, including the leader, and sends a request to the third server. The request to the
+/// third server must fail, because the cluster has lost its quorum.
 async fn without_quorum<T: std::fmt::Debug, F: Future<Output = kv::Result<T>>>(
     t: &Subject,
     work: impl FnOnce(BoundedHandle) -> F,

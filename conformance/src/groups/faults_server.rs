@@ -79,8 +79,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // Write ten revisions that are lost when the store is restored from its copy. The test makes fewer writes after the
-    // restore, so the restored store stays below the last lost revision.
+    // Write ten revisions that are lost when the store is restored from its copy. The test makes fewer than ten writes
+    // after the restore, so the revision stays below the last lost revision.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;

@@ -67,7 +67,7 @@ pub(crate) async fn soon(t: Subject) -> Checked {
             watcher.next().await?;
         }
         let took = begun.elapsed();
-        // The time limit of one second grows with the load of the machine.
+        // The limit of one second for progress reports grows with the load of the machine.
         holds("progress within a second", took < PROGRESS_TIMEOUT.max(t.patience() / 10), &took).of("W19")?;
     }
     let Some(seen) = watcher.seen_progress() else {

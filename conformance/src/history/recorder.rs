@@ -32,9 +32,10 @@ pub enum RecordedAnswer {
     Txn(TxnResponse),
     /// The compaction succeeded.
     Compacted,
-    /// The store returned an error of this kind. The error's outcome says whether the request may have happened anyway.
+    /// The store returned an error of this kind. The outcome of the error says whether the request may have happened
+    /// anyway.
     Failed(ErrorKind, Outcome),
-    /// The call has no answer, because the caller dropped its future.
+    /// The recorded call has no answer, because the caller dropped its future.
     Nothing,
 }
 

@@ -211,8 +211,8 @@ fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&
 /// clients have ended.
 ///
 /// # Errors
-/// Any error of the watch that reads the log. If the event at `last` never arrives, this function waits for ever, so
-/// the caller must set a time limit.
+/// Any error of the watch that reads the log. If the event at `last` never arrives, `read_log` waits for ever, so the
+/// caller must set a time limit.
 pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Revision) -> Result<Vec<Batch>> {
     let mut stream = store.watch(WatchRequest::new(range, first).with_prev(Prev::Return)).await?;
     let mut log: Vec<Batch> = Vec::new();

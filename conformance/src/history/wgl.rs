@@ -1,5 +1,5 @@
-//! Searches for an order of recorded calls that explains all their answers. The search uses the values in the answers,
-//! not the revisions (Wing and Gong's search with Lowe's cache of visited states).
+//! Searches for an order of recorded calls that explains all their answers. The search for an order uses the values in
+//! the answers, not the revisions (Wing and Gong's search with Lowe's cache of visited states).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,8 +7,8 @@ use std::fmt;
 /// Number of keys that the recorded calls use.
 pub(crate) const KEYS: usize = 5;
 
-/// Maximum number of clients in one search. Each client may make 65,535 calls, and all clients together may have 128
-/// calls of unknown outcome.
+/// Maximum number of clients in one search for an order of calls. Each client may make 65,535 calls, and all clients
+/// together may have 128 calls of unknown outcome.
 pub(crate) const MAX_CLIENTS: usize = 16;
 
 /// Maximum number of search steps; after these, the search gives up. A search with this many steps takes a few seconds
@@ -35,7 +35,7 @@ pub(crate) enum ObservedAnswer {
     /// The value of the key that the call read; `None` if the key was absent.
     Value(Option<u32>),
     Effect(Effect),
-    /// The caller saw no answer: the action may have happened at any time after its start, or never.
+    /// The caller saw no answer: its action may have happened at any time after its start, or never.
     Nothing,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Call {
     pub(crate) seen: ObservedAnswer,
 }
 
-/// The result of a search that found no order of the calls.
+/// The result of a search that found no order that explains the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SearchFailure {
     /// Says whether the search tried all orders of the calls.
@@ -95,7 +95,7 @@ impl fmt::Display for SearchFailure {
     }
 }
 
-/// The answer that a correct store returns for an action, and its state afterwards.
+/// The answer that a correct store returns for an action, and the store's state after the action.
 fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     let effective = match action {
         Action::Get(key) => return (ObservedAnswer::Value(state[key]), state),
@@ -249,8 +249,8 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // Leave an unanswered call out of the order if it changes nothing, because it has no effect on the
-                    // other calls.
+                    // Leave an unanswered call out of the order if it changes nothing, because such a call has no
+                    // effect on the other calls.
                     return false;
                 }
                 self.used ^= 1 << i;

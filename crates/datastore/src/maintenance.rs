@@ -201,7 +201,7 @@ fn explained(location: &Location, error: Error) -> Error {
             error.with_detail(detail)
         }
         // If the folder has a file `store.id`, the engine reads from it which engine created the store. Without a file
-        // `store.id`, each driver can still recognize the files of its own engine.
+        // `store.id`, each driver can recognize the files of its own engine.
         (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
             let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
             match names.find(|name| *name != location.facts().name) {

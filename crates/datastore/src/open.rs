@@ -102,8 +102,7 @@ impl OpenStore {
         }
     }
 
-    /// Closes a [shared](Sharing::OnRequest) store until the next call on it, so that other processes can open it. The
-    /// next call on a shared store that was closed opens it again.
+    /// Closes a [shared](Sharing::OnRequest) store until the next call on it, so that other processes can open it.
     pub async fn release_store(&self) {
         let shared_store = match &self.opened {
             OpenKind::Shared(store) => Some(store),
@@ -144,7 +143,7 @@ impl OpenStore {
 /// threads. With `InPlace`, `open` sends no request to a cluster, and [`OpenOptions::wait`], counted from the call of
 /// `open`, limits the total time of all requests.
 ///
-/// This function must be called on a tokio runtime.
+/// The function `open` must be called on a tokio runtime.
 ///
 /// # Errors
 /// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock did not become

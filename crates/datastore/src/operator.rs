@@ -12,7 +12,7 @@ use crate::settings::{self, ConfigFile, Environment};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChoiceSource {
-    /// The operator specified the store's URL.
+    /// The store was chosen by the URL that the operator specified.
     Url,
     /// Environment variables select the store.
     Environment,

@@ -175,7 +175,7 @@ fn is_broken_off(error: &io::Error) -> bool {
 
 /// The I/O error of a failed call to the daemon, and whether the daemon had begun the call.
 enum FailedCall {
-    /// The call to the daemon failed before the daemon began it.
+    /// The call to the daemon failed before the daemon began to work on it.
     Before(io::Error),
     /// The call to the daemon failed after the daemon had begun it.
     After(io::Error),

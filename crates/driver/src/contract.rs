@@ -13,7 +13,7 @@ use crate::error::{self, ConfigError};
 use crate::place::{Settings, StorePlace, absolute_path};
 
 /// A kind of store, for example etcd or redb, as programs use it. Each program is built with a list of drivers,
-/// [`Drivers`](crate::Drivers). Programs base decisions on the driver's [facts](DriverFacts), and never by the driver's
+/// [`Drivers`](crate::Drivers). Programs base decisions on the driver's [facts](DriverFacts), and never on the driver's
 /// name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
@@ -44,8 +44,8 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store sends no request. With
     /// `Blocking::InPlace`, the option `wait` limits the total time of all store calls, counted from the call of
-    /// `open`. Without `Blocking::InPlace`, opening a cluster's store checks that the cluster answers and accepts the
-    /// login.
+    /// `open`. Without [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store checks that the cluster
+    /// answers and accepts the login.
     ///
     /// # Errors
     /// `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock did not
@@ -141,7 +141,7 @@ pub trait Opened: Debug + Send + Sync {
     /// `NoSpace` if the store has too little space; otherwise any store error.
     async fn check_room(&self) -> Result<()>;
 
-    /// Waits for calls in flight, and then closes the store for all of its handles.
+    /// Waits for calls in flight, and then closes the store for all handles.
     ///
     /// # Errors
     /// The engine's error; even if closing the store fails, every acknowledged commit is durable.
@@ -312,7 +312,7 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     }
 }
 
-/// The driver of `memory:`, a store in memory that is lost when it is closed. This driver is only for tests, the
+/// The driver of `memory:`, a store in memory that is lost when it is closed. The memory driver is only for tests, the
 /// conformance suite and benchmarks.
 pub static MEMORY: MemoryDriver = MemoryDriver;
 

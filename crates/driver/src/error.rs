@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The result of a function that reads a configuration.
+/// The result type of functions that read a store configuration.
 pub type ConfigResult<T> = Result<T, ConfigError>;
 
 /// A store that some file in the CNI configuration folder names.
@@ -88,7 +88,7 @@ pub enum ConfigError {
     /// The given string should be a store URL, but is not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
-        /// The string that was given instead of a URL, if it is an absolute path.
+        /// The string that the user gave instead of a URL, if it is an absolute path.
         path: Option<String>,
     },
     /// No driver of the program has the scheme of the given URL.

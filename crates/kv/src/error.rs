@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::key::{Key, Revision};
 
-/// The result type of this crate.
+/// The result type of the crate `kv`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The store operation that failed.
@@ -17,7 +17,7 @@ pub enum Operation {
     Open,
     /// [`Store::range`](crate::Store::range).
     Range,
-    /// [`Store::txn`](crate::Store::txn), even if the transaction only reads.
+    /// A call of [`Store::txn`](crate::Store::txn), even if the transaction only reads.
     Txn,
     /// [`Store::watch`](crate::Store::watch).
     Watch,
@@ -47,9 +47,9 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Outcome {
-    /// The write did not happen and will not happen.
+    /// The failed write did not happen and will not happen.
     NotApplied,
-    /// The write may have happened already, or may still happen.
+    /// The failed write may have happened already, or may still happen.
     Unknown,
 }
 
@@ -121,7 +121,7 @@ pub enum Auth {
 pub enum ErrorKind {
     /// The request is malformed and can never succeed.
     InvalidArgument(InvalidArgument),
-    /// The request, or a value in the request, exceeds the size limit.
+    /// The request, or a value in it, exceeds the size limit of the store.
     TooLarge {
         /// The size of the request or the value in bytes.
         bytes: usize,
@@ -187,7 +187,7 @@ pub enum ErrorKind {
     },
     /// A put names a lease that does not exist.
     LeaseNotFound,
-    /// This store does not support the request.
+    /// The store does not support the request.
     Unsupported,
 }
 

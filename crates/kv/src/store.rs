@@ -355,9 +355,9 @@ impl Pages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// The handle may make writes of any kind.
+    /// The store handle may make writes of any kind.
     #[default]
     Any,
-    /// The handle only releases addresses.
+    /// The store handle may only release addresses.
     Release,
 }

@@ -12,7 +12,7 @@ pub const MAX_KEY_BYTES: usize = 4096;
 /// Maximum length of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 1_500_000;
 /// Maximum size of a transaction: the bytes of all its keys and values, plus 32 bytes for each compare and operation.
-/// This transaction limit is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
+/// The limit on transactions is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
 /// Maximum number of compares in a transaction, and of operations in each of its branches.
 pub const MAX_TXN_OPS: usize = 128;

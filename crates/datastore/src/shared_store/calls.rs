@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::{OpenGuard, SharedStore};
 
-/// A task that is aborted when this value is dropped.
+/// A task that is aborted when the `AbortingTask` is dropped.
 struct AbortingTask<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortingTask<T> {

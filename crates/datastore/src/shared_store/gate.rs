@@ -142,8 +142,8 @@ impl StoreGate {
     }
 
     /// Waits until no other task has the right to close the store, and until all uses of the store have ended. No new
-    /// use of the store can begin until the returned `HandOverTurn` is dropped. This function must be awaited only in a
-    /// task that the `SharedStore` itself has spawned, because such a task is polled until it ends.
+    /// use of the store can begin until the returned `HandOverTurn` is dropped. `turn` must be awaited only in a task
+    /// that the `SharedStore` itself has spawned, because such a task is polled until it ends.
     pub(super) async fn turn(self: &Arc<Self>) -> HandOverTurn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {

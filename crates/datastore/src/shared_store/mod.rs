@@ -446,7 +446,7 @@ impl SharedStore {
 /// Whether a process that wants the store has only announced that it will queue for the store lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
-    /// The process has announced itself, but may not be in the queue for the store lock yet.
+    /// The process has announced that it wants the store, but may not be in the queue for the store lock yet.
     Yes,
     /// The process already waits in the queue for the store lock.
     No,

@@ -1,9 +1,9 @@
 //! Runs optimistic, serialisable transactions. The body of a transaction reads at one revision; its writes are
 //! committed if the keys that it read have not changed.
 //!
-//! This file contains the attempts of a transaction, their guarded commits, and the code that finds out the outcome of
-//! a commit that was not answered. The docs of [`transact!`](crate::transact!) show why the outcome of a commit can be
-//! found out reliably. A [`Transaction`] provides the reads and writes for the body of a transaction.
+//! The module `transact` contains the attempts of a transaction, their guarded commits, and the code that finds out the
+//! outcome of a commit that was not answered. The docs of [`transact!`](crate::transact!) show why the outcome of a
+//! commit can be found out reliably. A [`Transaction`] provides the reads and writes for the body of a transaction.
 
 mod transaction;
 
@@ -89,7 +89,8 @@ impl TransactOptions {
         self
     }
 
-    /// Adds keys to the first request of each attempt; the body can then read them without another round trip.
+    /// Adds keys to the first request of each attempt; the transaction body can read these keys without another round
+    /// trip.
     #[must_use]
     pub fn with_extra_reads(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
         self.extra_reads.extend(keys);
@@ -135,10 +136,10 @@ pub struct Committed<T> {
 /// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
 /// key shows the outcome of the commit:
 ///
-/// - If the commit writes a key that existed, the commit has a guard on the mod revision of this key. The guard holds
-///   until the first change of the guarded key, and never again. Because of this guard, the commit can happen at most
-///   once, so it is safe to send the commit again. If the repeated commit fails, `transact!` reads the first change of
-///   the key, which was made by this commit or by a faster writer.
+/// - If the commit writes a key that existed, the commit has a guard on the mod revision of this key. The guard on the
+///   mod revision holds until the first change of the guarded key, and never again. Because of the guard on the mod
+///   revision, the commit can happen at most once, so it is safe to send it again. If the repeated commit fails,
+///   `transact!` reads the first change of the key, which was made by this commit or by a faster writer.
 /// - If all written keys were absent, the commit's guards hold again when other writers delete the keys that it
 ///   created. Before it sends the commit again, `transact!` checks each state that one of the written keys has had
 ///   since the attempt began. If the commit made one of these states, the transaction has happened, even if the key was
@@ -257,8 +258,8 @@ impl Attempts {
 }
 
 enum Commit {
-    /// The attempt was committed at this revision. If the transaction body wrote nothing, this variant has the revision
-    /// at which the body read.
+    /// The attempt was committed at this revision. If the transaction body wrote nothing, `Done` has the revision at
+    /// which the body read.
     Done(Revision),
     /// A key or key range that the attempt read with a guard has changed.
     Overtaken,
@@ -505,7 +506,8 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // The key has existed without interruption since its creation, so the search continues before the creation.
+            // The key has existed without interruption since its creation, so the search for an earlier creation
+            // continues before this one.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }

@@ -114,7 +114,7 @@ impl Transaction {
         self.at
     }
 
-    /// Returns true if the attempt's revision was compacted: the transaction then needs another attempt.
+    /// Returns true if the attempt's revision was compacted: in this case the transaction needs another attempt.
     pub(super) fn is_stale(&self) -> bool {
         self.stale
     }
@@ -181,8 +181,8 @@ impl Transaction {
         Ok(known)
     }
 
-    /// Reads the keys of a range without values and without a guard, in ascending order. The result does not show the
-    /// transaction's own writes.
+    /// Reads the keys of a range without values and without a guard, in ascending order. The result of `snapshot_keys`
+    /// does not show the transaction's own writes.
     ///
     /// # Errors
     /// Any store error.
