@@ -140,7 +140,7 @@ impl EtcdCluster {
     /// Creates the client of a cluster without sending a request.
     ///
     /// # Errors
-    /// The first fault that is found in the options.
+    /// The first fault that the constructor finds in the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             members: Members::new(options)?,
@@ -163,7 +163,7 @@ impl EtcdCluster {
     /// Returns the URLs of the cluster's members, which are looked up in DNS if no members are known.
     ///
     /// # Errors
-    /// Any error of the DNS lookup.
+    /// Any error of looking up the members in DNS.
     pub(crate) async fn endpoints(&self, operation: Operation, deadline: Instant) -> Result<Vec<String>> {
         let members = self.members.current(operation, deadline).await?;
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
@@ -372,7 +372,7 @@ pub(crate) struct ObservedCluster {
     revision: AtomicI64,
 }
 
-/// How new the state in an answer must be.
+/// Says how new the state in an answer must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
@@ -393,7 +393,6 @@ impl ObservedCluster {
         Revision::new(self.revision.load(Ordering::SeqCst))
     }
 
-    /// Records that an answer has shown this revision.
     pub(crate) fn note(&self, revision: Revision) {
         self.revision.fetch_max(revision.get(), Ordering::SeqCst);
     }

@@ -101,7 +101,6 @@ struct Resolver {
 }
 
 impl Resolver {
-    /// Creates a resolver that queries only this name server.
     fn of(name_server: SocketAddr) -> Self {
         Self { name_servers: vec![name_server], ..Self::parse("") }
     }

@@ -54,9 +54,9 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Creates a store on the cluster that `options` describes. `open` reads certificate files, but sends no request:
-    /// only the first store call shows whether the cluster answers and accepts the login. The calls of an `EtcdStore`
-    /// need a tokio runtime with time and IO.
+    /// Creates a store on the etcd cluster that `options` describes. `open` reads certificate files, but sends no
+    /// request: only the first store call shows whether the cluster answers and accepts the login. The calls of an
+    /// `EtcdStore` need a tokio runtime with time and IO.
     ///
     /// # Errors
     /// `Unsupported` if an endpoint or a TLS setting is invalid; `Io` if a file cannot be read.

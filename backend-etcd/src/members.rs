@@ -71,7 +71,7 @@ impl Members {
     /// them up in DNS.
     ///
     /// # Errors
-    /// Any error of the DNS lookup.
+    /// Any error of looking up the members in DNS.
     pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<MemberList>> {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };

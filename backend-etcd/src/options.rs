@@ -18,9 +18,9 @@ use crate::tls::Tls;
 #[non_exhaustive]
 pub struct Options {
     /// The endpoint of each etcd member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint
-    /// without a scheme uses `https` if `tls` is set. The endpoint list is empty if `discovery` is set.
+    /// without a scheme uses `https` if `tls` is set. The list of endpoints is empty if `discovery` is set.
     pub endpoints: Vec<String>,
-    /// The DNS lookup of the members, which replaces `endpoints`.
+    /// The DNS lookup of the cluster's members, which replaces `endpoints`.
     pub discovery: Option<Discovery>,
     /// The TLS settings for `https` endpoints. Without TLS settings, `https` endpoints are checked against the system's
     /// CAs.
@@ -61,7 +61,7 @@ impl Options {
         }
     }
 
-    /// Sets the DNS lookup that finds the members.
+    /// Sets the DNS lookup that finds the cluster's members.
     #[must_use]
     pub fn with_discovery(mut self, discovery: Discovery) -> Self {
         self.discovery = Some(discovery);
@@ -181,7 +181,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Shows the user name, but never the password.
+    /// Shows the user name of the credentials, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }

@@ -123,10 +123,10 @@ impl FileStamps {
     }
 }
 
-/// A certificate or key in PEM form.
+/// A certificate or private key in PEM form.
 #[derive(Clone)]
 pub enum Pem {
-    /// The path of a PEM file.
+    /// The path of a file that contains the PEM text.
     File(PathBuf),
     /// The text of the certificate or key in PEM form.
     Inline(Vec<u8>),

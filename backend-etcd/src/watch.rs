@@ -128,7 +128,7 @@ struct EtcdWatcher {
     span: KeySpan,
     prev: Prev,
     progress: Progress,
-    /// The next revision to deliver to the watcher.
+    /// The next revision that the watch delivers to the watcher.
     next: Revision,
     tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,

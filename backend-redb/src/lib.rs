@@ -21,12 +21,12 @@ use kv_local::{CommitLog, Engine, OpenOptions, SpareSpace};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
-/// The redb engine for the crate [`kv_local`].
+/// The redb engine for stores of the crate [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
-/// The driver for `redb://` stores. A redb store commits all waiting transactions together, so callers may have many
-/// transactions in flight.
+/// The driver for stores with `redb://` URLs. A redb store commits all waiting transactions together, so callers may
+/// have many transactions in flight.
 pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {
@@ -72,7 +72,7 @@ pub fn table_on<B: StorageBackend>(
     Ok(Box::new(table::RedbTable::open(Box::new(move || storage().map_err(redb::Error::Io)), store)?))
 }
 
-/// Opens the store in the folder `path` (see [`kv_local::open_blocking`]).
+/// Opens the redb store in the folder `path` (see [`kv_local::open_blocking`]).
 ///
 /// # Errors
 /// See [`kv_local::open_blocking`].

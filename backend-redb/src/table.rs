@@ -93,7 +93,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
 pub(crate) type RowsSnapshot = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl<B: StorageBackend> RedbTable<B> {
-    /// Opens the table in the storage that `source` returns; if the storage is empty, creates a table.
+    /// Opens the redb table in the storage that `source` returns; if the storage is empty, creates a table.
     pub(crate) fn open(source: StorageSource<B>, store: &str) -> Result<Self> {
         let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
         table.recover()?;
@@ -110,7 +110,7 @@ impl<B: StorageBackend> RedbTable<B> {
     }
 }
 
-/// Opens or creates the table in the file `path`.
+/// Opens or creates the redb table in the file `path`.
 pub(crate) fn in_file(path: &Path, store: &str) -> Result<RedbTable<FileBackend>> {
     let path = path.to_owned();
     RedbTable::open(Box::new(move || open_file(&path)), store)

@@ -122,7 +122,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, exp
     Err(Failure::new(checked, shown(&expected), shown(&got)))
 }
 
-/// Checks that `condition` holds. If `condition` is false, the failure report shows `got`.
+/// Checks that `condition` holds; if not, the failure report shows `got`.
 #[track_caller]
 pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checked {
     if condition {

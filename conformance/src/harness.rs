@@ -52,10 +52,11 @@ pub enum Ability {
     Damage,
     /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).
     Format,
-    /// Mount a small file system in a mount namespace of its own. The commands `unshare` and `mount` must be installed
-    /// and permitted.
+    /// Mount a small file system in a mount namespace of its own. For this ability, the commands `unshare` and `mount`
+    /// must be installed and permitted.
     Mount,
-    /// Trace the system calls of a process with `strace`. The command `strace` must be installed and permitted.
+    /// Trace the system calls of a process with `strace`. For this ability, the command `strace` must be installed and
+    /// permitted.
     Trace,
     /// Put the store on a simulated disk that can lose power ([`Fixture::cut_power_after`],
     /// [`Fixture::restore_power`]).
@@ -200,7 +201,7 @@ pub trait Harness: Send + Sync + 'static {
     /// [`Ability::Folder`].
     ///
     /// # Errors
-    /// The folder's path cannot be part of a store address.
+    /// An error if the folder's path cannot be part of a store address.
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
@@ -318,7 +319,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// Returns the index, in [`servers`](Self::servers), of the cluster's leader. Requires [`Ability::Cluster`].
     ///
     /// # Errors
-    /// The leader is unknown, for example because the cluster has none.
+    /// An error if the leader is unknown, for example because the cluster has none.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
@@ -370,7 +371,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// it calls `finish`, but store calls that the test case abandoned may still be running.
     ///
     /// # Errors
-    /// A description of what could not be cleaned up. An error of the cleanup makes the test case fail.
+    /// An error that describes what could not be cleaned up. Any error of the cleanup makes the test case fail.
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
@@ -378,7 +379,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// The address with which another process can [`join`](Harness::join) the store. Requires [`Ability::Processes`].
     ///
     /// # Errors
-    /// The store has no address that another process can use.
+    /// An error if the store has no address that another process can use.
     fn address(&self) -> Result<String, BoxError> {
         Err("the harness lists Processes but its fixture has no address".into())
     }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 use crate::subject::{BoundedHandle, in_time};
 
-/// The prefix of all keys that the writers write.
+/// The prefix of all keys that a ledger's writers write.
 const PREFIX: &str = "ledger/";
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -61,7 +61,6 @@ impl Ledger {
         self.write_sized(handle, name, 1).await
     }
 
-    /// Adds the recorded answers of another ledger.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }

@@ -39,11 +39,11 @@ pub struct KnownFailure {
     pub rule: &'static str,
     /// A description of the bug and of the versions that have it.
     pub reason: &'static str,
-    /// Says how often the case fails.
+    /// Says how often the test case with the known failure fails.
     pub happens: FailureFrequency,
 }
 
-/// Says how often the test case fails.
+/// Says how often a test case with a known failure fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureFrequency {
     /// The known failure happens in every run. If the test case passes, the list of known failures is wrong and the

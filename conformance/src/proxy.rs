@@ -55,7 +55,7 @@ impl Proxy {
     /// Starts a proxy in front of this server.
     ///
     /// # Errors
-    /// No TCP port is free.
+    /// An error if no TCP port is free.
     pub fn to(server: SocketAddr) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;

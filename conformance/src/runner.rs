@@ -92,11 +92,11 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The name of the test case.
+    /// The name of the test case that ran.
     pub name: &'static str,
-    /// The topic of the test case.
+    /// The topic of the test case that ran.
     pub group: Group,
-    /// The rules that the test case judges.
+    /// The rules that the reported test case judges.
     pub rules: &'static [&'static str],
     /// The result of the test case.
     pub verdict: Verdict,
@@ -118,7 +118,8 @@ impl Report {
 /// must not be called on an async runtime.
 ///
 /// # Errors
-/// No tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an error.
+/// An error if no tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an
+/// error.
 pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
@@ -134,7 +135,7 @@ impl Run {
     /// Creates a run of the selected test cases.
     ///
     /// # Errors
-    /// No tokio runtime could be started.
+    /// An error if no tokio runtime could be started.
     pub fn new(harness: impl Harness, options: &RunOptions) -> Result<Self, BoxError> {
         let stage = Stage::new(Arc::new(harness), options.clone())?;
         let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();

@@ -36,8 +36,8 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
-    /// The tokio runtimes on which this stage has run test cases. The last runtime in this list is in use. All earlier
-    /// runtimes in this list were abandoned, but may still run tasks of the harness.
+    /// The tokio runtimes on which this stage has run test cases. The last runtime in `runtimes` is in use. All earlier
+    /// runtimes in `runtimes` were abandoned, but may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
@@ -79,7 +79,7 @@ impl Stage {
         Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
     }
 
-    /// Runs one test case on a fresh store. If the case panics or hangs, it fails.
+    /// Runs one test case on a fresh store, and fails it if it panics or hangs.
     pub(crate) fn judge(&self, case: &Case) -> Checked {
         let rule = case.rules.first().copied();
         match self.ignored_because(case) {
@@ -131,8 +131,8 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// Waits for the result of a test case. Fails if the case or one of its rounds exceeds the time limit, or if the
-    /// run is stopped.
+    /// Waits for the result of a test case. The wait fails if the case or one of its rounds exceeds the time limit, or
+    /// if the run is stopped.
     fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {

@@ -88,7 +88,6 @@ impl BoundedHandle {
         Ok(self.range(RangeRequest::new(range)).await?)
     }
 
-    /// Reads a key range at an older revision.
     pub(crate) async fn read_at(&self, range: Range, at: Revision) -> Checked<RangeResponse> {
         Ok(self.range(RangeRequest::new(range).with_at(at)).await?)
     }
@@ -127,7 +126,6 @@ impl BoundedHandle {
         self.watcher_of(WatchRequest::new(range, start)).await
     }
 
-    /// Opens a watch for the given watch request.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
     }
@@ -214,7 +212,6 @@ impl Subject {
         BoundedHandle::new(store, self.none.patience, self.none.tenancy)
     }
 
-    /// Clones the store handle for use in another task.
     pub(crate) fn handle(&self) -> BoundedHandle {
         BoundedHandle::clone(self)
     }
@@ -324,7 +321,6 @@ impl Subject {
         Ok(JoinedStore { handle: self.handle_on(fixture.store()), _fixture: fixture })
     }
 
-    /// The time limit of one store call.
     pub(crate) fn patience(&self) -> Duration {
         self.none.patience
     }
@@ -334,7 +330,7 @@ impl Subject {
     }
 }
 
-/// A store that this process has joined. Dropping a `JoinedStore` closes the store.
+/// A store that this process has joined; dropping a `JoinedStore` closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
     // The store handle is declared before the fixture, because fields are dropped in this order.

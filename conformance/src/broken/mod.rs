@@ -3,7 +3,8 @@
 //!
 //! Each broken store changes the behaviour of a working store, and names the test case that must detect the change. The
 //! tests of this crate run the named test case on each broken store, and all cases on the working store. The working
-//! store must pass all cases. On each broken store, the named case must fail with the rule that the store breaks.
+//! store must pass all conformance cases. On each broken store, the named test case must fail with the rule that the
+//! store breaks.
 
 mod answered;
 mod reads;
@@ -207,7 +208,7 @@ impl<H> BrokenHarness<H> {
 
 #[derive(Debug)]
 struct BrokenFixture {
-    // The store is `None` while it is being reopened.
+    // The store handle is `None` while the store is being reopened.
     store: Option<Arc<dyn Store>>,
     inner: Box<dyn Fixture>,
     broken: Broken,

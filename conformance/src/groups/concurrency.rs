@@ -262,7 +262,7 @@ async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     gave_up("taking an address")
 }
 
-/// A transaction compare: the key has this value.
+/// Creates a compare that holds if the key has this value.
 fn holds_value(key: &str, value: &str) -> Compare {
     Compare::new(Range::Key(Key::from(key)), CompareOp::Equal, Target::Value(Value::from(value)))
 }

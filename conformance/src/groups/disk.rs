@@ -14,11 +14,11 @@ use crate::process::{self, Process, RoleJob, broken, command_under, say, tempora
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// The put of one key, and its outcome.
+/// A put of one key, and the outcome of the put.
 #[derive(Debug)]
 struct PutAttempt {
     key: String,
-    /// The outcome and the error text of a failed put; `None` if the put was acknowledged.
+    /// The outcome and the kind of the error of a failed put; `None` if the put was acknowledged.
     failed: Option<(Outcome, ErrorKind)>,
 }
 

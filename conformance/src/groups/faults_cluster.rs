@@ -52,7 +52,7 @@ fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
     ledger.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).collect()
 }
 
-/// What all clients together have seen and written while they increment the counter.
+/// The counter values that all clients together have seen and written while they increment the counter.
 #[derive(Debug, Default)]
 struct ClientCounts {
     /// The highest counter value in an acknowledged write or in a read.

@@ -26,14 +26,14 @@ pub enum RecordedRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordedAnswer {
-    /// The store's answer to a read.
+    /// The store's answer to a recorded read.
     Range(RangeResponse),
-    /// The store's answer to a transaction.
+    /// The store's answer to a recorded transaction.
     Txn(TxnResponse),
-    /// The compaction succeeded.
+    /// The store carried out a recorded compaction.
     Compacted,
-    /// The store returned an error of this kind. The outcome of the error says whether the request may have happened
-    /// anyway.
+    /// The store returned an error of this kind for a recorded request. The outcome of the error says whether the
+    /// request may have happened anyway.
     Failed(ErrorKind, Outcome),
     /// The recorded call has no answer, because the caller dropped its future.
     Nothing,
@@ -48,9 +48,9 @@ pub struct Call {
     pub start: u64,
     /// The tick of the shared clock at which the answer arrived; `u64::MAX` if there is no answer.
     pub end: u64,
-    /// The request that the caller made.
+    /// The request that the caller of the recorded call made.
     pub request: RecordedRequest,
-    /// The answer that the caller got.
+    /// The answer that the caller of the recorded call got.
     pub answered: RecordedAnswer,
 }
 

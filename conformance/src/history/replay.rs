@@ -15,15 +15,15 @@ use super::suspects::{JudgedPart, PendingCall};
 use super::violation::Violation;
 use crate::state::State;
 
-/// Counts of the calls and events that were judged.
+/// Counts of the recorded calls and events that were judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
     /// The number of revisions in the store's log.
     pub revisions: usize,
-    /// The number of acknowledged writes.
+    /// The number of judged writes that the store acknowledged.
     pub acknowledged: usize,
-    /// The number of reads, and of transactions that wrote nothing.
+    /// The number of judged reads, and of transactions that wrote nothing.
     pub observed: usize,
     /// The number of calls that failed and certainly did not happen.
     pub refused: usize,
@@ -84,7 +84,7 @@ impl Replay {
     /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
     /// # Errors
-    /// The first violation of a rule that the judge finds.
+    /// The first violation of a rule that the judge finds in the history.
     pub fn judge(&mut self, recorded: RecordedPart, log: &[Batch]) -> Result<Summary, Violation> {
         let RecordedPart { calls, streams } = recorded;
         let base = self.revision;

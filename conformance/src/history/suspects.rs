@@ -99,7 +99,6 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// Adds a write with unknown outcome to the indexes.
     fn index(&mut self, i: usize) {
         let Some(txn) = self.calls[i].txn().filter(|txn| !txn.is_read_only() && txn.check("history").is_ok()) else {
             return;

@@ -56,7 +56,7 @@ impl From<bool> for Effect {
 pub(crate) struct Call {
     pub(crate) client: usize,
     pub(crate) start: u64,
-    /// The tick at which the answer arrived. For a call without an answer, `end` has no meaning.
+    /// The tick at which the answer arrived; it has no meaning for a call without an answer.
     pub(crate) end: u64,
     pub(crate) action: Action,
     pub(crate) seen: ObservedAnswer,
@@ -122,7 +122,7 @@ fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
 /// must come before it in the order. The order may leave out calls that got no answer.
 ///
 /// # Errors
-/// The longest order that the search found, and why no call continues it.
+/// The error contains the longest order that the search found, and why no call continues it.
 pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFailure> {
     let mut search = Search::new(first, calls);
     if search.from(first) { Ok(()) } else { Err(search.best) }

@@ -12,8 +12,8 @@ use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict, case
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The first command-line argument, by which this program knows that it is the child process. The second argument says
-/// where the store blocks.
+/// The first command-line argument, by which this program knows that it is the child process. The second command-line
+/// argument of the child process says where the store blocks.
 const CHILD: &str = "blocked-child";
 /// Time limit for a complete run of the test cases.
 const LIMIT: Duration = Duration::from_secs(240);

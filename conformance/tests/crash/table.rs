@@ -1,5 +1,5 @@
-//! Implements a table of rows as a log file of commits, which is read completely when the table is opened. The table
-//! works correctly or has one injected fault.
+//! Implements a table of rows as a log file of commits, which is read completely when the table is opened. The
+//! log-based table works correctly or has one injected fault.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

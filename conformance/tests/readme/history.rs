@@ -41,7 +41,6 @@ impl CallHistory {
         Ok(self.read(&read, at))
     }
 
-    /// The entries in a key range at a revision.
     fn state(&self, range: &Range, at: Revision) -> Vec<Kv> {
         if range.is_empty() {
             return Vec::new();

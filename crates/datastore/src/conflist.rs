@@ -29,7 +29,7 @@ pub(crate) struct ConflistStores {
 #[derive(Debug)]
 pub(crate) struct NamedStore {
     pub(crate) location: Location,
-    /// The first configuration file that names this store.
+    /// The first configuration file that names the store in `location`.
     pub(crate) file: PathBuf,
 }
 

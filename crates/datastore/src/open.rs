@@ -114,8 +114,8 @@ impl OpenStore {
         }
     }
 
-    /// Waits for running calls and then closes the store. After `close`, calls on any clone of the store's handle fail
-    /// with `Closed`.
+    /// Waits for running store calls to end, and then closes the store. After `close`, calls on any clone of the
+    /// store's handle fail with `Closed`.
     ///
     /// # Errors
     /// The engine's error. Every acknowledged commit is durable, even if closing the store fails.

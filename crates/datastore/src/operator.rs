@@ -38,7 +38,8 @@ impl fmt::Display for ChoiceSource {
 pub struct ChosenStore {
     /// The store's location.
     pub location: Location,
-    /// The source of configuration that named the store. Programs print this source unless it is [`ChoiceSource::Url`].
+    /// The source of configuration that named the chosen store. Programs print the source of a choice unless it is
+    /// [`ChoiceSource::Url`].
     pub source: ChoiceSource,
     /// One sentence for each unreadable configuration file, which might have named another store.
     pub unreadable: Vec<String>,
@@ -54,7 +55,7 @@ impl ChosenStore {
 /// Chooses the store that the operator's command works on. The store is chosen by the first source in this list that
 /// names one:
 ///
-/// 1. The URL that the operator specified.
+/// 1. The store URL that the operator specified.
 /// 2. The operator's configuration file; its settings are not merged with the environment.
 /// 3. The environment variables (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without the prefix
 ///    `CALICO_`).
@@ -112,7 +113,7 @@ pub fn for_operator(
 
 /// Returns every store that the CNI configuration in `conf_dir` names, for commands that work on all stores of the
 /// host. Returns the default store if the CNI configuration names no store, or only Calico's store in the Kubernetes
-/// API. The first returned `ChosenStore` lists the unreadable configuration files.
+/// API. The first `ChosenStore` in the result lists the unreadable configuration files.
 ///
 /// # Errors
 /// The error in the only configuration file, or in the etcd settings of the environment.

@@ -107,7 +107,7 @@ pub struct ServedStore {
 #[derive(Debug)]
 struct DaemonConnections {
     location: Location,
-    /// The store's location as text, for error messages.
+    /// The store's location as text, which names the store in error messages.
     name: String,
     socket: PathBuf,
     /// Maximum duration of a call to the daemon, counted from when the daemon begins to work on the call.

@@ -54,7 +54,7 @@ pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     }
 }
 
-/// The default path of the configuration file of `calicoctl`.
+/// The default path of the configuration file of the command `calicoctl`.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
 
 /// The path of the operator's configuration file, and whether the file must exist.
@@ -250,15 +250,15 @@ fn driver_of(drivers: &Drivers, settings: &Settings) -> ConfigResult<&'static dy
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TextFault {
-    /// The file contains only white space.
+    /// The text file contains only white space.
     Empty,
     /// The file contains only zero bytes, which can happen after a power cut.
     ZeroBytes,
     /// The file begins with the byte order mark of UTF-8 or UTF-16.
     ByteOrderMark,
-    /// The file is compressed with gzip.
+    /// The text file is compressed with gzip.
     Gzip,
-    /// The file is not valid UTF-8.
+    /// The text file is not valid UTF-8.
     NotUtf8,
 }
 

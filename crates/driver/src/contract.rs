@@ -176,20 +176,20 @@ pub trait ClusterStore: Debug + Send + Sync {
     /// Asks a cluster member for a description of itself and the cluster, with one small request.
     ///
     /// # Errors
-    /// Any error of the request to the cluster.
+    /// Any error of the request that `about` sends to the cluster.
     async fn about(&self) -> Result<ClusterDescription>;
 
     /// Asks every cluster member about itself, with one small request for each member at the same time.
     ///
     /// # Errors
-    /// Any error of finding the members. The error of a single member is in its [`MemberReport`].
+    /// Any error of finding the cluster's members. The error of a single member is in its [`MemberReport`].
     async fn members(&self) -> Result<Vec<MemberReport>>;
 }
 
 /// The answer of one member of a cluster, or the reason why the member did not answer.
 #[derive(Debug)]
 pub struct MemberReport {
-    /// The member's endpoint, as configured or found in DNS.
+    /// The member's endpoint, from the configuration or from DNS.
     pub endpoint: String,
     /// The member's description of itself and the cluster.
     pub description: Result<ClusterDescription>,
@@ -202,9 +202,9 @@ pub enum MemberRole {
     Leader,
     /// A voting member that follows the cluster's leader.
     Follower,
-    /// A member without a vote, which serves no clients.
+    /// A cluster member without a vote, which serves no clients.
     Learner,
-    /// A member that knows no leader at the moment.
+    /// A cluster member that knows no leader at the moment.
     Leaderless,
 }
 
@@ -245,7 +245,7 @@ pub struct LocalDriver<E> {
 }
 
 impl<E> LocalDriver<E> {
-    /// Creates the driver of the stores of an engine.
+    /// Creates the driver for the stores of an engine.
     pub const fn new(engine: E) -> Self {
         Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }

@@ -145,7 +145,7 @@ impl Drivers {
         self.at(driver, StorePlace::Folder(folder.into()))
     }
 
-    /// The location of the store that programs use if no store is configured.
+    /// Returns the location of the store that programs use if no store is configured.
     ///
     /// # Errors
     /// See [`default_driver`](Self::default_driver).
@@ -153,7 +153,7 @@ impl Drivers {
         self.of_settings(self.default_driver()?, &Settings::default())
     }
 
-    /// The location of a store in the memory of this process.
+    /// Returns the location of a store in the memory of this process.
     pub fn memory(&self) -> Location {
         self.at(&crate::MEMORY, StorePlace::Memory)
     }
@@ -214,7 +214,7 @@ impl Location {
         self.driver
     }
 
-    /// All drivers with which the program is built.
+    /// All drivers with which the program is built, including the location's own driver.
     pub fn drivers(&self) -> &Drivers {
         &self.drivers
     }
@@ -260,7 +260,7 @@ impl Location {
     /// stays unchanged.
     ///
     /// # Errors
-    /// Any error that `change` returns.
+    /// Any error that the function `change` returns.
     pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
         let place = match self.place {
             StorePlace::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {

@@ -10,7 +10,7 @@ pub type ConfigResult<T> = Result<T, ConfigError>;
 pub struct Candidate {
     /// The store's URL, or a description of a store that has no URL.
     pub store: String,
-    /// The first configuration file that names the store.
+    /// The first file in the CNI configuration folder that names the store.
     pub file: PathBuf,
 }
 
@@ -42,10 +42,10 @@ pub enum ConfigError {
     /// Only one of the certificate and the key for etcd is configured inline.
     #[error("could not initialize etcdv3 client: Certificate and Key must both be present inline.")]
     HalfInline,
-    /// The configuration file cannot be read.
+    /// The operator's configuration file cannot be read.
     #[error("cannot read {}: {reason}", .file.display())]
     UnreadableConfigFile {
-        /// The path of the configuration file.
+        /// The path of the configuration file that cannot be read.
         file: PathBuf,
         /// The operating system's error on reading the configuration file.
         reason: String,
@@ -53,7 +53,7 @@ pub enum ConfigError {
     /// The configuration file is neither YAML nor JSON, or has unexpected content.
     #[error("syntax error in {}: failed to parse config as YAML/JSON: {reason}", .file.display())]
     ConfigFileSyntax {
-        /// The path of the configuration file.
+        /// The path of the configuration file with the syntax error.
         file: PathBuf,
         /// What is wrong in the configuration file, with the line number if known.
         reason: String,
@@ -118,7 +118,7 @@ pub enum ConfigError {
     /// The only configuration file that could name a store has invalid settings.
     #[error("{}: {error}", .file.display())]
     InFile {
-        /// The path of the configuration file.
+        /// The path of the configuration file with the invalid settings.
         file: PathBuf,
         /// What is wrong with the settings in the configuration file.
         #[source]

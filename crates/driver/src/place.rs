@@ -28,7 +28,7 @@ pub struct ClusterAddress {
     pub endpoints: Vec<String>,
     /// The domain whose SRV records name the cluster's members; empty if `endpoints` is set.
     pub discovery_srv: String,
-    /// The credentials for the cluster.
+    /// The credentials with which clients connect to the cluster.
     pub access: Access,
 }
 
@@ -155,7 +155,7 @@ impl Access {
     }
 }
 
-/// A client certificate with its private key.
+/// A client certificate for TLS with its private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
     /// The client certificate, and any intermediate certificates.
@@ -167,7 +167,7 @@ pub struct ClientCertificate {
 /// A certificate or key in PEM format.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// The path of a file in PEM format.
+    /// The path of a file that contains the PEM text.
     File(PathBuf),
     /// The text of the certificate or key in PEM format.
     Inline(String),
@@ -183,7 +183,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// A user name and a password.
+/// The user name and password for a login to a cluster.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     /// The name of the user who logs in.
@@ -193,7 +193,7 @@ pub struct Login {
 }
 
 impl fmt::Debug for Login {
-    /// Prints the user name, but never the password.
+    /// Prints the user name of the login, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
     }
@@ -235,9 +235,9 @@ impl fmt::Debug for Settings {
 /// A CA, a client certificate and its private key, as paths or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
-    /// The private key of the client certificate.
+    /// The private key of the client certificate, as a path or as PEM text.
     pub key: String,
-    /// The client certificate.
+    /// The client certificate, as a path or as PEM text.
     pub certificate: String,
     /// The CA that has signed the servers' certificates, as a path or as PEM text.
     pub authority: String,
@@ -254,10 +254,10 @@ impl fmt::Debug for EtcdFiles {
 /// use the default store on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
-    /// No setting is about Kubernetes.
+    /// No store setting is about Kubernetes.
     #[default]
     Absent,
-    /// At least one setting is about Kubernetes.
+    /// At least one store setting is about Kubernetes.
     Kubernetes,
 }
 

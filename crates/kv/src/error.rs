@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Operation {
-    /// Opening or creating a store.
+    /// The operation opens or creates a store.
     Open,
     /// [`Store::range`](crate::Store::range).
     Range,
@@ -110,7 +110,7 @@ pub enum Auth {
     Unauthenticated,
     /// The user has no permission for this request.
     Denied,
-    /// The permissions changed while the request was in flight.
+    /// The user's permissions changed while the request was in flight.
     OldRevision,
 }
 
@@ -147,7 +147,7 @@ pub enum ErrorKind {
     Locked,
     /// After an earlier write error, this store handle is read-only; to write again, the caller must reopen the store.
     Poisoned,
-    /// The store handle was closed.
+    /// The store handle was closed before or during the call.
     Closed,
     /// The store's answer did not arrive in time.
     Timeout,
@@ -285,7 +285,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error that a store operation returned.
+/// An error that an operation of a [`Store`](crate::Store) returned.
 pub struct Error(Box<ErrorFields>);
 
 struct ErrorFields {
@@ -339,7 +339,7 @@ impl Error {
         self
     }
 
-    /// The kind of this error.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }

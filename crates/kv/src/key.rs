@@ -17,8 +17,8 @@ use bytes::Bytes;
 pub struct Key(Bytes);
 
 impl Key {
-    /// Creates a key from these bytes. The store that gets a request with the key checks the key's length; `new` does
-    /// not.
+    /// Creates a key from the given bytes. The store that gets a request with the key checks the key's length; `new`
+    /// does not.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -106,7 +106,7 @@ impl Borrow<[u8]> for Key {
 pub struct Value(Bytes);
 
 impl Value {
-    /// Creates a value from these bytes.
+    /// Creates a value from the given bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }

@@ -44,7 +44,7 @@ pub enum Progress {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RangeRequest {
-    /// The range of keys to read.
+    /// The range of keys that the request reads.
     pub range: Range,
     /// The revision to read at; a revision below 1 means the latest.
     pub at: Revision,
@@ -60,7 +60,7 @@ impl RangeRequest {
         Self { range, at: Revision::UNSET, limit: 0, content: Content::Full }
     }
 
-    /// Sets the revision to read at.
+    /// Sets the revision at which the request reads.
     #[must_use]
     pub fn with_at(mut self, at: Revision) -> Self {
         self.at = at;
@@ -131,9 +131,9 @@ pub enum Target {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Compare {
-    /// The range of keys to check.
+    /// The range of keys whose property the compare checks.
     pub range: Range,
-    /// The operator of the compare.
+    /// The operator of the compare: equal, not equal, less or greater.
     pub op: CompareOp,
     /// The property of the keys to check, and the value to compare it with.
     pub target: Target,
@@ -197,7 +197,7 @@ impl Compare {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TxnRange {
-    /// The range of keys to read.
+    /// The range of keys that the operation reads.
     pub range: Range,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
@@ -243,7 +243,7 @@ impl From<Range> for TxnRange {
 pub enum Op {
     /// The operation writes a key.
     Put {
-        /// The key to write.
+        /// The key that the operation writes.
         key: Key,
         /// The new value of the key.
         value: Value,
@@ -254,7 +254,7 @@ pub enum Op {
     },
     /// The operation deletes every key of a range, which may contain no keys.
     Delete {
-        /// The range of keys to delete.
+        /// The range of keys that the operation deletes.
         range: Range,
         /// Says whether the answer contains the previous state of the deleted keys.
         prev: Prev,
@@ -451,19 +451,19 @@ pub struct RangeResponse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum OpResult {
-    /// The answer to a put.
+    /// The answer to a put in a transaction.
     Put {
         /// The previous state of the key, if the put requested it and the key existed.
         prev: Option<Kv>,
     },
-    /// The answer to a deletion.
+    /// The answer to a deletion in a transaction.
     Delete {
         /// The number of keys that were deleted.
         count: u64,
         /// The previous states of the deleted keys in ascending order, if the deletion requested them.
         prevs: Vec<Kv>,
     },
-    /// The answer to a read.
+    /// The answer to a read in a transaction.
     Range(RangeResponse),
 }
 
@@ -473,7 +473,7 @@ pub enum OpResult {
 pub struct TxnResponse {
     /// The store's revision after the transaction.
     pub revision: Revision,
-    /// True if all compares of the transaction held.
+    /// True if all compares of the transaction held, so the success branch ran.
     pub succeeded: bool,
     /// One result for each operation of the branch (success or failure) that ran, in order.
     pub results: Vec<OpResult>,
@@ -483,9 +483,9 @@ pub struct TxnResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
-    /// The key was written.
+    /// The event reports that the key was written.
     Put,
-    /// The key was deleted.
+    /// The event reports that the key was deleted.
     Delete,
 }
 
@@ -493,13 +493,13 @@ pub enum EventKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
-    /// The kind of change that happened to the key.
+    /// The kind of change that the event reports.
     pub kind: EventKind,
-    /// The state of the key after the change. For a deletion, only the key itself and `mod_revision`, the revision of
-    /// the deletion, are set.
+    /// The state of the key after the change that the event reports. For a deletion, only the key itself and
+    /// `mod_revision`, the revision of the deletion, are set.
     pub kv: Kv,
-    /// The state of the key before the change, if the watch requested previous states. The event's previous state is
-    /// `None` if the key was created, and may be `None` if the previous state was compacted.
+    /// The state of the key before the change that the event reports, if the watch requested previous states. The
+    /// event's previous state is `None` if the key was created, and may be `None` if the previous state was compacted.
     pub prev: Option<Kv>,
 }
 

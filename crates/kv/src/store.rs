@@ -93,7 +93,7 @@ const MAX_PAGE_KEYS: usize = 500;
 
 /// The state of a key range at one revision, and a watch of all later changes.
 pub struct Snapshot {
-    /// The revision at which `kvs` was read.
+    /// The revision at which the keys in `kvs` were read.
     pub revision: Revision,
     /// The keys of the range as of `revision`, in ascending order.
     pub kvs: Vec<Kv>,
@@ -110,7 +110,7 @@ impl Debug for Snapshot {
 /// The result of a write that happens only if its key is in a given state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionalOutcome {
-    /// The write happened at this revision.
+    /// The conditional write happened at this revision.
     Done(Revision),
     /// Nothing was written, because the key was not in the required state. The variant contains the key's current
     /// state, or `None` if the key is absent.
@@ -293,7 +293,7 @@ impl Pages {
         Self { rest: Some(range.clone()), range, at, content, bytes, limit, most }
     }
 
-    /// Sets which parts of each key the pages contain.
+    /// Sets which parts of each key the pages of the listing contain.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -301,7 +301,7 @@ impl Pages {
         self
     }
 
-    /// Limits each page to at most `keys` keys.
+    /// Limits each page of the listing to at most `keys` keys.
     #[must_use]
     pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;

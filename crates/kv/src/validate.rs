@@ -1,5 +1,5 @@
-//! Checks requests by the rules that all stores have in common. The limits on requests are in `SEMANTICS.md`, section
-//! X.
+//! Checks requests by the rules that all stores have in common. The limits on requests to a store are in
+//! `SEMANTICS.md`, section X.
 
 use std::collections::BTreeSet;
 

@@ -39,7 +39,7 @@ pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
 /// Opens a store that keeps its rows in memory.
 ///
 /// # Errors
-/// `Corrupt` if the rows are not a valid store.
+/// An error of the kind `Corrupt` if the rows are not a valid store.
 pub fn open(rows: &Shared) -> Result<MvccStore> {
     MvccStore::open(Box::new(rows.clone()), Options { name: "shared", ..Options::default() })
 }

@@ -50,7 +50,7 @@ pub static DRIVER: LocalDriver<Sqlite> = LocalDriver::new(Sqlite);
 /// Opens the SQLite store in the folder `path`.
 ///
 /// # Errors
-/// Any error of [`kv_local::open_blocking`].
+/// Any error that [`kv_local::open_blocking`] returns.
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Sqlite, path, options).await
 }

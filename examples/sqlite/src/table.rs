@@ -13,13 +13,12 @@ use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::from_sqlite;
 
-/// The name of SQLite's database file. The engine needs a folder, because SQLite keeps its log beside the database
-/// file.
+/// The name of SQLite's database file; the engine needs a folder, because SQLite keeps its log beside this file.
 const FILE: &str = "db";
 
 /// With SQLite's setting `FULL`, each commit syncs SQLite's log before the commit is visible. With SQLite's exclusive
-/// lock, other programs that open the database fail at once; [`kv_local`] queues the processes that use the store. In
-/// SQLite, blobs are ordered by unsigned bytes.
+/// lock, other programs that open the database fail at once; [`kv_local`] queues the processes that use the store.
+/// SQLite orders blobs as unsigned bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;
     PRAGMA locking_mode = EXCLUSIVE;

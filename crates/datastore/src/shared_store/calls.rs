@@ -84,8 +84,8 @@ impl SharedStore {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Watches the store until the store is closed. Fails if `of` is set and differs from the store's generation.
-    /// Returns the store's generation and the stream of watch events.
+    /// Opens a watch that lasts until this process closes the store. Fails if `of` is set and differs from the store's
+    /// generation. Returns the store's generation and the stream of watch events.
     ///
     /// # Errors
     /// See [`watch_of`](Self::watch_of).

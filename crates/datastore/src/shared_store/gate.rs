@@ -40,7 +40,7 @@ pub(super) enum GateStatus {
     Open(StoreUse),
     /// The store is closed, and no task is opening it.
     Closed,
-    /// A task is closing or opening the store.
+    /// A task is currently closing or opening the store.
     Turning,
     /// The store is closed permanently.
     Ended,
@@ -61,7 +61,7 @@ pub(super) struct HandOverTurn {
 }
 
 impl StoreGate {
-    /// Creates a gate that has no open store yet.
+    /// Creates a gate without an open store.
     pub(super) fn new() -> Arc<Self> {
         let now = Instant::now();
         let state =

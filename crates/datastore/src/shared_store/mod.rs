@@ -476,7 +476,7 @@ pub struct SharedStoreOptions {
     /// The limits on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
     /// limits.
     pub history: Option<Retention>,
-    /// The observer that is notified of the store's events.
+    /// The observer that the shared store notifies of its events.
     pub observer: Arc<dyn SharedStoreObserver>,
 }
 
@@ -499,7 +499,7 @@ impl SharedStoreOptions {
 pub trait SharedStoreObserver: Send + Sync {
     /// Called when this process has opened the store.
     fn taken(&self) {}
-    /// Called before the store is closed for other processes.
+    /// Called before this process closes the store for other processes.
     fn handed_over(&self) {}
     /// Called before the store is closed at the owner's request; the next call on the store may open it again.
     fn released(&self) {}

@@ -101,7 +101,7 @@ impl TransactOptions {
 /// The result of a [`transact!`](crate::transact!) call that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
-    /// The value that the transaction's body returned.
+    /// The value that the transaction body returned.
     pub value: T,
     /// The revision of the commit; if the body wrote nothing, the revision at which the body read.
     pub revision: Revision,
@@ -223,7 +223,7 @@ impl Attempts {
     /// attempt.
     ///
     /// # Errors
-    /// The error of the transaction body, or any store error.
+    /// The error of the transaction body, or any error of the store.
     pub async fn end<T, E: From<Error>>(
         &mut self,
         mut attempt: Transaction,

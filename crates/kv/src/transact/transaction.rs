@@ -120,7 +120,7 @@ impl Transaction {
     }
 
     /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request to the
-    /// store. The method `prefetch` adds no guards. If a range has [`Content::KeysOnly`], only
+    /// store. `prefetch` guards none of the keys that it reads. If a range has [`Content::KeysOnly`], only
     /// [`snapshot_keys`](Self::snapshot_keys) can use the result. A range with [`Content::CountOnly`] is not read,
     /// because no later read uses a count. `prefetch` ignores the limits on the number of keys in the given ranges.
     ///
@@ -329,7 +329,7 @@ impl Transaction {
     }
 
     /// Reads ranges; in the first call of an attempt, one transaction reads all of them and fixes the attempt's
-    /// revision. Later calls of `fetch` read at the attempt's revision.
+    /// revision. After the first call of `fetch`, further calls read at the attempt's revision.
     async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());

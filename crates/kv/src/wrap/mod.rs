@@ -47,7 +47,7 @@ pub struct CallCounts {
 }
 
 impl CallCounts {
-    /// Number of reads plus number of transactions.
+    /// Returns the number of reads plus the number of transactions.
     pub fn round_trips(&self) -> u64 {
         self.ranges + self.txns
     }

@@ -30,7 +30,7 @@ pub struct Rehearsal<S> {
 struct RehearsalState {
     /// The revision of the inner store on which the rehearsal is based; unset before the first call.
     base: Revision,
-    /// The newest revision, including the revisions of rehearsed writes.
+    /// The newest revision of the rehearsal, including the revisions of rehearsed writes.
     newest: Revision,
     last: Revision,
     /// The rehearsed writes of each key, oldest first; `None` for a deletion.

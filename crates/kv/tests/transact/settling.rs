@@ -13,7 +13,7 @@ use super::{options, shared};
 #[derive(Clone, Debug)]
 enum Deed {
     Write(Txn),
-    /// Compacts the store at its latest revision.
+    /// The other writer compacts the store at its latest revision.
     Compact,
 }
 
