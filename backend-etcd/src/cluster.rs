@@ -37,7 +37,7 @@ pub(crate) struct EtcdCluster {
     pub(crate) closed: watch::Sender<bool>,
 }
 
-/// Says whether a request may be sent more than once.
+/// Says whether the client may send a request to etcd more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resend {
     /// The request changes nothing in the store and may be sent again.
@@ -95,7 +95,7 @@ enum LastOf {
 /// A failed attempt to send a request to one member.
 struct MemberFailure {
     error: Error,
-    /// True if the request was certainly never sent to the member.
+    /// True if the client certainly never sent the request to the member.
     never_sent: bool,
 }
 
@@ -365,7 +365,7 @@ where
     }
 }
 
-/// The id of the cluster that sent the first answer, and the newest revision in any answer.
+/// The id of the cluster, from the first answer, and the newest revision in any answer.
 #[derive(Debug, Default)]
 pub(crate) struct ObservedCluster {
     cluster: AtomicU64,
@@ -430,7 +430,7 @@ impl ObservedCluster {
     }
 }
 
-/// The oldest etcd version with all features that this crate uses.
+/// The oldest etcd version with all features that `backend-etcd` uses.
 const MIN_VERSION: [u32; 2] = [3, 4];
 
 /// For each minor version of etcd, the first patch version that keeps a deletion in the history if the deletion is at
@@ -457,7 +457,7 @@ fn version_numbers(version: &str) -> Option<[u32; 3]> {
 /// Checks that an etcd server's version, for example `3.5.21`, is supported.
 ///
 /// # Errors
-/// `Unsupported` if the server is too old or not etcd v3.
+/// The error `Unsupported` if the server is too old or not etcd v3.
 pub(crate) fn judge_version(version: &str) -> Result<()> {
     let Some([major, minor, patch]) = version_numbers(version) else {
         return Err(refused(format!("the server says that its version is {version:?}: this is no etcd v3")));

@@ -2,7 +2,7 @@
 //!
 //! The discovery module sends DNS queries itself; the crates `simple-dns` and `resolv-conf` parse the messages and
 //! `/etc/resolv.conf`. A full resolver library would make the plugin 450 KB larger and a release build half a minute
-//! longer, although only SRV queries are needed.
+//! longer, although the client needs only SRV queries.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -134,7 +134,7 @@ impl Resolver {
     /// records. As in musl, all name servers are queried at the same time, and the first answer is used.
     ///
     /// # Errors
-    /// The last error, if every name server failed or refused the query.
+    /// The last error, if every name server has failed or has refused the query.
     async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
         let mut answer = Err(io::Error::other("no name server is configured"));
@@ -171,7 +171,7 @@ async fn within<T>(limit: Duration, call: impl Future<Output = io::Result<T>>) -
 
 enum DnsAnswer {
     Records(Vec<SrvRecord>),
-    /// The name server truncated its answer, because the records do not fit into one UDP datagram.
+    /// The name server has truncated its answer, because the records do not fit into one UDP datagram.
     CutOff,
 }
 
@@ -319,7 +319,7 @@ mod tests {
                 forged(&|reply| reply.questions = vec![other_question.clone()]),
                 forged(&|reply| reply.questions.clear()),
                 b"garbage".to_vec(),
-                // A DNS message with a compressed name that points to itself.
+                // This invalid DNS message has a compressed name that points to itself.
                 [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
                 Vec::new(),
                 answer(&query, |reply| add(reply, record(1, "etcd.test"))),

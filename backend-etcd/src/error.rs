@@ -57,7 +57,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Cancelled => DISCONNECTED,
-        // While etcd's alarm CORRUPT is raised, its members refuse every request that changes data.
+        // While etcd's alarm CORRUPT is raised, the cluster's members refuse every request that changes data.
         Code::DataLoss if text.contains("etcdserver: corrupt cluster") => {
             return (ErrorKind::Corrupt, Outcome::NotApplied);
         }
@@ -72,8 +72,8 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
 /// Returns true if the server, like kine, only supports transactions of a few shapes on a single key. A server like
-/// kine checks the shape of a transaction before it executes any operation. The text that begins with `etcdserver:` is
-/// the error message of newer kine versions.
+/// kine checks the shape of a transaction before it executes any operation. Newer kine versions return the error text
+/// that begins with `etcdserver:`.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
@@ -185,7 +185,7 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
 
 const SILENT_ADVICE: &str = "no server answers there: check the address, and that etcd runs";
 
-/// Returns true if the error means that no server answers at the address.
+/// Returns true if the etcd error means that no server answers at the address.
 pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
     advice(error) == Some(SILENT_ADVICE)
 }

@@ -67,7 +67,7 @@ impl EtcdStore {
     /// Checks with one small request that the cluster answers, accepts the login, and has a supported version of etcd.
     ///
     /// # Errors
-    /// `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.
+    /// The error `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.
     pub async fn check(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
@@ -169,8 +169,8 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// Adds the transaction's size, or its number of operations, to an error about a limit. A server with lower limits than
-/// etcd's defaults returns errors that lack the size or the number of operations.
+/// Adds the size of the transaction, or its number of operations, to a store error about a limit. A server with lower
+/// limits than etcd's defaults returns errors that lack the size or the number of operations.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

@@ -145,7 +145,7 @@ impl MemberList {
 /// Maximum size of an answer in bytes: unlimited, because etcd itself limits the size of its answers.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
 /// The interval at which the certificate and key files are checked for changes. After a failed store call, the
-/// certificate and key files are checked before the next store call.
+/// certificate and key files are checked again before the next store call.
 const TLS_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The clients with which requests are sent to one member; cheap to clone.

@@ -25,7 +25,7 @@ pub struct Options {
     /// The TLS settings for `https` endpoints. Without TLS settings, `https` endpoints are checked against the system's
     /// CAs.
     pub tls: Option<Tls>,
-    /// The user and password for the login; `None` for no login.
+    /// The user and password for the login to etcd; `None` for no login.
     pub credentials: Option<Credentials>,
     /// Maximum duration of one store call, including retries; 10 s by default.
     pub call_timeout: Duration,
@@ -45,7 +45,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Creates options for the given endpoints, without TLS settings or a login, and with the default timeouts.
+    /// Creates store options for the given endpoints, without TLS settings or a login, and with the default timeouts.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -145,7 +145,7 @@ impl Options {
 pub struct Discovery {
     /// The domain whose SRV records list the members.
     pub domain: String,
-    /// The name server to query instead of the system's name servers.
+    /// The name server that is queried instead of the system's name servers.
     pub name_server: Option<SocketAddr>,
 }
 
@@ -155,7 +155,7 @@ impl Discovery {
         Self { domain: domain.into(), name_server: None }
     }
 
-    /// Sets the name server to query instead of the system's name servers.
+    /// Sets the name server that is queried instead of the system's name servers.
     #[must_use]
     pub fn with_name_server(mut self, address: SocketAddr) -> Self {
         self.name_server = Some(address);

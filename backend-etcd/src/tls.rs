@@ -25,7 +25,7 @@ pub struct Tls {
     pub authority: Option<Pem>,
     /// The client certificate and its key, for servers that require a client certificate.
     pub identity: Option<(Pem, Pem)>,
-    /// The name that the server's certificate must have; if unset, the host in the endpoint.
+    /// The name that the server's certificate must have; if unset, the host name in the endpoint.
     pub server_name: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Tls {
     /// Reads the certificate and key files, and checks that TLS can use their contents.
     ///
     /// # Errors
-    /// `Io` if a file cannot be read; `Unsupported` if its text is not a certificate or key.
+    /// `Io` if a certificate or key file cannot be read; `Unsupported` if its text is not a certificate or key.
     pub(crate) fn load(&self) -> Result<LoadedTls> {
         // Record the file stamps before reading the files, so that a change during the reading is noticed later.
         let stamp = self.stamp();
@@ -77,8 +77,8 @@ impl Tls {
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
-        // Build the TLS configuration now, because the client library would report its faults only at the first
-        // request.
+        // Build the TLS configuration now, because the client library would report faults in the configuration only at
+        // the first request.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
             Ok(_) => Ok(LoadedTls { options, stamp, identity }),
             Err(error) => {
@@ -184,7 +184,7 @@ struct Validity {
 }
 
 impl Validity {
-    /// Returns why a certificate is not valid at the time `now`; `None` if it is valid.
+    /// Returns why a certificate is not valid at the time `now`; `None` if the certificate is valid.
     pub(crate) fn fault(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.until {
             Some(format!("has expired on {}: renew it", self.until.date()))

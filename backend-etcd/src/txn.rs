@@ -7,9 +7,9 @@
 //!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, so the
 //!   transaction's answer is as fresh as that to any read.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
-//!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. A lease
-//!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
-//!   leased key made the transaction fail. A lease guard is left out if the transaction would exceed a limit on
+//!   has attached. With a lease guard, a transaction that puts a key without a lease fails if the key has a lease. A
+//!   lease guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether
+//!   a leased key made the transaction fail. A lease guard is left out if the transaction would exceed a limit on
 //!   compares, operations or bytes, or if its failure branch writes. Without a lease guard, the keys are read just
 //!   before the transaction; a lease that is attached after this read is not noticed. A key needs no lease guard if a
 //!   compare of the transaction requires that the key is absent. A lease on a key is reported even if other compares of
@@ -48,7 +48,7 @@ pub(crate) struct TxnPlan {
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// The transaction did not happen, because this key has a lease.
+    /// The transaction in the `TxnPlan` did not happen, because this key has a lease.
     Leased(Key),
     Nonsense,
 }
@@ -105,7 +105,7 @@ impl TxnPlan {
     }
 }
 
-/// Returns the key of a read that was added for a guard, if the key has a lease.
+/// Returns the key of a read that was added for a lease guard, if the key has a lease.
 fn leased(result: &TxnOpResponse) -> Option<Key> {
     match result {
         TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),
@@ -126,7 +126,7 @@ fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     success.chain(put(&txn.failure)).collect()
 }
 
-/// If the compare requires a range to contain no key, returns the range.
+/// If the compare requires a range to contain no key, returns that range.
 fn compared_absent(compare: &Compare) -> Option<&Range> {
     let zero = match &compare.target {
         Target::Version(version) => *version == 0,

@@ -4,14 +4,14 @@
 //! reads from etcd even if the watcher does not read: all streams of a connection share one flow-control window, so a
 //! few unread streams would stall every call on the connection. The total size of the events that are queued for a
 //! watcher is limited. When the watcher's queue is full, the task of the watch closes the stream from etcd and delivers
-//! the remaining batches as the watcher reads. When the task has delivered all remaining batches, it opens the watch
-//! again at the next revision.
+//! the remaining batches as the watcher reads. When the task of a watch has delivered all remaining batches, it opens
+//! the watch again at the next revision.
 //!
-//! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
-//! was restored to an older state. If a watch starts above the revision of the member that opens it, the task of the
-//! watch makes a linearizable read as well. After a watch is opened again, events before its next revision are dropped,
-//! so no event is repeated. A watch that is opened again misses no event, because etcd sends all events from the
-//! requested revision on, or reports `Compacted`.
+//! After a watch has lost its connection, the task makes a linearizable read before it opens the watch again; the read
+//! fails if the cluster was restored to an older state. If a watch starts above the revision of the member that opens
+//! it, the task of the watch makes a linearizable read as well. After a watch is opened again, events before its next
+//! revision are dropped, so no event is repeated. A watch that is opened again misses no event, because etcd sends all
+//! events from the requested revision on, or reports `Compacted`.
 //!
 //! For a watch with progress reports, the task of the watch requests a report from etcd twice a second. Older etcd
 //! servers may report progress ahead of an event, so their reports are dropped.
@@ -36,13 +36,13 @@ use crate::error::{STORE_NAME, watch_ended};
 use crate::members::Connection;
 use crate::wire::{self, KeySpan};
 
-/// Maximum size of the events that are queued for a watcher, in bytes.
+/// Maximum size in bytes of all events that are queued for one watcher.
 const MAX_WAITING_BYTES: u32 = 8 << 20;
 /// Approximate memory in bytes that a queued event takes in addition to its content.
 const EVENT_OVERHEAD_BYTES: usize = 128;
 /// Interval at which the task of a watch requests a progress report from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// The first and the longest pause before a watch is opened again.
+/// The first pause, and the longest pause, before the task of a watch opens the watch again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
@@ -74,8 +74,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task of a watch sends its reason as an error before it ends. If the channel closes without an error, the
-        // task panicked or its runtime was shut down.
+        // The task of a watch sends its reason as an error before it ends. If the channel of the task closes without an
+        // error, the task panicked or its runtime was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -100,7 +100,7 @@ struct ConfirmedWatch {
     header: Option<ResponseHeader>,
     /// The first message of the watch's stream from etcd, which may end the watch and is not processed yet.
     first: WatchResponse,
-    /// True if the watcher requested progress reports and the server sends correct ones.
+    /// True if the watcher requested progress reports and the server sends correct reports.
     reports: bool,
 }
 
@@ -114,10 +114,10 @@ impl EtcdResponse for ConfirmedWatch {
     }
 }
 
-/// The reason why the event stream of a watch ended.
+/// The reason why a watch's event stream from etcd ended.
 enum WatchCut {
-    /// The stream from etcd failed, or the watch's own task closed it. After a failure of its stream, the watch can
-    /// resume on a new stream.
+    /// The stream from etcd failed, or the watch's own task closed it. After its stream from etcd has failed, the watch
+    /// can resume on a new stream.
     Off(Error),
     /// The watch has ended and cannot resume.
     Over(Error),
@@ -264,8 +264,8 @@ impl EtcdWatcher {
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // Wait for room in the queue before the next stream is opened, because otherwise the new stream would have to
-        // be closed at once.
+        // Wait for room in the watcher's queue before the next stream is opened, because otherwise the new stream would
+        // have to be closed at once.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
@@ -310,8 +310,7 @@ impl EtcdWatcher {
     /// Checks with a linearizable read that the cluster was not restored to an older state.
     ///
     /// # Errors
-    /// `RevisionRegressed` if the cluster's revision is lower than the newest one that was observed, or any store
-    /// error.
+    /// `RevisionRegressed` if the cluster's revision is lower than the newest observed revision, or any store error.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
         let work = |connection: Connection| {
             let key = self.span.key.clone();

@@ -101,8 +101,8 @@ async fn tls_client_certificate_is_named_when_expired() {
     open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();
     let unreachable = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
     assert!(!refused(&unreachable).await.to_string().contains("our certificate"), "no server has seen the certificate");
-    // If the client's and the server's certificates have both expired, the error must be about the server's
-    // certificate.
+    // If the client's and the server's certificates have both expired, the error of a store call must be about the
+    // server's certificate.
     let both = Certificates::expired(&["client", "server"]).unwrap();
     let etcd = both.etcd_for_known().unwrap();
     let tls = Tls::new()
@@ -196,7 +196,7 @@ async fn login_is_no_error_when_auth_is_off() {
     store.put("k", "once it is asked for").await.unwrap();
 }
 
-/// If a server accepts connections but never answers, the error must say that the server may hang.
+/// If a server accepts connections but never answers, the error of a store call must say that the server may hang.
 #[tokio::test]
 async fn open_error_says_server_hangs_when_it_is_silent() {
     let server = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();

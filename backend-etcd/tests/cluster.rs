@@ -114,7 +114,7 @@ async fn watch_is_refused_when_cluster_went_back() {
     let store = store(&etcd);
     let newest = store.put("k", "v").await.unwrap();
     etcd.stop();
-    // Remove the server's data but keep its cluster id, as a restore from an etcd snapshot does.
+    // Remove the data of the server but keep its cluster id, as a restore from an etcd snapshot does.
     std::fs::remove_dir_all(etcd.data()).unwrap();
     etcd.run().unwrap();
     let watch = async {

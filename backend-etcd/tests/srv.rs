@@ -50,7 +50,7 @@ fn dead_port() -> u16 {
 #[tokio::test]
 async fn srv_members_are_looked_up_and_asked_in_order() {
     let (dns, etcd, other) = (Dns::start().unwrap(), Etcd::start().unwrap(), Etcd::start().unwrap());
-    // The member `other` has the lowest priority and belongs to another cluster, so a request to it would fail.
+    // The member `other` has the lowest priority and belongs to another cluster, so a request to `other` would fail.
     dns.set(PLAIN, &[(7, 0, port(&other)), (3, 1, dead_port()), (3, 9, port(&etcd))]);
     let store = store(&dns);
     for _ in 0..3 {
@@ -126,7 +126,7 @@ async fn srv_lookup_keeps_tls_when_offered() {
     let wanting = EtcdStore::open(&options(&dns).with_tls(Tls::new())).unwrap();
     let error = refused(&wanting).await;
     assert!(error.to_string().contains("no record _etcd-client-ssl._tcp.example.test"), "{error}");
-    // If the domain has records for members with and without TLS, members without TLS must not be used, even if no
+    // If the domain has SRV records for members with and without TLS, members without TLS must not be used, even if no
     // member with TLS answers.
     dns.set(WITH_TLS, &[(0, 0, dead_port())]);
     let error = refused(&store(&dns)).await;

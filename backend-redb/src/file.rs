@@ -6,9 +6,9 @@
 //! redb's allocator state and removes the mark. With our file implementation, a process that opens the store, commits
 //! once and closes the store syncs only three times; a process that commits nothing never syncs:
 //!
-//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). With the
-//!   recorded allocator state, a file that was not closed opens as fast as a closed one. To the next process, a closed
-//!   file looks as if its last user had been killed.
+//! - **Closing writes nothing.** Each commit already records redb's allocator state (redb's quick repair, which needs
+//!   two syncs). With the recorded allocator state, redb opens a file that was not closed as fast as a closed file. To
+//!   the next process, a file that this module has closed looks as if its last user had been killed.
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
 //!   without and then with the mark that the file is open, and syncs each time. Of the two headers, only the one with
 //!   the mark matters, and usually the file already contains it. This module writes the header with the mark only if it
@@ -49,7 +49,7 @@ enum FilePhase {
 #[derive(Debug)]
 pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
-/// A handle with which this crate opens and closes a [`DbFile`] that redb owns.
+/// A handle with which `backend-redb` opens and closes a [`DbFile`] that redb owns.
 #[derive(Debug)]
 pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
@@ -98,7 +98,7 @@ impl<B> SharedFile<B> {
 }
 
 impl<B: StorageBackend> SharedFile<B> {
-    /// Returns true if `header` differs from the header in the real file.
+    /// Returns true if `header` differs from the header in the file on the disk.
     fn is_new(&self, header: Option<&[u8]>) -> bool {
         header.is_some_and(|header| {
             let mut current = vec![0; header.len()];
@@ -185,8 +185,8 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // If redb writes beyond the header while it opens the file, it creates or repairs the file. While redb creates
-        // or repairs the file, the order of its writes matters, so no write is held back.
+        // If redb writes beyond the header while it opens the file, redb is creating or repairing the file. While redb
+        // creates or repairs the file, the order of its writes matters, so no write is held back.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }

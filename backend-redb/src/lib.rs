@@ -5,8 +5,8 @@
 //! A store on redb: one crash-safe database file, and a journal that takes new commits before the file does.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock. The private module `file`
-//! explains which of redb's syncs this crate avoids, and how. When the disk is full, the store can still be read, but a
-//! commit fails unless the database file has enough free pages.
+//! explains which of redb's syncs `backend-redb` avoids, and how. When the disk is full, the store can still be read,
+//! but a commit fails unless the database file has enough free pages.
 
 mod error;
 mod file;

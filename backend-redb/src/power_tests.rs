@@ -69,7 +69,7 @@ fn power_cut_leaves_seen_or_next_commit() {
         // Kill the process while the power stays on, so all its writes remain, whether or not they were synced.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
-        // Kill a second process while the power stays on, and after that let the power fail.
+        // Kill a second process while the power stays on, and then let the power fail.
         disk.set_operations_left(None);
         let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);

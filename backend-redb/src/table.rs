@@ -30,7 +30,7 @@ pub(crate) struct RedbTable<B> {
     source: StorageSource<B>,
     store: String,
     /// The open database; `None` only after reopening the database has failed. Read views hold the read lock, so the
-    /// file can only be closed and reopened when no view is open.
+    /// file can only be closed and reopened when no read view is open.
     database: RwLock<Option<OpenDatabase<B>>>,
 }
 

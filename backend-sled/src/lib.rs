@@ -27,9 +27,9 @@ use kv_mvcc::{MvccStore, Table};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
 
-/// The driver for stores with `sled://` URLs. Callers should have only a few large commits in flight, because many of
-/// them would take gigabytes of memory. A process that reads many keys keeps a sled store open until it has read all of
-/// them, because closing and reopening the store between its reads would take longer than the reads.
+/// The driver for stores with `sled://` URLs. Callers of a sled store should have only a few large commits in flight,
+/// because many of them would take gigabytes of memory. A process that reads many keys keeps a sled store open until it
+/// has read all of them, because closing and reopening the store between its reads would take longer than the reads.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

@@ -32,7 +32,7 @@ const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum time that sled may take to write a commit to the kernel.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum time that sled may take to open its files, including reading its whole log.
+/// Maximum time that sled may take to open its files, including the reading of its whole log.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A table of rows in a sled folder.
@@ -50,12 +50,12 @@ pub(crate) struct SledTable {
 
 #[derive(Debug)]
 struct OpenTree {
-    /// The configuration that `database` uses, in which sled's threads record the first disk error.
+    /// The sled configuration that `database` uses, in which sled's threads record the first disk error.
     config: Config,
     /// The sled database; `None` only while the `OpenTree` is being dropped.
     database: Option<Db>,
-    /// Our own handle on sled's log file, opened before the first write because a handle only reports later writeback
-    /// errors.
+    /// Our own handle on sled's log file, opened before the first write because a file handle reports only later
+    /// writeback errors.
     log: File,
     blobs: PathBuf,
     /// The thread that runs the commits of this table. When we started a new thread for each commit, an ADD through the
@@ -74,8 +74,8 @@ impl SledTable {
         Error::new(ErrorKind::Poisoned, operation, self.store.clone())
     }
 
-    /// Runs `work`, which changes the sled database. If `work` fails or panics, the database must be reopened before
-    /// the next read, because sled may show rows of the failed batch that are not durable.
+    /// Runs `work`, which changes the sled database. If `work` fails or panics, the sled database must be reopened
+    /// before the next read, because sled may show rows of the failed batch that are not durable.
     fn change(&self, work: impl FnOnce(&OpenTree) -> Result<(), sled::Error>) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
@@ -233,7 +233,7 @@ impl Worker {
 /// Wakes a thread that still waits for a sled write after a disk error. To wake the waiting thread, `wake` requests a
 /// change of sled's log. The change of the log fails at once because of the disk error, and the failure wakes all
 /// waiting threads. The waiting thread may hold a lock that all sled databases in the process share. Opening a tree
-/// that does not exist is the only change of the log that does not need the shared lock.
+/// that does not exist is the only change of sled's log that does not need the shared lock.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
@@ -248,7 +248,7 @@ fn open_log(path: &Path) -> io::Result<File> {
 }
 
 /// Removes unfinished sled snapshots, whose writer was killed or ran out of disk space. Sled writes a snapshot each
-/// time it opens the store. If an unfinished snapshot stayed, sled would use it as the newest one and report the
+/// time it opens the store. If an unfinished snapshot remained, sled would use it as the newest one and report the
 /// truncated file as damage. The snapshot before an unfinished one still exists, because sled removes it only after the
 /// new snapshot is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {

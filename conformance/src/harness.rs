@@ -206,7 +206,7 @@ pub trait Harness: Send + Sync + 'static {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
-    /// Makes the store whose [address](Self::address_in) is for this folder look as if a later version of the program
+    /// Makes the store in this folder (see [`address_in`](Self::address_in)) look as if a later version of the program
     /// had written it. The suite calls `make_newer` while the store is closed. Requires [`Ability::Format`].
     ///
     /// # Errors
@@ -291,15 +291,15 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
 
-    /// The servers of the store, always in the same order. Requires [`Ability::Network`].
+    /// Returns the server processes of the store, always in the same order. Requires [`Ability::Network`].
     fn servers(&self) -> Vec<Server> {
         Vec::new()
     }
 
-    /// Opens a handle that connects to the given addresses instead of the servers' own addresses. The suite passes the
-    /// address of a proxy that it puts between client and server. The handle that `connect` returns should abandon a
-    /// call after about 5 seconds and notice a dead connection within 3 seconds, to keep the test cases short. Requires
-    /// [`Ability::Network`].
+    /// Opens a handle that connects to the given addresses instead of the servers' own addresses. To `connect`, the
+    /// suite passes the address of a proxy that it puts between client and server. The handle that `connect` returns
+    /// should abandon a call after about 5 seconds and notice a dead connection within 3 seconds, to keep the test
+    /// cases short. Requires [`Ability::Network`].
     ///
     /// # Errors
     /// Any error that prevents opening the handle. Opening a handle must succeed even if a server does not answer.
@@ -324,8 +324,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
 
-    /// Makes a copy of the store's data. Making the copy may disconnect handles and watches, as a server restart does.
-    /// Requires [`Ability::Copies`].
+    /// Makes a copy of the store's data. Making the copy of the store may disconnect handles and watches, as a server
+    /// restart does. Requires [`Ability::Copies`].
     ///
     /// # Errors
     /// Any error that prevents copying the store.
@@ -333,7 +333,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
 
-    /// Restores the store from the copy while the test case still has handles on it. Requires [`Ability::Copies`].
+    /// Restores the store from the copy that [`take_copy`](Self::take_copy) made, while the test case still has handles
+    /// on it. Requires [`Ability::Copies`].
     ///
     /// # Errors
     /// Any error that prevents restoring the store.
@@ -368,7 +369,7 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Cleans up after a test case that passed, failed or panicked. The suite drops all handles of the test case before
-    /// it calls `finish`, but store calls that the test case abandoned may still be running.
+    /// it calls `finish`, but store calls that the test case abandoned may still be running by then.
     ///
     /// # Errors
     /// An error that describes what could not be cleaned up. Any error of the cleanup makes the test case fail.

@@ -130,12 +130,12 @@ impl Writers {
     pub(crate) async fn progress(&self, writes: usize) -> Checked {
         let mut acknowledged = self.acknowledged.subscribe();
         let wanted = *acknowledged.borrow() + writes;
-        // The running writers hold the sender of `acknowledged`, so the channel is open.
+        // The running writers hold the sender of the channel `acknowledged`, so waiting on it cannot fail.
         let wait = acknowledged.wait_for(|count| *count >= wanted);
         within(RECOVERY_TIMEOUT, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
-    /// Lets the writers finish their current calls, and returns all recorded answers.
+    /// Lets the writers finish their current store calls, and returns all recorded answers.
     pub(crate) async fn stop(mut self) -> Checked<Ledger> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Ledger::default();

@@ -37,7 +37,7 @@ pub struct KnownFailure {
     pub case: &'static str,
     /// The rule that the bug breaks.
     pub rule: &'static str,
-    /// A description of the bug and of the versions that have it.
+    /// A description of the bug behind a known failure, and of the versions that have it.
     pub reason: &'static str,
     /// Says how often the test case with the known failure fails.
     pub happens: FailureFrequency,

@@ -23,8 +23,8 @@ pub struct PrefixHarness<H> {
 
 impl<H: Harness> PrefixHarness<H> {
     /// Creates a test environment that runs all cases on the one store that `store` provides. Each test case gets its
-    /// own key prefix, which begins with `prefix`. The key prefix should end with a separator, and no other client may
-    /// use keys with this prefix.
+    /// own key prefix, which begins with the string `prefix`. The key prefix should end with a separator, and no other
+    /// client may use keys with this prefix.
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }

@@ -25,8 +25,8 @@ pub struct PrefixedStore {
 }
 
 impl PrefixedStore {
-    /// Creates a store from those keys of `inner` that begin with `prefix`. The prefix should end with a separator, for
-    /// example `/`.
+    /// Creates a store from those keys of `inner` that begin with `prefix`. The key prefix should end with a separator,
+    /// for example `/`.
     pub fn new(inner: Arc<dyn Store>, prefix: impl Into<Key>) -> Self {
         Self { inner, prefix: prefix.into() }
     }
@@ -79,7 +79,8 @@ impl PrefixedStore {
             .with_failure(ops(txn.failure)?))
     }
 
-    /// Removes the prefix from a key. If an answer contains a key without the prefix, the inner store is broken.
+    /// Removes the prefix from a key. If an answer of the inner store contains a key without the prefix, the inner
+    /// store is broken.
     fn stripped(&self, key: &Key, operation: Operation) -> Result<Key> {
         match key.as_bytes().strip_prefix(self.prefix.as_bytes()) {
             Some(rest) => Ok(Key::from(rest)),

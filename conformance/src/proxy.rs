@@ -20,7 +20,7 @@ pub enum LinkCondition {
     Up,
     /// The proxy forwards all bytes, and delays each chunk by this duration.
     Slow(Duration),
-    /// The proxy closes new connections immediately, and forwards nothing on existing connections.
+    /// The proxy closes new connections immediately, and forwards nothing on the existing ones.
     Refusing,
     /// The proxy accepts connections, but forwards nothing until the link condition changes.
     Silent,

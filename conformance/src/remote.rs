@@ -1,5 +1,5 @@
-//! Serves the reference store over TCP, and provides clients that have one fault each. The faulty clients test those
-//! conformance cases that need a network.
+//! Serves the reference store over TCP, and provides clients that have one fault each. The tests of this module use the
+//! faulty clients to check those conformance cases that need a network.
 //!
 //! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers
 //! themselves are in a table in memory that client and server share.
@@ -34,13 +34,13 @@ const HEARTBEAT_NUMBER: u64 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
     Healthy,
-    /// After a watch has lost its connection, it stays silent instead of ending.
+    /// A watch that has lost its connection stays silent instead of ending.
     FallsSilent,
     /// A watch reconnects after a lost connection, but skips the changes in between.
     SkipsTheGap,
-    /// When a write gets no answer, the client sends it a second time.
+    /// When a write gets no answer, the client sends the write a second time.
     SendsAgain,
-    /// When a write gets no answer, the client reports it as not applied.
+    /// When a write gets no answer, the client reports the write as not applied.
     CallsItCertain,
     /// The client waits for an answer without a time limit.
     WaitsForEver,

@@ -124,7 +124,7 @@ pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, B
     Ok(Run::new(harness, options)?.collect())
 }
 
-/// An iterator that runs one conformance case at each step and returns its report. A step of the iterator blocks its
+/// An iterator that runs one conformance case at each step and returns its report. Each step of a `Run` blocks its
 /// thread, so it must not run on an async runtime.
 pub struct Run {
     stage: Stage,
@@ -238,8 +238,9 @@ mod tests {
 
     /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
-        // A store that blocks its thread makes case `B01` run until its time limit, so this limit is short. A faulty
-        // store that does not block its thread lets case `B01` end by itself, which can take long on a busy machine.
+        // A store that blocks its thread makes case `B01` run until its time limit, so the time limit of this case is
+        // short. A faulty store that does not block its thread lets case `B01` end by itself, which can take long on a
+        // busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

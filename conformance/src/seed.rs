@@ -15,8 +15,8 @@ pub fn seed() -> u64 {
     *CHOSEN
 }
 
-/// Runs `work`, which uses the random [`seed`]. If `work` fails, the failure says how to repeat the run with the same
-/// seed.
+/// Runs `work`, which uses the random [`seed`]. If the seeded `work` fails, the failure says how to repeat the run with
+/// the same seed.
 pub(crate) async fn seeded<T>(work: impl Future<Output = Checked<T>>) -> Checked<T> {
     work.await.map_err(|failure| failure.with_note(&format!("{SEED}={} makes the same calls", seed())))
 }

@@ -1,8 +1,9 @@
 //! Runs conformance cases with a tokio runtime, a test harness, and a lock for cases that must run alone.
 //!
 //! A store under test may block the thread that polls it. A blocked thread stops timers and cancellation on its tokio
-//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits. If a test case
-//! blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next case.
+//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits of the test cases.
+//! If a test case blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next
+//! case.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -90,7 +91,7 @@ impl Stage {
         }
     }
 
-    /// Runs one test case; returns `None` if the run was stopped before the end of the case.
+    /// Runs one test case; returns `None` if the run is stopped before the case ends.
     fn attempt(&self, case: &Case) -> Option<Checked> {
         // The runner's thread holds the lock that lets heavy cases run alone, so the lock is released even if the test
         // case never ends.
@@ -110,7 +111,7 @@ impl Stage {
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
-            // If the runner has abandoned the test case, the result is not needed.
+            // If the runner has abandoned the test case, the result of the case is not needed.
             let _ = tell.send(CaseProgress::Finished(outcome));
         });
         let failure = match self.wait_for(&progress) {
@@ -180,7 +181,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // A hanging store must not delay the test report, so the runtimes are not joined.
+        // A hanging store must not delay the test report, so the stage does not wait for its runtimes to end.
         for runtime in self.runtimes.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             runtime.shutdown_background();
         }

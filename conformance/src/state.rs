@@ -14,10 +14,10 @@ pub(crate) struct State(BTreeMap<Key, Kv>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
     pub(crate) succeeded: bool,
-    /// One result for each operation in the branch (success or failure) of the transaction that ran. The caller of
-    /// `run` sets the revision in the results of reads.
+    /// The result of each operation in the branch (success or failure) of the transaction that ran. The caller of `run`
+    /// sets the revision in the results of reads.
     pub(crate) results: Vec<OpResult>,
-    /// The changes that the transaction made, in order, each with the previous state of its key.
+    /// The changes that the transaction made, in order, each with the key's previous state.
     pub(crate) events: Vec<Event>,
 }
 

@@ -25,14 +25,14 @@ use crate::watcher::Watcher;
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
 pub(crate) use servers::UnusedAddress;
 
-/// The interval between the reads that check whether a store has recovered from a fault.
+/// The interval between two reads that check whether a store has recovered from a fault.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// The store name in errors that the conformance suite itself makes.
 const SUITE_NAME: &str = "conformance";
-/// Maximum number of concurrent writes of [`BoundedHandle::write_all`].
+/// Maximum number of concurrent writes that [`BoundedHandle::write_all`] makes.
 const MAX_CONCURRENT_WRITES: usize = 64;
 
-/// The progress of a test case, which is reported to the runner's thread.
+/// The progress of a test case, which the case reports to the runner's thread.
 #[derive(Debug)]
 pub(crate) enum CaseProgress {
     /// A new round of the test case begins, which restarts its time limit.
@@ -154,7 +154,7 @@ impl BoundedHandle {
     }
 }
 
-/// What a conformance case gets: a handle on a fresh store, and the abilities of the test environment.
+/// The argument of each conformance case: a handle on a fresh store, and the abilities of the test environment.
 pub(crate) struct Subject {
     // The store handle is declared before the fixture, because handles must be dropped before the fixture shuts the
     // store down.

@@ -130,7 +130,7 @@ impl Harness for OnEtcd {
         }
     }
 
-    /// Opens the store without waiting for other clients, because etcd accepts many clients at a time.
+    /// Opens the store without waiting for the store lock, because etcd accepts many clients at a time.
     async fn join(&self, address: &str, _: Duration) -> kv::Result<Box<dyn Fixture>> {
         Ok(Box::new(Joined(EtcdStore::open(&Options::new([address]))?)))
     }
@@ -158,8 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// Returns the size of etcd's database file in bytes. The size of the database file does not include etcd's
-    /// write-ahead log, which has a limited number of segments.
+    /// Returns the size of etcd's database file in bytes. The returned size does not include etcd's write-ahead log,
+    /// which has a limited number of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

@@ -11,7 +11,7 @@ use redb::StorageBackend;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
-    /// The number of disk operations until the power fails; `None` if the power stays on.
+    /// The number of disk operations that remain until the power fails; `None` if the power stays on.
     power: Arc<Mutex<Option<u32>>>,
 }
 
@@ -39,7 +39,7 @@ impl Disk {
         self.state.lock().unwrap()
     }
 
-    /// Creates a second file on the same simulated disk, which loses power at the same time.
+    /// Creates a second file on the same simulated disk, which loses power together with the first file.
     pub(crate) fn beside(&self) -> Self {
         Self { state: Arc::default(), power: Arc::clone(&self.power) }
     }

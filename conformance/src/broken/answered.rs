@@ -29,7 +29,7 @@ fn only_puts(txn: &Txn) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct StaleWhileOthersWrite;
 
-/// The number of transactions that currently run, over all handles.
+/// The number of transactions that currently run on the broken store, over all its handles.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
 #[async_trait]

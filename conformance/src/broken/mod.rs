@@ -117,7 +117,8 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// The changed behaviour of a broken store. A method that a `Twist` does not override calls the working store.
+/// The behaviour of a broken store, as far as it differs from the working store. A method of `Twist` that a broken
+/// store does not override calls the working store.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {
@@ -333,7 +334,8 @@ mod tests {
             let expected = [(broken.case(), Some(broken.rule()))];
             let mut failed = failures(broken.around(ReferenceHarness), broken.case());
             if names(&failed) != expected {
-                // On a busy machine, even a correct store call can take longer than a second.
+                // Use a long time limit, because on a busy machine even a correct store call can take longer than a
+                // second.
                 failed = failures_within(Duration::from_secs(10), broken.around(ReferenceHarness), broken.case());
             }
             if names(&failed) != expected {

@@ -104,7 +104,8 @@ pub(crate) async fn write_skew(t: Subject) -> Checked {
     for round in 0..30 {
         let (left, right) = (format!("{round}/left"), format!("{round}/right"));
         let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
-        // Each client sets one key to `off` if both keys are unchanged, so a correct store keeps one key `on`.
+        // Each of the two clients sets one key to `off` if both keys are unchanged, so a correct store keeps one key
+        // `on`.
         let off = clients(&t, 2, |t, i| {
             let keys = [left.clone(), right.clone()];
             async move {
@@ -208,7 +209,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // An abandoned write may still happen later, so the check reads all keys at a single revision.
+    // An abandoned write may still happen later, so the test reads all keys at a single revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;

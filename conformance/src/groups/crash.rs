@@ -35,7 +35,7 @@ pub(super) fn in_round(failure: Failure, round: u64) -> Failure {
 /// Chooses the moments at which processes are killed.
 #[derive(Debug, Default)]
 struct KillTimes {
-    /// The time from the start of a child process to its first line of output.
+    /// The measured time from the start of a child process to its first line of output.
     start: Duration,
 }
 
@@ -70,8 +70,8 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument is
-/// the number of steps; without this argument, the child process writes until it is killed.
+/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument of
+/// the role is the number of steps; without it, the child process writes until it is killed.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);

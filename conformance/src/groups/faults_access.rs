@@ -9,7 +9,7 @@ use crate::harness::RefusedUser;
 use crate::ledger::{Ledger, LedgerAnswer};
 use crate::subject::{BoundedHandle, Subject, in_time};
 
-/// Checks that the error message has one line and shows no secret.
+/// Checks that a refused user's error message has one line and shows no secret.
 fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     in_time(error)?;
     let shown = format!("{error} {error:?}");

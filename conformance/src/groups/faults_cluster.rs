@@ -120,7 +120,7 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
             task??;
         }
         t.restart(leader).await?;
-        // The killed server must answer again before the next leader is killed.
+        // The server that was killed must answer again before the next leader is killed.
         only(&t, leader).await?.heals().await?;
     }
     t.heals().await?;

@@ -42,7 +42,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     same("the events of the watch from the past", events, WRITES).of("W2")
 }
 
-/// A watch that did not request progress reports must deliver only events.
+/// A watch whose client did not request progress reports must deliver only events.
 pub(crate) async fn not_unasked(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;

@@ -162,7 +162,7 @@ fn history_is_refused_when_logs_are_spoiled() {
 }
 
 /// The value of a recorded put for which `wanted` returns true; the put is unguarded and alone in its transaction. The
-/// second argument of the function `wanted` says whether the put is in the store's log.
+/// second argument of `wanted` says whether the put is in the store's log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };

@@ -115,8 +115,8 @@ impl CallHistory {
         Self::default()
     }
 
-    /// Takes the calls and events that were recorded since the last `take`. By calling `take` repeatedly, a caller can
-    /// judge a long test run in parts.
+    /// Takes the calls and events that were recorded since the last call of `take`. By calling `take` repeatedly, a
+    /// caller can judge a long test run in parts.
     ///
     /// When `take` is called, no recorded store call may be running, so all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {

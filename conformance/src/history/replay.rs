@@ -78,8 +78,8 @@ impl Replay {
     }
 
     /// Judges the next part of a recorded history. The store's log in `log` must contain all revisions since the
-    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear only in the
-    /// log of a later part.
+    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear in the log
+    /// of a later part instead.
     ///
     /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
@@ -126,8 +126,8 @@ impl Replay {
         self.follow(batch)
     }
 
-    /// Replays a write that the store acknowledged. Both the log and the answer must show the complete effect of the
-    /// acknowledged write.
+    /// Replays a write that the store acknowledged. Both the store's log and its answer must show the complete effect
+    /// of the acknowledged write.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
         let (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
@@ -206,9 +206,9 @@ fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
 }
 
-/// Reads the store's log of a key range from revision `first` to `last`; a write at `last` must exist. The key range
-/// must contain all keys that the clients use. The write at `last` must be in the range, and must happen after all
-/// clients have ended.
+/// Reads the store's log of a key range from revision `first` to `last`; a write at `last` must exist. The key range of
+/// the log must contain all keys that the clients use. The write at `last` must be in the range, and must happen after
+/// all clients have ended.
 ///
 /// # Errors
 /// Any error of the watch that reads the log. If the event at `last` never arrives, `read_log` waits for ever, so the

@@ -183,7 +183,7 @@ impl JudgedPart {
     /// Assigns to each deletion one of the calls that can have made it; each call is assigned to at most one deletion.
     ///
     /// # Errors
-    /// The error that `unexplained` returns for a deletion to which no call could be assigned.
+    /// The error that `unexplained` returns, for a deletion to which no call could be assigned.
     pub(super) fn match_deletions(
         &mut self,
         unexplained: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,

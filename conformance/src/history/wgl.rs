@@ -11,8 +11,8 @@ pub(crate) const KEYS: usize = 5;
 /// together may have 128 calls of unknown outcome.
 pub(crate) const MAX_CLIENTS: usize = 16;
 
-/// Maximum number of search steps; after these, the search gives up. A search with this many steps takes a few seconds
-/// and about 100 MiB of memory.
+/// Maximum number of steps after which the search for an order gives up. A search with `MAX_SEARCH_STEPS` steps takes a
+/// few seconds and about 100 MiB of memory.
 const MAX_SEARCH_STEPS: usize = 1_000_000;
 
 /// The state of the store: the number at each key, or `None` for an absent key.
@@ -25,7 +25,7 @@ pub(crate) enum Action {
     /// Compare-and-swap: writes the second number to a key if the key has the first number.
     Swap(usize, u32, u32),
     Delete(usize),
-    /// If the first key exists, deletes it and writes the second key.
+    /// Move: if the first key exists, deletes it and writes the number to the second key.
     Move(usize, usize, u32),
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Call {
 pub(crate) struct SearchFailure {
     /// Says whether the search tried all orders of the calls.
     pub(crate) tried: SearchExtent,
-    /// The largest number of calls that any tried order explains.
+    /// The largest number of calls that any order found by the search explains.
     pub(crate) explained: usize,
     /// The state of the store after the longest explained sequence of calls.
     pub(crate) state: KeyStates,
@@ -119,7 +119,7 @@ fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
 }
 
 /// Searches for an order of the recorded calls that explains every answer. A call that ended before another call began
-/// must come before it in the order. The order may leave out calls that got no answer.
+/// must come before the other call in the order. The order may leave out calls that got no answer.
 ///
 /// # Errors
 /// The error contains the longest order that the search found, and why no call continues it.
@@ -139,9 +139,9 @@ struct Search {
     placed: PlacedCalls,
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
-    /// The visited states from which no order continues, each with the unanswered calls that were already in the order.
-    /// If the search reaches a visited state again and at least the same unanswered calls are already in the order, it
-    /// turns back at once.
+    /// The visited states from which no order continues, each with the unanswered calls that the order already
+    /// contained. If the search reaches a visited state again and at least the same unanswered calls are already in the
+    /// order, it turns back at once.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -405,7 +405,7 @@ mod tests {
         made
     }
 
-    /// Changes the answer of one late read to a number that no client wrote.
+    /// Changes the answer of one late read in the simulated calls to a number that no client wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
         let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();

@@ -24,7 +24,7 @@ impl<'a> RoleJob<'a> {
     /// Reads the job of this child process from its environment variables.
     ///
     /// # Errors
-    /// The environment variable with the address of the store is not set.
+    /// An error if the environment variable with the address of the store is not set.
     pub(crate) fn of_this_process(harness: &'a dyn Harness, arguments: Vec<u64>) -> Result<Self, BoxError> {
         Ok(Self { harness, address: env::var(ADDRESS_VARIABLE)?, arguments })
     }

@@ -27,8 +27,8 @@ pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
 /// The first word of the output line of a child process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word of the output line of a child process whose store breaks a rule. After the word `breaks`, the output
-/// line contains the broken rule and the fault.
+/// The first word of the output line of a child process whose store breaks a rule. After the word `breaks`, the child's
+/// output line contains the broken rule and the fault.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
 /// The environment variable with a folder that a child process may use in its role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";

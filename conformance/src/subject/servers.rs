@@ -125,7 +125,7 @@ impl Subject {
     }
 }
 
-/// Returns true if all threads of a process are stopped.
+/// Returns true if all threads of a process are stopped by a signal.
 fn has_stopped(process: u32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
@@ -138,7 +138,7 @@ fn has_stopped(process: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A reserved address on which no process listens until the value is dropped.
+/// A reserved address on which no process listens until the `UnusedAddress` is dropped.
 #[derive(Debug)]
 pub(crate) struct UnusedAddress(TcpSocket);
 

@@ -19,14 +19,14 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The size in bytes of a commit's header, which has the length and the checksum of the commit.
 const HEAD: usize = 8;
-/// A log of at most this many bytes is never rewritten, even if most of its rows are superseded.
+/// The size in bytes up to which a log is never rewritten, even if most of its rows are superseded.
 const SMALL: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct FileTable {
     way: Breakage,
     log: Arc<Mutex<File>>,
-    /// The rows of the table, which open read views share.
+    /// The current rows of the table, which open read views share.
     rows: Mutex<Arc<Rows>>,
 }
 
@@ -104,8 +104,8 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // Most of a commit's time is spent in this sleep, so most kills interrupt a commit that is written
-                    // only in part.
+                    // Most of a commit's time is spent in the following sleep, so most kills interrupt a commit that is
+                    // written only in part.
                     thread::sleep(Duration::from_micros(500));
                 }
             }

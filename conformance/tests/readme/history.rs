@@ -12,7 +12,7 @@ type Refused<T> = Result<T, ErrorKind>;
 
 #[derive(Debug)]
 pub(crate) struct CallHistory {
-    /// The versions of each key, with their revisions; `None` for a deletion.
+    /// The versions of each key in the example store, with their revisions; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     events: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,

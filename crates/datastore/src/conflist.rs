@@ -13,15 +13,15 @@ use serde_json::{Map, Value};
 use crate::netconf::{NetConfStore, for_netconf};
 use crate::settings::text_fault;
 
-/// The folder in which container runtimes keep their CNI configuration.
+/// The default folder in which container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
 /// The stores that the files of a CNI configuration folder name.
 #[derive(Debug, Default)]
 pub(crate) struct ConflistStores {
-    /// The distinct stores that the configuration files name, ordered by file name.
+    /// The distinct stores that the CNI configuration files name, ordered by file name.
     pub(crate) candidates: Vec<NamedStore>,
-    /// The first plugin section that uses Margay but names no valid store: its file, and the error.
+    /// The file of the first plugin section that uses Margay but names no valid store, and the error of its settings.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
     pub(crate) unreadable: Vec<String>,
 }
@@ -35,13 +35,13 @@ pub(crate) struct NamedStore {
 
 /// A plugin section of a CNI configuration whose addresses `calico-ipam` assigns.
 pub struct CalicoNetwork {
-    /// The configuration file that contains the plugin section.
+    /// The CNI configuration file that contains the plugin section.
     pub file: PathBuf,
     /// The NetConf that a runtime passes to the plugin: the plugin section, with the name and version of the network
     /// list; it may contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that the plugin section itself names. Environment variables of the container runtime may select
-    /// another store, but `store` does not consider them.
+    /// The store that the plugin section names in its own settings. Environment variables of the container runtime may
+    /// select another store, but `store` does not consider them.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -70,10 +70,10 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
 pub struct ConfiguredNetwork {
     /// The name of the network.
     pub name: String,
-    /// The store that the plugin section itself names. Environment variables of the container runtime may select
-    /// another store, but `store` does not consider them.
+    /// The store that the network's plugin section names in its own settings. Environment variables of the container
+    /// runtime may select another store, but `store` does not consider them.
     pub store: Location,
-    /// The network's configured subnets, and its pools if given as CIDRs, as written in the configuration file.
+    /// The network's configured subnets, and those of its pools that the configuration file gives as CIDRs.
     pub subnets: Vec<String>,
 }
 

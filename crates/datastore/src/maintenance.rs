@@ -99,14 +99,15 @@ pub async fn preview_upgrade(location: &Location, wait: Duration) -> Result<Form
     on_engine(location, move |engine, path| kv_local::preview_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// A folder beside an embedded store, in which the store's replacement is built (see [`kv_local::FolderStaging`]).
+/// A folder beside an embedded store, in which the store's replacement a program builds (see
+/// [`kv_local::FolderStaging`]).
 #[derive(Debug)]
 pub struct StoreStaging {
     staging: kv_local::FolderStaging,
     replaced: Location,
 }
 
-/// The locked old store that is about to be replaced.
+/// The old store, which is locked and about to be replaced.
 #[derive(Debug)]
 pub struct StoreReplacement(kv_local::FolderReplacement);
 
@@ -120,14 +121,14 @@ impl StoreStaging {
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller must create the replacement store. No replacement store exists in the staging
-    /// folder yet.
+    /// Returns the location in the staging folder at which the caller must create the replacement store. No replacement
+    /// store exists in the staging folder yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }
 
-    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if there is no
-    /// store to replace.
+    /// Waits for the store lock of the store that will be replaced. The returned `StoreReplacement` is `None` if there
+    /// is no store to replace.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::hold`].
@@ -152,7 +153,7 @@ impl StoreStaging {
 }
 
 impl StoreReplacement {
-    /// The newest revision of the old store that will be replaced; 0 if unknown.
+    /// Returns the newest revision of the old store that will be replaced; 0 if unknown.
     ///
     /// # Errors
     /// See [`kv_local::FolderReplacement::newest_revision`].
@@ -200,8 +201,8 @@ fn explained(location: &Location, error: Error) -> Error {
             let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
             error.with_detail(detail)
         }
-        // If the folder has a file `store.id`, the engine reads from it which engine created the store. Without a file
-        // `store.id`, each driver can recognize the files of its own engine.
+        // If the folder has a file `store.id`, the engine reads from `store.id` which engine created the store. Without
+        // a file `store.id`, each driver can recognize the files of its own engine.
         (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
             let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
             match names.find(|name| *name != location.facts().name) {

@@ -98,7 +98,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
     location(drivers, &merged)
 }
 
-/// Merges the settings of the NetConf and of the environment, with Calico's precedence.
+/// Merges the settings of the NetConf and of the environment, in Calico's order of precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
     let outer = settings::environment_settings(env);
     let pick = |name: &str, own: &str, outer: String| {

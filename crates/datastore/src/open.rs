@@ -29,7 +29,7 @@ pub struct OpenStore {
 
 #[derive(Debug)]
 enum OpenKind {
-    /// The store was opened in this process by its driver and stays open.
+    /// The store was opened in this process by its driver and stays open until it is closed.
     Here(Box<dyn driver::Opened>),
     /// The store was opened in this process, which can close it temporarily for other processes.
     Shared(SharedStore),
@@ -55,8 +55,8 @@ impl OpenStore {
     /// alarm. `check_room` checks nothing while a daemon has the store open.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room for a commit; `Io` if the disk cannot be written to; `Corrupt` if the cluster has
-    /// raised its corruption alarm; any error of a request to the cluster.
+    /// The error `NoSpace` if there is no room for a commit; `Io` if the disk cannot be written to; `Corrupt` if the
+    /// cluster has raised its corruption alarm; any error of a request to the cluster.
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.check_room().await,
@@ -155,7 +155,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // With `Sharing::OnRequest`, all waits of this process for the store together take at most `wait`.
+        // With `Sharing::OnRequest`, all waits of this process for the store together take at most `options.wait`.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
@@ -205,7 +205,7 @@ impl ServedOrDirect {
         &self.served
     }
 
-    /// The store as this process has opened it; `None` while the store is reached through the daemon.
+    /// Returns the store as this process has opened it; `None` while the store is reached through the daemon.
     pub(crate) fn direct(&self) -> Option<&SharedStore> {
         self.shared.direct.get()
     }
@@ -295,7 +295,7 @@ impl Store for ServedOrDirect {
 /// A watch through the daemon, which continues without the daemon after the daemon has ended.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The request for the watch's event batches that have not arrived yet.
+    /// The watch request for those event batches that have not arrived yet.
     request: WatchRequest,
     /// The stream of events of the watch; `None` once the watch has ended.
     stream: Option<WatchStream>,

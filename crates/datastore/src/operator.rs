@@ -46,14 +46,14 @@ pub struct ChosenStore {
 }
 
 impl ChosenStore {
-    /// The default store, for a host on which no store is configured.
+    /// Returns the default store, for a host on which no store is configured.
     fn default_of(drivers: &Drivers) -> ConfigResult<Self> {
         Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
 
-/// Chooses the store that the operator's command works on. The store is chosen by the first source in this list that
-/// names one:
+/// Chooses the store that the operator's command works on. The store is chosen by the first of these sources that names
+/// a store:
 ///
 /// 1. The store URL that the operator specified.
 /// 2. The operator's configuration file; its settings are not merged with the environment.

@@ -40,8 +40,8 @@ pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains the description, so a
-/// client never uses a daemon that has other credentials.
+/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains this description of
+/// its access, so a client never uses a daemon that has other credentials.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -50,7 +50,8 @@ fn access(address: &ClusterAddress) -> String {
         Some(Pem::Inline(text)) => Some(text.clone()),
         None => None,
     };
-    // The debug format quotes each part, so different endpoints or credentials never produce equal texts.
+    // The `Debug` format quotes each part of the description, so different endpoints or credentials never produce equal
+    // texts.
     format!("{endpoints:?} {discovery_srv:?} {user:?} {certificate:?}")
 }
 
@@ -167,17 +168,16 @@ async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Returns true if the I/O error means that the daemon has closed the connection.
 fn is_broken_off(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// The I/O error of a failed call to the daemon, and whether the daemon had begun the call.
+/// The I/O error of a failed call to the daemon, and whether the daemon had begun to work on the call.
 enum FailedCall {
     /// The call to the daemon failed before the daemon began to work on it.
     Before(io::Error),
-    /// The call to the daemon failed after the daemon had begun it.
+    /// The call to the daemon failed after the daemon had begun to work on it.
     After(io::Error),
 }
 
@@ -211,7 +211,7 @@ impl ServedStore {
         }
     }
 
-    /// The name of the store's engine, for error messages about invalid requests.
+    /// Returns the name of the store's engine, for error messages about invalid requests.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }
@@ -248,14 +248,15 @@ impl ServedStore {
         }
     }
 
-    /// Sends a request to the daemon and waits until the daemon begins to work on it.
+    /// Sends a request to the daemon, and waits until the daemon begins to work on the request.
     async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), FailedCall> {
         let begin = async {
             stream.write_all(&frame.to_bytes()).await.map_err(FailedCall::Before)?;
             match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
                 Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(FailedCall::Before),
                 Ok(None) => Err(FailedCall::Before(io::ErrorKind::UnexpectedEof.into())),
-                // The connection ended inside a frame, so the daemon had already begun to answer the call.
+                // The connection to the daemon ended inside a frame, so the daemon had already begun to answer the
+                // call.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FailedCall::After(error)),
                 Err(error) => Err(FailedCall::Before(error)),
             }
@@ -302,8 +303,8 @@ impl ServedStore {
                 Err(FailedCall::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
-                // The daemon may have carried out the write before the connection failed, so the write must not be
-                // repeated.
+                // The daemon may have carried out the write before the connection failed, so the client must not repeat
+                // the write.
                 Err(FailedCall::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
@@ -356,7 +357,7 @@ impl Store for ServedStore {
         match watching.item().await {
             Ok(StoreReply::Watching) => Ok(unfold(watching, ServedWatch::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
-            // The daemon has not begun the watch, so the request for the watch can be repeated.
+            // The daemon has not begun the watch, so the client can repeat the request for the watch.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
                 Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
             }
@@ -376,9 +377,9 @@ impl Store for ServedStore {
 /// A watch that receives its events through a connection to the daemon.
 struct ServedWatch {
     store: ServedStore,
-    /// The connection to the daemon; `None` once the watch has ended.
+    /// The watch's connection to the daemon; `None` once the watch has ended.
     stream: Option<UnixStream>,
-    /// The revision at which the watch resumes, after the last received batch of events.
+    /// The revision at which the watch resumes, which follows the last received batch of events.
     resume_from: Revision,
 }
 

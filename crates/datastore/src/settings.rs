@@ -66,8 +66,8 @@ pub enum ConfigFile<'a> {
     IfThere(&'a Path),
 }
 
-/// The content of the operator's configuration file. As in Calico's strict decoder, unknown and duplicate fields are
-/// errors.
+/// The content of the operator's configuration file. As in Calico's strict decoder, unknown and duplicate fields in the
+/// configuration file are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename = "Document")]
 struct ConfigDocument {
@@ -209,18 +209,18 @@ const ETCD_DATASTORE_TYPE: &str = "etcdv3";
 /// Calico's `datastore_type` for the Kubernetes API.
 const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
-/// Returns true if the settings contain a datastore type, a store path, or any setting for a cluster.
+/// Returns true if the store settings contain a datastore type, a store path, or any setting for a cluster.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
     !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
 }
 
-/// Returns true if any setting, including the datastore type, is about etcd or Kubernetes.
+/// Returns true if any store setting, including the datastore type, is about etcd or Kubernetes.
 pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
     let is_calicos = matches!(settings.datastore_type.as_str(), ETCD_DATASTORE_TYPE | KUBERNETES_DATASTORE_TYPE);
     settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
 }
 
-/// Returns true if the datastore type in the settings belongs to a store in a folder.
+/// Returns true if the datastore type in the store settings belongs to a store in a folder.
 pub(crate) fn names_embedded(drivers: &Drivers, settings: &Settings) -> bool {
     scope_of(drivers, settings) == Some(Scope::Machine)
 }
@@ -245,8 +245,8 @@ fn driver_of(drivers: &Drivers, settings: &Settings) -> ConfigResult<&'static dy
     drivers.of_type(named).ok_or_else(|| ConfigError::UnknownType(named.to_owned()))
 }
 
-/// The reason why a file does not contain readable text. `Display` formats the reason as a sentence about the file, for
-/// example `it is empty`.
+/// The reason why a configuration file does not contain readable text. `Display` formats the reason as a sentence about
+/// the file, for example `it is empty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TextFault {

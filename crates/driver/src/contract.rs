@@ -12,7 +12,7 @@ use kv_mvcc::MvccStore;
 use crate::error::{self, ConfigError};
 use crate::place::{Settings, StorePlace, absolute_path};
 
-/// A kind of store, for example etcd or redb, as programs use it. Each program is built with a list of drivers,
+/// A kind of store, for example etcd or redb, as programs use it. Each program is built with a list of drivers, its
 /// [`Drivers`](crate::Drivers). Programs base decisions on the driver's [facts](DriverFacts), and never on the driver's
 /// name.
 #[async_trait]
@@ -24,8 +24,8 @@ pub trait Driver: Debug + Send + Sync {
     /// remark after a space. The URL form is `None` if users cannot select the driver's stores by a URL.
     fn url_form(&self) -> Option<String>;
 
-    /// Parses a URL of one of this driver's stores. `scheme` is the driver's name in lower case, alone or followed by
-    /// `+` and a suffix; `rest` is the text after `://`.
+    /// Parses a URL of one of this driver's stores. The argument `scheme` is the driver's name in lower case, alone or
+    /// followed by `+` and a suffix; `rest` is the text after `://`.
     ///
     /// # Errors
     /// An error that says what is wrong with the URL, without text that may be a secret.
@@ -48,9 +48,9 @@ pub trait Driver: Debug + Send + Sync {
     /// answers and accepts the login.
     ///
     /// # Errors
-    /// `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock did not
-    /// become free in time. `Unsupported` if this driver cannot open stores of the place's kind. Otherwise any store
-    /// error that opening the store causes.
+    /// The error `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock
+    /// did not become free in time. The error `Unsupported` if the driver cannot open stores of the place's kind.
+    /// Otherwise any store error that opening the store causes.
     async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
     /// The engine of this driver's stores, if the driver keeps stores in folders; `None` for other kinds of stores.
@@ -223,7 +223,7 @@ pub struct ClusterDescription {
     pub revision: Revision,
     /// The size of the member's database file, in bytes.
     pub db_bytes: u64,
-    /// The number of bytes in the member's database file that are in use.
+    /// The number of bytes in the member's database file that hold data.
     pub db_bytes_in_use: u64,
     /// The database size at which the member refuses writes, in bytes; `None` if the member does not report this size.
     pub db_quota_bytes: Option<u64>,
@@ -240,7 +240,7 @@ const DEFAULT_FOLDER: &str = "/var/lib/margay";
 #[derive(Clone, Copy, Debug)]
 pub struct LocalDriver<E> {
     engine: E,
-    /// All facts about the driver, except the name, which is the engine's name.
+    /// The facts about the driver, except the name, which is the engine's name.
     facts: DriverFacts,
 }
 
@@ -312,8 +312,8 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     }
 }
 
-/// The driver of `memory:`, a store in memory that is lost when it is closed. The memory driver is only for tests, the
-/// conformance suite and benchmarks.
+/// The driver of `memory:`, a store in memory whose content is lost when it is closed. The memory driver is only for
+/// tests, the conformance suite and benchmarks.
 pub static MEMORY: MemoryDriver = MemoryDriver;
 
 /// The type of [`MEMORY`], the driver of stores in memory.
@@ -330,7 +330,7 @@ impl Driver for MemoryDriver {
         None
     }
 
-    /// Always fails: the URL `memory:` has no `//`, so [`Drivers::parse`](crate::Drivers::parse) handles it.
+    /// Always returns an error: the URL `memory:` has no `//`, so [`Drivers::parse`](crate::Drivers::parse) handles it.
     fn place_of_url(&self, scheme: &str, _rest: &str) -> error::ConfigResult<StorePlace> {
         Err(ConfigError::UnknownScheme(scheme.to_owned()))
     }

@@ -109,7 +109,7 @@ impl Drivers {
         }
     }
 
-    /// Returns the drivers whose engine's files are in a folder.
+    /// Returns those drivers whose engine has files in a folder.
     pub fn with_files_in(&self, folder: &Path) -> impl Iterator<Item = &'static dyn Driver> {
         let has_files = |driver: &&dyn Driver| {
             driver.engine().is_some_and(|engine| fs::symlink_metadata(folder.join(engine.entry())).is_ok())
@@ -175,7 +175,7 @@ impl Drivers {
         either(forms.map(|form| form.split(' ').next().unwrap_or_default().to_owned()))
     }
 
-    /// Lists the URL form of each driver, with the remarks about the form.
+    /// Lists the URL form of each driver, with any remark about the form.
     pub fn url_forms(&self) -> String {
         self.iter().filter_map(Driver::url_form).collect::<Vec<_>>().join(", ")
     }
@@ -194,8 +194,8 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     }
 }
 
-/// The location of a store: the place of the store, and the driver that opens the store. `Display` prints the location
-/// as a store URL that [`Drivers::parse`] can parse.
+/// The location of a store: the place of the store, and the driver that opens the store. `Display` prints a location as
+/// a store URL that [`Drivers::parse`] can parse.
 #[derive(Clone)]
 pub struct Location {
     drivers: Drivers,

@@ -50,7 +50,7 @@ pub enum ConfigError {
         /// The operating system's error on reading the configuration file.
         reason: String,
     },
-    /// The configuration file is neither YAML nor JSON, or has unexpected content.
+    /// The configuration file is neither YAML nor JSON, or has content that is not expected.
     #[error("syntax error in {}: failed to parse config as YAML/JSON: {reason}", .file.display())]
     ConfigFileSyntax {
         /// The path of the configuration file with the syntax error.
@@ -85,7 +85,7 @@ pub enum ConfigError {
     /// The configured address of a store contains a user name or a password.
     #[error("a store's address has a user or a password in it")]
     SecretInAddress,
-    /// The given string should be a store URL, but is not a URL.
+    /// The string that the user gave should be a store URL, but is not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
         /// The string that the user gave instead of a URL, if it is an absolute path.
@@ -115,7 +115,7 @@ pub enum ConfigError {
     /// Environment variables select a store, but their values are invalid.
     #[error("in the environment: {0}")]
     InEnvironment(#[source] Box<ConfigError>),
-    /// The only configuration file that could name a store has invalid settings.
+    /// The only CNI configuration file that could name a store has invalid settings.
     #[error("{}: {error}", .file.display())]
     InFile {
         /// The path of the configuration file with the invalid settings.

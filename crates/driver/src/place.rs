@@ -51,7 +51,7 @@ impl ClusterAddress {
     /// Derives the address of a cluster from Calico's settings for etcd.
     ///
     /// # Errors
-    /// An error that says what is wrong with the settings.
+    /// An error that says what is wrong with the settings for etcd.
     pub fn of_settings(settings: &Settings) -> ConfigResult<Self> {
         if !settings.path.is_empty() {
             return Err(ConfigError::PathWithoutEmbedded);
@@ -79,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// Returns the URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints with
-    /// and without TLS, has no URL, so the result is a description of the cluster's address.
+    /// Returns the store URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints
+    /// with and without TLS, has no URL, for which the result is a description of the cluster's address.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);
@@ -139,7 +139,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Copies from `other` each credential that is missing in these credentials.
+    /// Copies from `other` each credential that is missing in `self`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -174,7 +174,7 @@ pub enum Pem {
 }
 
 impl fmt::Debug for Pem {
-    /// Prints the file's path, but never PEM text, which may be a secret.
+    /// Prints the path of a PEM file, but never PEM text, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
@@ -199,9 +199,9 @@ impl fmt::Debug for Login {
     }
 }
 
-/// The settings that select a store, from any source of configuration. The settings include Calico's settings for etcd,
-/// and the path of a store in a folder. A setting with an empty value counts as not set. `Debug` prints only the
-/// datastore type of the settings, since others may be secrets.
+/// The settings that select a store, from a NetConf, a file or the environment. The settings of a store include
+/// Calico's settings for etcd, and the path of a store in a folder. A setting with an empty value counts as not set.
+/// `Debug` prints only the datastore type of the settings, since others may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// The value of `datastore_type`: the kind of store.
@@ -232,7 +232,7 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// A CA, a client certificate and its private key, as paths or as PEM text.
+/// A CA, a client certificate and its private key, each as a path or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
     /// The private key of the client certificate, as a path or as PEM text.
@@ -314,7 +314,7 @@ impl Settings {
 /// Parses the path of a folder in a store URL, without percent-decoding.
 ///
 /// # Errors
-/// The path is not absolute, or the URL contains text after the path, a user name or a password.
+/// An error if the path is not absolute, or if the URL contains text after the path, a user name or a password.
 pub(crate) fn absolute_path(scheme: &str, rest: &str) -> ConfigResult<PathBuf> {
     if rest.contains('@') && !rest.starts_with('/') {
         return Err(ConfigError::SecretInAddress);

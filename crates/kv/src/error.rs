@@ -123,12 +123,12 @@ pub enum ErrorKind {
     InvalidArgument(InvalidArgument),
     /// The request, or a value in it, exceeds the size limit of the store.
     TooLarge {
-        /// The size of the request or the value in bytes.
+        /// The size in bytes of the request or value that is too large.
         bytes: usize,
     },
     /// The requested revision is below the compaction mark.
     Compacted {
-        /// The oldest readable revision; unset if the store did not report it.
+        /// The compaction mark: the oldest readable revision, or unset if the store did not report it.
         compact_revision: Revision,
     },
     /// The requested revision is above the store's revision.
@@ -167,7 +167,7 @@ pub enum ErrorKind {
     Missing,
     /// The store is damaged.
     Corrupt,
-    /// The store has a format that this version of the program does not support.
+    /// The store has a format that this version of Margay does not support.
     UnknownFormat {
         /// The format number that the store contains.
         found: u32,
@@ -182,7 +182,7 @@ pub enum ErrorKind {
     },
     /// At every attempt of a transaction, another writer changed a guarded key.
     Conflict {
-        /// The number of attempts that the transaction made.
+        /// The number of attempts that the transaction made before it gave up.
         attempts: u32,
     },
     /// A put names a lease that does not exist.
@@ -317,7 +317,7 @@ impl Error {
         self
     }
 
-    /// Sets a sentence for the user that adds a fact or says what to do.
+    /// Sets the detail of the error: a sentence for the user that adds a fact or says what to do.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = Some(detail.into());
@@ -365,7 +365,7 @@ impl Error {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }
 
-    /// A sentence for the user with a fact or advice about the error, if there is one.
+    /// The detail of the error, if there is one: a sentence for the user with a fact or advice.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }

@@ -1,8 +1,9 @@
 //! Defines keys, values, revisions, key ranges, and leases.
 //!
 //! A lease is a time to live for keys, as in etcd. Each put attaches its key to a lease, or detaches it from any lease.
-//! When a lease expires or is revoked, its keys are deleted. The trait [`Store`](crate::Store) has no methods to grant
-//! or revoke leases; the program that counts the time to live grants and revokes leases.
+//! When a lease expires or is revoked, the store deletes the keys that are attached to it. The trait
+//! [`Store`](crate::Store) has no methods to grant or revoke leases; a program that counts the time to live must grant
+//! and revoke leases itself.
 
 use std::borrow::Borrow;
 use std::fmt;

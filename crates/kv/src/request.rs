@@ -46,7 +46,7 @@ pub enum Progress {
 pub struct RangeRequest {
     /// The range of keys that the request reads.
     pub range: Range,
-    /// The revision to read at; a revision below 1 means the latest.
+    /// The revision at which the request reads; a revision below 1 means the latest.
     pub at: Revision,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
@@ -135,7 +135,7 @@ pub struct Compare {
     pub range: Range,
     /// The operator of the compare: equal, not equal, less or greater.
     pub op: CompareOp,
-    /// The property of the keys to check, and the value to compare it with.
+    /// The property of the keys that the compare checks, and the value to compare it with.
     pub target: Target,
 }
 
@@ -295,7 +295,7 @@ impl Op {
         self
     }
 
-    /// Attaches the key of a put to a lease; if the lease does not exist, the put fails. On operations other than a
+    /// Attaches the key of a put to a lease; if the lease does not exist, the put fails. On an operation other than a
     /// put, `with_lease` has no effect.
     #[must_use]
     pub fn with_lease(mut self, to: LeaseId) -> Self {
@@ -495,8 +495,8 @@ pub enum EventKind {
 pub struct Event {
     /// The kind of change that the event reports.
     pub kind: EventKind,
-    /// The state of the key after the change that the event reports. For a deletion, only the key itself and
-    /// `mod_revision`, the revision of the deletion, are set.
+    /// The state of the key after the change that the event reports. In the event of a deletion, only the key itself
+    /// and `mod_revision`, the revision of the deletion, are set.
     pub kv: Kv,
     /// The state of the key before the change that the event reports, if the watch requested previous states. The
     /// event's previous state is `None` if the key was created, and may be `None` if the previous state was compacted.
@@ -510,8 +510,8 @@ pub struct Event {
 pub struct Batch {
     /// The revision at which the events happened, or up to which progress is reported.
     pub revision: Revision,
-    /// The time at which the revision was committed, if the store recorded it. Commit times never decrease from one
-    /// revision to the next.
+    /// The time at which the revision was committed, if the store recorded it. Commit times of batches never decrease
+    /// from one revision to the next.
     pub time: Option<SystemTime>,
     /// The events of the batch's revision: at least one event, except in a progress report.
     pub events: Vec<Event>,

@@ -22,8 +22,8 @@ pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
 /// An ordered map of keys to values with one revision counter.
 ///
-/// The numbered rules for stores are in `SEMANTICS.md` in this crate. In short, every implementation of [`Store`] must
-/// meet five conditions:
+/// The numbered rules for stores are in the file `SEMANTICS.md` of the crate `kv`. In short, every implementation of
+/// [`Store`] must meet five conditions:
 ///
 /// 1. Every method of the store first calls `check` on its request, so all stores reject the same requests.
 /// 2. Calls of the store are strictly serialisable, in the order of their revisions.
@@ -54,9 +54,9 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// registered the watch, so the watch misses no later change.
     ///
     /// # Errors
-    /// `InvalidArgument` if the range is empty or `start` is below 1. The stream ends with `Compacted` when the
-    /// compaction mark passes the next revision to deliver. The stream ends with `Disconnected` when the store cannot
-    /// continue without a gap.
+    /// `InvalidArgument` if the range is empty or `start` is below 1. A watch's stream ends with `Compacted` when the
+    /// compaction mark passes the next revision to deliver. A watch's stream ends with `Disconnected` when the store
+    /// cannot continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
     /// Compacts the store: drops its history before `revision`. After a compaction, the state at `revision` stays
@@ -118,7 +118,7 @@ pub enum ConditionalOutcome {
 }
 
 impl ConditionalOutcome {
-    /// The revision of the write, or `None` if nothing was written.
+    /// Returns the revision of the conditional write, or `None` if nothing was written.
     pub fn done(&self) -> Option<Revision> {
         match self {
             Self::Done(revision) => Some(*revision),
@@ -286,8 +286,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Creates a reader for the pages of a key range at a revision. If `at` is unset, the first page is read at the
-    /// latest revision, and all further pages at the same revision.
+    /// Creates a reader for the pages of a key range at a revision. If `at` is unset, the first page of the range is
+    /// read at the latest revision, and all further pages at the same revision.
     pub fn new(range: Range, at: Revision) -> Self {
         let (content, bytes, limit, most) = (Content::Full, PAGE_BYTES, FIRST_PAGE_KEYS, usize::MAX);
         Self { rest: Some(range.clone()), range, at, content, bytes, limit, most }
@@ -308,9 +308,9 @@ impl Pages {
         self
     }
 
-    /// Sets the size that pages should have, in bytes of keys and values. Smaller pages cost an etcd cluster more: for
-    /// each page, an etcd cluster walks through all remaining keys of the range. On an embedded store, larger pages
-    /// make other processes wait longer, because no other process can use the store during a page.
+    /// Sets the size that the pages of a range should have, in bytes of keys and values. Smaller pages cost an etcd
+    /// cluster more: for each page, an etcd cluster walks through all remaining keys of the range. On an embedded
+    /// store, larger pages make other processes wait longer, because no other process can use the store during a page.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;

@@ -28,7 +28,7 @@ impl RangeRequest {
     /// [`Store::range`](crate::Store::range) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument`, with `store` as the store's name in the error.
+    /// An error of the kind `InvalidArgument`, with `store` as the store's name.
     pub fn check(&self, store: &'static str) -> Result<()> {
         check_range(&self.range).or_else(|kind| refuse(kind, Operation::Range, store))
     }
@@ -39,7 +39,7 @@ impl WatchRequest {
     /// [`Store::watch`](crate::Store::watch) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument`, with `store` as the store's name in the error.
+    /// An error of the kind `InvalidArgument`, with `store` as the store's name.
     pub fn check(&self, store: &'static str) -> Result<()> {
         let checked = if self.range.is_empty() {
             Err(InvalidArgument::EmptyWatchRange.into())
@@ -57,7 +57,7 @@ impl Revision {
     /// [`Store::compact`](crate::Store::compact) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument` if the revision is below 1, with `store` as the store's name in the error.
+    /// An error of the kind `InvalidArgument` if the revision is below 1, with `store` as the store's name.
     pub fn check(self, store: &'static str) -> Result<()> {
         if self.is_set() {
             return Ok(());
@@ -71,8 +71,8 @@ impl Txn {
     /// [`Store::txn`](crate::Store::txn) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge`, with `store` as the store's name in the error. Both errors of the check prove
-    /// that the transaction wrote nothing.
+    /// An error of the kind `InvalidArgument` or `TooLarge`, with `store` as the store's name. Both errors of the check
+    /// prove that the transaction wrote nothing.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
@@ -81,7 +81,7 @@ impl Txn {
     /// [`check`](Self::check).
     ///
     /// # Errors
-    /// `LeaseNotFound` if a put names a lease, with `store` as the store's name in the error.
+    /// An error of the kind `LeaseNotFound` if a put names a lease, with `store` as the store's name.
     pub fn refuse_leases(&self, store: &'static str) -> Result<()> {
         let names_one = |op: &Op| matches!(op, Op::Put { lease: Some(_), .. });
         if self.success.iter().chain(&self.failure).any(names_one) {

@@ -15,9 +15,9 @@ use crate::error::from_fjall;
 const ROWS: &str = "rows";
 
 /// Size in bytes at which fjall writes a table from memory to the disk. Each time the store is opened, that is, at each
-/// plugin call, fjall reads its whole journal, which grows to 64 MB. Fjall skips the part of the journal that is
-/// already in tables on disk. With tables of 1 MiB, fjall reads the journal at 20 MB/s, and with the default of 64 MiB
-/// much more slowly.
+/// plugin call, fjall reads its whole journal, which can grow to 64 MB. Fjall skips the part of the journal that is
+/// already in tables on disk. With memory tables of 1 MiB, fjall reads the journal at 20 MB/s, and with the default of
+/// 64 MiB much more slowly.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
 /// A table of rows in a fjall database with one keyspace. A read view of the table is a fjall snapshot, which does not
@@ -53,7 +53,7 @@ impl FjallTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Opened>> {
-        // The database handles in this mutex stay valid even if a thread panics while it holds the lock.
+        // The fjall handles in the mutex stay valid even if a thread panics while it holds the lock.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,7 +64,7 @@ impl FjallTable {
 }
 
 fn open(path: &Path, store: &str) -> Result<Opened> {
-    // One worker thread of fjall is enough for the writes of one plugin call.
+    // One worker thread of a fjall database is enough for the writes of one plugin call.
     let open = || {
         let database = Database::builder(path).worker_threads(1).open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MAX_MEMTABLE_BYTES);

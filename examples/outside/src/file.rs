@@ -61,7 +61,7 @@ impl FileTable {
     }
 
     fn read(&self) -> io::Result<RowMap> {
-        // The previous commit may have failed after it renamed the file and before it synced the folder. Sync the
+        // The previous commit may have failed after it renamed the draft file and before it synced the folder. Sync the
         // folder before reading the table's file, so that readers see only durable rows.
         self.sync_folder()?;
         decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())

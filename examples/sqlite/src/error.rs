@@ -14,8 +14,8 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
         // SQLite returns `Unknown`, `SchemaChanged` or `ConstraintViolation` if a statement does not fit the database
-        // schema, or if a value has the wrong type. Only this crate creates the schema, so a schema that does not fit
-        // means that the store is damaged.
+        // schema, or if a value has the wrong type. No other program creates the SQLite schema, so a schema that does
+        // not fit means that the store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
         // After an SQLite error that has no error kind of its own, the outcome of a commit is unknown.

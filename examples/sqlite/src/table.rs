@@ -38,8 +38,8 @@ pub struct SqliteTable {
 }
 
 impl SqliteTable {
-    /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
-    /// names the store in error messages.
+    /// Opens the SQLite database in a folder, and creates the folder and the database if they are missing. The string
+    /// `store` names the store in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
@@ -49,7 +49,7 @@ impl SqliteTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        // The connection in this mutex stays valid even if a thread panics while it holds the lock.
+        // The SQLite connection in the mutex stays valid even if a thread panics while it holds the lock.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -76,7 +76,7 @@ fn connect(folder: &Path, store: &str) -> Result<Connection> {
 }
 
 fn write_all(connection: &mut Connection, writes: &[Write]) -> rusqlite::Result<()> {
-    // If the transaction is dropped before its commit, SQLite rolls it back.
+    // SQLite rolls back a transaction that is dropped before its commit.
     let transaction = connection.transaction()?;
     for write in writes {
         match write {

@@ -38,7 +38,7 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // The error of a read or write whose task panicked, or whose runtime is shutting down.
+        // The error for a read or write whose task panicked, or whose runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
@@ -79,7 +79,7 @@ impl SharedStore {
     /// Watches the store if it still has the generation `generation`.
     ///
     /// # Errors
-    /// `RevisionRegressed` if a different store is at the location now; any error of a watch.
+    /// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
     pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
         watch_on(self.clone(), Some(generation), request).await
     }
@@ -114,8 +114,8 @@ impl Store for SharedStore {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
-    /// A process that yields the store between two calls cannot use `watch`: a watch makes no further calls, so the
-    /// store would never be yielded.
+    /// A process that yields the store between two calls cannot use `watch`: a watch makes no further store calls, so
+    /// the process would never yield the store.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
@@ -132,11 +132,11 @@ impl Store for SharedStore {
 /// store has a different generation.
 ///
 /// # Errors
-/// `RevisionRegressed` if a different store is at the location now; any error of a watch.
+/// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
     // From progress reports, a watch without events learns the revision at which it must resume after a hand-over. The
-    // revision at which the watch started may be compacted before the hand-over.
+    // revision at which the watch started is not enough, because it may be compacted before the hand-over.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
@@ -147,7 +147,7 @@ async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequ
 struct ResumableWatch {
     shared_store: SharedStore,
     generation: u64,
-    /// The request for the watch's event batches that have not been delivered yet.
+    /// The watch request for those event batches that were not delivered yet.
     request: WatchRequest,
     wants_progress: bool,
     /// The event stream of the watch on the open store; `None` once the watch has ended.

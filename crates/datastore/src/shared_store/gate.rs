@@ -1,9 +1,9 @@
 //! Holds the open store, counts the calls that use it, and decides which task may close it.
 //!
-//! The gate never grants a permit to a future that waits for the store. A future with a permit would hold the permit
-//! from the grant until its next poll, and might never be polled again. A caller that finds the store closed waits for
-//! a change of the gate's state, and then tries again. A use of the store begins in the same poll in which the caller
-//! receives the `StoreUse`.
+//! The gate never grants a permit to use the store to a future that waits for the store. A future with a permit would
+//! hold the permit from the grant until its next poll, and might never be polled again. A caller that finds the store
+//! closed waits for a change of the gate's state, and then tries again. A use of the store begins in the same poll in
+//! which the caller receives the `StoreUse`.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use driver::Opened;
 /// Minimum and maximum time for which waiting callers get the store after a hand-over, before the next hand-over.
 const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
-/// The open store, the number of its current users, and the right to close or open it.
+/// The gate's open store, the number of its current users, and the right to close or open it.
 pub(super) struct StoreGate {
     state: watch::Sender<GateState>,
     turn: Arc<Mutex<()>>,
@@ -38,7 +38,7 @@ struct GateState {
 /// The open store, or the reason why the store is not open now.
 pub(super) enum GateStatus {
     Open(StoreUse),
-    /// The store is closed, and no task is opening it.
+    /// The store is closed now, and no task is opening it.
     Closed,
     /// A task is currently closing or opening the store.
     Turning,
@@ -135,7 +135,7 @@ impl StoreGate {
         state.store.is_none() && !state.is_turning
     }
 
-    /// Waits until the callers that waited during the last hand-over have had the store for long enough.
+    /// Waits until the callers that waited during the last hand-over have had their share of time.
     pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
@@ -179,7 +179,7 @@ impl HandOverTurn {
         self.gate.state.borrow().store.is_some()
     }
 
-    /// Takes the store out of the gate, for the task that will close the store.
+    /// Takes the open store out of the gate, for the task that will close it.
     pub(super) fn take(&mut self) -> Option<Box<dyn Opened>> {
         let mut store = None;
         self.gate.state.send_if_modified(|state| {
@@ -189,7 +189,7 @@ impl HandOverTurn {
         store.and_then(Arc::into_inner)
     }
 
-    /// Puts an open store into the gate, where calls can use it once this `HandOverTurn` is dropped.
+    /// Puts an open store into the gate, where calls can use the store once the `HandOverTurn` is dropped.
     pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));

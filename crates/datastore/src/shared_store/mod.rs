@@ -52,7 +52,6 @@ struct SharedInner {
     location: Location,
     name: String,
     gate: Arc<StoreGate>,
-    /// The identity, generation and queue file of the store that was opened last.
     seen: Mutex<CurrentStore>,
     holding: SharedStoreOptions,
     /// The oldest revision that clients of etcd's API may read, as known when the store was open the last time.
@@ -86,7 +85,7 @@ impl OpenGuard {
     /// was opened.
     ///
     /// # Errors
-    /// `Closed` if the store is closed, which does not happen while this guard exists.
+    /// `Closed` if the store is closed, which cannot happen while the guard exists.
     pub fn store(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
         let open = self.open()?;
         Ok(match open.embedded() {
@@ -138,7 +137,7 @@ impl SharedStore {
     /// `RevisionRegressed` if a different store has replaced the store at this location.
     ///
     /// # Errors
-    /// `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
+    /// The error `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
     pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
         let shared_store = Self::new(location, holding);
         let mut turn = shared_store.shared.gate.turn().await;
@@ -161,8 +160,8 @@ impl SharedStore {
     /// Returns the identity of the store that was opened last, and its generation. If the store is closed and no
     /// hand-over is running, `identity` opens the store first.
     pub async fn identity(&self) -> (StoreIdentity, u64) {
-        // After the store was closed, its last known identity may be outdated, for example because the store was moved
-        // away.
+        // After the store was closed, the store's last known identity may be outdated, for example because the store
+        // was moved away.
         if self.seen().identity == StoreIdentity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
@@ -206,7 +205,7 @@ impl SharedStore {
     /// Waits until the store is open, and returns a guard that keeps the store open.
     ///
     /// # Errors
-    /// `Locked` if other processes keep the store until the deadline `until`; any error of opening the store.
+    /// The error `Locked` if other processes keep the store until the deadline `until`; any error of opening the store.
     pub async fn keep_open(&self, until: Instant) -> Result<OpenGuard> {
         let locked = || self.error(ErrorKind::Locked, Operation::Open);
         loop {
@@ -216,8 +215,8 @@ impl SharedStore {
                 Ok(GateStatus::Closed | GateStatus::Turning) => {}
                 Err(_) => return Err(locked()),
             }
-            // If waiting for the store times out, the error names the process that has the store open. Finding out
-            // which process has the store open takes extra time after the deadline.
+            // If the wait for the store times out, the returned error names the process that has the store open.
+            // Finding out which process has the store open takes extra time after the deadline.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -308,9 +307,9 @@ impl SharedStore {
     }
 
     /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
-    /// announced that it will queue, the hand-over waits at most 20 ms until that process has queued. Callers that
-    /// waited during the previous hand-over first get to use the store: for as long as that hand-over took, at most 250
-    /// ms.
+    /// announced that it will queue, the hand-over waits at most 20 ms until that process has queued. Before a
+    /// hand-over, callers that waited during the previous hand-over use the store for as long as that hand-over took,
+    /// at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -461,7 +460,7 @@ pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 /// The settings with which a process keeps a store open and shares it with other processes.
 #[derive(Clone)]
 pub struct SharedStoreOptions {
-    /// The options with which the store is opened each time.
+    /// The options with which this process opens the store each time.
     pub options: OpenOptions,
     /// The deadline for all waits for the store together; with `None`, [`OpenOptions::wait`] limits each wait
     /// separately.
@@ -489,13 +488,13 @@ impl SharedStoreOptions {
     /// Returns the deadline until which a store call that begins now waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
-        // If the deadline would overflow the clock, a practically unlimited wait is used.
+        // If the deadline would overflow the clock, the wait is practically unlimited.
         let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);
         self.until.map_or(end, |until| until.min(end))
     }
 }
 
-/// An observer that is notified of the events of a shared store.
+/// An observer that a shared store notifies of its events, for example of a hand-over.
 pub trait SharedStoreObserver: Send + Sync {
     /// Called when this process has opened the store.
     fn taken(&self) {}

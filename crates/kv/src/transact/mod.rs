@@ -2,8 +2,9 @@
 //! committed if the keys that it read have not changed.
 //!
 //! The module `transact` contains the attempts of a transaction, their guarded commits, and the code that finds out the
-//! outcome of a commit that was not answered. The docs of [`transact!`](crate::transact!) show why the outcome of a
-//! commit can be found out reliably. A [`Transaction`] provides the reads and writes for the body of a transaction.
+//! outcome of a commit that was not answered. The docs of [`transact!`](crate::transact!) explain why `transact!` can
+//! find out the outcome of a commit reliably. A [`Transaction`] provides the reads and writes for the body of a
+//! transaction.
 
 mod transaction;
 
@@ -64,11 +65,11 @@ impl Deadline {
     }
 }
 
-/// The limits of a [`transact!`](crate::transact!) call, and extra keys to read in its first request.
+/// The limits of a [`transact!`](crate::transact!) call, and extra keys that its first request reads.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
-    /// The time limit of the whole [`transact!`](crate::transact!) call.
+    /// The time limit of the whole `transact!` call.
     pub deadline: Deadline,
     /// Maximum number of times that the transaction is tried; 100 by default, as in Calico's clients.
     pub attempts: u32,
@@ -136,20 +137,20 @@ pub struct Committed<T> {
 /// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
 /// key shows the outcome of the commit:
 ///
-/// - If the commit writes a key that existed, the commit has a guard on the mod revision of this key. The guard on the
-///   mod revision holds until the first change of the guarded key, and never again. Because of the guard on the mod
-///   revision, the commit can happen at most once, so it is safe to send it again. If the repeated commit fails,
-///   `transact!` reads the first change of the key, which was made by this commit or by a faster writer.
+/// - If an unanswered commit writes a key that existed, the commit has a guard on the mod revision of this key. The
+///   guard on the mod revision holds until the first change of the guarded key, and never again. Because of the guard
+///   on the mod revision, the commit can happen at most once, so it is safe to send it again. If the repeated commit
+///   fails, `transact!` reads the first change of the key, which either this commit or a faster writer has made.
 /// - If all written keys were absent, the commit's guards hold again when other writers delete the keys that it
-///   created. Before it sends the commit again, `transact!` checks each state that one of the written keys has had
-///   since the attempt began. If the commit made one of these states, the transaction has happened, even if the key was
-///   later changed or deleted. If the history of the written key was compacted, or has too many states, the outcome of
-///   the commit stays unknown.
+///   created. Before `transact!` sends a key-creating commit again, it checks each state that one of the written keys
+///   has had since the attempt began. If the commit made one of these states, the transaction has happened, even if the
+///   key was later changed or deleted. If the history of the written key was compacted, or has too many states, the
+///   outcome of the commit stays unknown.
 ///
-/// A change counts as the transaction's own if all written keys have the written values at the revision of the change.
-/// `transact!` cannot recognise two situations. First, a commit that only guards absent keys and is still in flight may
-/// be applied late, when its guards hold again. Second, `transact!` mistakes another writer's transaction with exactly
-/// the same keys and values for its own.
+/// A change of a key counts as the transaction's own if all written keys have the written values at the revision of the
+/// change. `transact!` cannot recognise two situations. First, a commit that only guards absent keys and is still in
+/// flight may be applied late, when its guards hold again. Second, `transact!` mistakes another writer's transaction
+/// with exactly the same keys and values for its own.
 ///
 /// `transact!` is a macro because the future of an async closure with a reference argument is not `Send`.
 ///
@@ -187,7 +188,8 @@ pub struct Attempts {
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// Becomes false when an attempt relied on a peek and ended without a commit that confirmed the result of the peek.
+    /// Becomes false when an attempt of the transaction relied on a peek and ended without a commit that confirmed the
+    /// result of the peek.
     may_rely_on_peek: bool,
 }
 
@@ -240,7 +242,7 @@ impl Attempts {
         let value = outcome?;
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
-            // If the attempt has no writes left, because each key to delete was absent, there was no commit.
+            // If the attempt has no writes left, because each key to delete was absent, the attempt made no commit.
             Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
             Commit::Refused(error) => self.refusal = Some(error),
         }
@@ -267,7 +269,7 @@ enum Commit {
     Refused(Error),
 }
 
-/// Creates the error for a deadline that passed between two round trips, while no request was in flight.
+/// Creates the error of a deadline that passed between two requests, when no request was in flight.
 fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
@@ -325,9 +327,9 @@ impl Transaction {
     }
 }
 
-/// Reduces the number of guards against new keys to at most `most`. Neighbouring ranges are merged into one range that
-/// spans both, beginning with the ranges that share the longest prefix. A merged guard may fail because of an unrelated
-/// key, but it detects every key that the original guards detect.
+/// Reduces the number of guards against new keys to at most `most`. To reduce the guards, `merged` merges neighbouring
+/// ranges into one range that spans both, beginning with the ranges that share the longest prefix. A merged guard may
+/// fail because of an unrelated key, but it detects every key that the original guards detect.
 fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Revision> {
     if guards.len() <= most {
         return guards.clone();
@@ -358,8 +360,8 @@ const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// The written key existed and was last written at this revision. The first change of the key after that revision
-    /// shows whether the commit has happened.
+    /// Before the commit, the written key existed and was last written at this revision. The first change of the
+    /// written key after that revision shows whether the commit has happened.
     Changed(Key, Revision),
     /// All written keys were absent, so the commit has created this key if it has happened; the search has covered the
     /// key's history up to this revision.
@@ -374,7 +376,7 @@ impl SettleClue {
     }
 }
 
-/// The reason why it could not be found out whether a commit has happened.
+/// The reason why `transact!` could not find out whether a commit has happened.
 enum SettleFailure {
     /// A later attempt to find out the commit's outcome may succeed.
     ForNow(Error),
@@ -520,7 +522,7 @@ impl Transaction {
         self.store.range(request).await
     }
 
-    /// Returns true if all keys that this attempt writes were written at this revision with this attempt's values.
+    /// Returns true if all keys that this attempt writes were written at `revision` with the attempt's values.
     async fn is_ours(&self, revision: Revision) -> Result<bool> {
         let writes: Vec<_> = self.writes.iter().collect();
         for writes in writes.chunks(MAX_CONCURRENT_READS) {
@@ -552,8 +554,8 @@ impl Transaction {
     }
 }
 
-/// Converts the error of a read that `transact!` makes to find out a commit's outcome. An error that is not transient,
-/// for example about compacted history, ends the search for the outcome.
+/// Converts the error of a read that `transact!` makes to find out a commit's outcome. A read error that is not
+/// transient, for example about compacted history, ends the search for the outcome.
 fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }

@@ -60,7 +60,7 @@ pub struct Transaction {
     pub(super) absent: BTreeMap<Key, Revision>,
     /// Keys that a peek found to be written after revision `at`, with their mod revisions.
     pub(super) newer: BTreeMap<Key, Revision>,
-    /// Keys that the commit requires to be absent, because they were absent in a peek; with the revision of the peek.
+    /// Keys that were absent in a peek and must be absent at the commit, with the revision of the peek.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that must not have changed when the attempt commits, with their mod revisions; unset for absent keys.
     pub(super) guards: BTreeMap<Key, Revision>,
@@ -120,9 +120,10 @@ impl Transaction {
     }
 
     /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request to the
-    /// store. `prefetch` guards none of the keys that it reads. If a range has [`Content::KeysOnly`], only
-    /// [`snapshot_keys`](Self::snapshot_keys) can use the result. A range with [`Content::CountOnly`] is not read,
-    /// because no later read uses a count. `prefetch` ignores the limits on the number of keys in the given ranges.
+    /// store. `prefetch` guards none of the keys that it reads. If a prefetched range has [`Content::KeysOnly`], only
+    /// [`snapshot_keys`](Self::snapshot_keys) can use the result. `prefetch` does not read a range with
+    /// [`Content::CountOnly`], because no later read uses a count. `prefetch` ignores the limits on the number of keys
+    /// in a range.
     ///
     /// # Errors
     /// Any store error.
@@ -144,8 +145,8 @@ impl Transaction {
     ///
     /// If a [`peek`](Self::peek) found the key absent, `get` returns `None` without a request. If `get` relied on a
     /// peek, the commit fails if the key exists by then. An attempt that relied on a peek and ended without a commit is
-    /// discarded, because a peek is newer than the attempt's revision. After an attempt that was discarded because of a
-    /// peek, the next attempt reads the key from the store.
+    /// discarded, because the peek is newer than the attempt's revision. After an attempt that was discarded because of
+    /// a peek, the next attempt reads the key from the store.
     ///
     /// # Errors
     /// Any store error.
@@ -165,12 +166,13 @@ impl Transaction {
         Ok(value)
     }
 
-    /// Reads all keys of a range, in ascending order. The commit fails if a key in the range was created or changed
-    /// since the attempt's revision. Deleted keys do not make the commit fail, so use `list` only where a missing entry
-    /// in the result does no harm. The guard of `list` is one compare for the range, whatever the number of its keys.
+    /// Reads all keys of a range, in ascending order. After `list`, the commit fails if a key in the range was created
+    /// or changed since the attempt's revision. Deletions do not make the commit fail, so use `list` only where a
+    /// missing entry in the result does no harm. The guard of `list` is one compare for the range, whatever the number
+    /// of its keys.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
+    /// An error of the kind `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
     pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
@@ -249,8 +251,8 @@ impl Transaction {
     /// before.
     ///
     /// # Errors
-    /// `InvalidArgument` if the transaction has no guard on the key. Without a guard on the written key, `transact!`
-    /// could not find out the outcome of an unanswered commit.
+    /// An error of the kind `InvalidArgument` if the transaction has no guard on the key. Without a guard on the
+    /// written key, `transact!` could not find out the outcome of an unanswered commit.
     pub fn put(&mut self, key: &Key, value: impl Into<Value>) -> Result<()> {
         self.write(key, Some(value.into()))
     }
@@ -259,7 +261,7 @@ impl Transaction {
     /// before.
     ///
     /// # Errors
-    /// `InvalidArgument` if the transaction has no guard on the key.
+    /// An error of the kind `InvalidArgument` if the transaction has no guard on the key.
     pub fn delete(&mut self, key: &Key) -> Result<()> {
         self.write(key, None)
     }
@@ -425,9 +427,9 @@ impl Transaction {
     /// keys. The states that a peek returns are hints: they are newer than the attempt's revision, have no guard, and
     /// do not show the transaction's own writes.
     ///
-    /// After a peek, call [`get`](Self::get) for the key that the decision depends on. If the peek found the key
-    /// absent, `get` usually needs no request. If the peek found that the key was written after the attempt's revision,
-    /// the commit fails and the transaction body runs again.
+    /// After a peek, the body must call [`get`](Self::get) for each key that its result depends on. If the peek found
+    /// the key absent, `get` usually needs no request. If the peek found that the key was written after the attempt's
+    /// revision, the commit fails and the transaction body runs again.
     ///
     /// # Errors
     /// Any store error.
@@ -473,10 +475,10 @@ impl Transaction {
 
     /// Reads the keys in a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a key
     /// was created in the range after the read, so the returned list of keys is still complete at the commit. Changes
-    /// and deletions of the listed keys do not make the commit fail.
+    /// and deletions of the keys that `guard_creation` returned do not make the commit fail.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 4,096 keys, or any store error.
+    /// An error of the kind `ReadSetTooLarge` if the range has more than 4,096 keys, or any store error.
     pub async fn guard_creation(&mut self, range: &Range) -> Result<Vec<Key>> {
         let keys = self.peek_ranges(slice::from_ref(range)).await?.pop().unwrap_or_default();
         if keys.len() > MAX_CREATION_GUARDED_KEYS {
@@ -504,8 +506,8 @@ impl Transaction {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
-    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Each returned state
-    /// of a key has the revision of the answer in which it arrived.
+    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Each state of a key
+    /// that `read_newest` returns has the revision of the answer in which it arrived.
     async fn read_newest(
         &mut self,
         keys: &[Key],

@@ -151,7 +151,7 @@ pub enum Fault {
 /// Decides which store calls fail, and how. A [`FaultyStore`] calls [`next`](Self::next) once for each store call, in
 /// the order in which these calls begin.
 pub trait Faults: Send + Sync + 'static {
-    /// The fault to inject into the next store call, if any.
+    /// Returns the fault to inject into the next store call, if any.
     fn next(&self, operation: Operation) -> Option<Fault>;
 }
 
@@ -218,7 +218,7 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// Injects the faults that happen after a call of the inner store.
+    /// Injects the faults that happen after a request of the inner store.
     fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
         match fault {
             Some(Fault::ReplyLost) => {

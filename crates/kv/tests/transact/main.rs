@@ -208,7 +208,7 @@ async fn transact_writes_nothing_when_body_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_settles_lost_replies_and_requests() {
-    // The first transaction of each attempt is its read, and the second one is its commit.
+    // The first transaction of each attempt is its read, and the second transaction is its commit.
     for faults in [
         vec![None, Some(Fault::ReplyLost)],
         vec![None, Some(Fault::RequestLost)],
@@ -342,7 +342,7 @@ async fn transact_knows_absent_keys_from_listing() {
     assert_eq!(store.take().round_trips(), 1);
 }
 
-/// A store wrapper in which another writer adds 100 to a number after a given transaction.
+/// A store wrapper in which another writer adds 100 to the number in a key after a given transaction.
 #[derive(Clone, Debug)]
 struct Meddler<S> {
     inner: S,

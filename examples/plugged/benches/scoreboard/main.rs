@@ -43,7 +43,7 @@ struct Place {
     location: Location,
     /// The folder with the store's files; `None` for a store without files.
     folder: Option<PathBuf>,
-    /// Servers and temporary folders that must live as long as the store under measurement.
+    /// The servers and temporary folders that must live as long as the store under measurement.
     _kept: Vec<Box<dyn Any>>,
 }
 
