@@ -3,7 +3,7 @@
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};
 
-/// Converts the redb error of a failed operation on the store `store`.
+/// Converts the redb error of a failed operation on the store named `store`.
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
     let error = error.into();
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)

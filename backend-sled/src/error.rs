@@ -5,12 +5,12 @@ use std::io;
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Converts the sled error of a failed operation on the store `store`.
+/// Converts the sled error of a failed operation on the store named `store`.
 pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
 
-/// Converts the operating system's error of a failed operation on the store `store`.
+/// Converts the operating system's error of a failed operation on the store named `store`.
 pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
     from_sled(store, operation, sled::Error::Io(error))
 }

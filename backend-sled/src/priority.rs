@@ -57,9 +57,8 @@ pub(crate) struct PriorityGuard {
 }
 
 impl PriorityGuard {
-    /// Raises the priority of the calling thread, but not of the threads that it starts afterwards. The thread's
-    /// priority is not changed if its priority or scheduling policy is not the default, or if the process lacks
-    /// CAP_SYS_NICE.
+    /// Raises the priority of the calling thread, but not of the threads that it starts. The thread's priority is not
+    /// changed if its priority or scheduling policy is not the default, or if the process lacks CAP_SYS_NICE.
     pub(crate) fn raise() -> Self {
         let before = SchedAttributes::current().filter(|current| {
             let usual = SchedAttributes { size: current.size, runtime: current.runtime, ..SchedAttributes::default() };

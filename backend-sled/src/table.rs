@@ -171,8 +171,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // Wait until sled has unlocked its log, so that the next process can open the store. A timeout of this wait
-            // is ignored, because this process cannot make sled unlock its log.
+            // Wait until sled has unlocked its log, so that the next process can open the store. A timeout of the wait
+            // for sled is ignored, because this process cannot make sled unlock its log.
             let _ = wait_until_free(&self.log);
         }
     }

@@ -104,7 +104,7 @@ impl<T> JudgedByRule for Checked<T> {
     }
 }
 
-/// Formats a value for a failure report, and cuts the text after [`MAX_SHOWN_CHARS`].
+/// Formats a value for a failure report, and truncates the text after [`MAX_SHOWN_CHARS`] characters.
 pub(crate) fn shown(thing: &impl Debug) -> String {
     let text = format!("{thing:?}");
     match text.char_indices().nth(MAX_SHOWN_CHARS) {

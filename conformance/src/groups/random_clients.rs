@@ -104,7 +104,7 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// The last value that this client saw at each key. Compare-and-swaps use the values that this client saw last, so
+    /// The value at each key that this client saw last. Compare-and-swaps use the values that this client saw last, so
     /// some compare-and-swaps succeed.
     known: [u32; KEYS],
     number: usize,

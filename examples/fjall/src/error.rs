@@ -5,7 +5,7 @@ use std::io;
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Converts the fjall error of a failed operation on the store `store`.
+/// Converts the fjall error of a failed operation on the store named `store`.
 pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }

@@ -14,7 +14,7 @@ use crate::error::from_fjall;
 /// The name of the fjall keyspace that contains the rows.
 const ROWS: &str = "rows";
 
-/// Size in bytes at which fjall writes a table from memory to the disk. Each time the store is opened, that is, at each
+/// The size in bytes at which fjall writes a memory table to the disk. Each time the store is opened, that is, at each
 /// plugin call, fjall reads its whole journal, which can grow to 64 MB. Fjall skips the part of the journal that is
 /// already in tables on disk. With memory tables of 1 MiB, fjall reads the journal at 20 MB/s, and with the default of
 /// 64 MiB much more slowly.

@@ -3,7 +3,7 @@
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;
 
-/// Converts the SQLite error of a failed operation on the store `store`.
+/// Converts the SQLite error of a failed operation on the store named `store`.
 pub(crate) fn from_sqlite(store: &str, operation: Operation, error: rusqlite::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }

@@ -76,7 +76,7 @@ impl<S: Store> CountingStore<S> {
         Self { inner, counters: Arc::default() }
     }
 
-    /// Returns the call and byte counts since the last `take`, and resets them to zero.
+    /// Returns the call and byte counts since the last call of `take`, and resets them to zero.
     pub fn take(&self) -> CallCounts {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
         CallCounts {
