@@ -9,7 +9,7 @@ use crate::options::refused;
 pub(crate) enum Transport {
     Plain,
     Tls,
-    /// The connection to the member uses a unix socket, without TLS.
+    /// The connection to the etcd member uses a unix socket, without TLS.
     Unix,
 }
 
@@ -32,8 +32,9 @@ impl Address {
     /// Parses an endpoint. An endpoint without a scheme uses `https` if TLS is configured, and otherwise `http`.
     ///
     /// # Errors
-    /// `Unsupported` for an unknown scheme, an invalid address, an endpoint without TLS although TLS is configured, or
-    /// an endpoint that contains a user or password. The error for a user or password does not show the endpoint.
+    /// The error `Unsupported` for an unknown scheme, an invalid address, an endpoint without TLS although TLS is
+    /// configured, or an endpoint that contains a user or password. The error for an endpoint with a user or password
+    /// does not show the endpoint.
     pub(crate) fn parse(endpoint: &str, tls: TlsUse) -> Result<Self> {
         let endpoint = endpoint.trim();
         if let Some(path) = endpoint.strip_prefix("unix:") {
@@ -70,7 +71,7 @@ impl Address {
         Self::host(&scheme, authority, transport)
     }
 
-    /// If the endpoint has no port, returns the default port of its scheme; otherwise `None`.
+    /// Returns the default port of the endpoint's scheme if the endpoint has no port; otherwise `None`.
     pub(crate) fn default_port(&self) -> Option<u16> {
         let port = match self.transport {
             Transport::Plain => 80,
@@ -85,7 +86,7 @@ impl Address {
         self.transport == Transport::Tls
     }
 
-    /// Creates the address of a member from the host and port in a DNS record.
+    /// Creates the address of a member from the host and port in a DNS SRV record.
     pub(crate) fn of_host(host: &str, port: u16, transport: Transport) -> Result<Self> {
         let scheme = if transport == Transport::Tls { "https" } else { "http" };
         Self::host(scheme, &format!("{host}:{port}"), transport)
@@ -112,7 +113,8 @@ impl Address {
     }
 }
 
-/// Returns the part after an IPv6 address in brackets, or the whole string if it has no brackets.
+/// Returns the part of a URL's authority after an IPv6 address in brackets, or the whole authority if it has no
+/// brackets.
 fn after_host(authority: &str) -> &str {
     authority.rsplit(']').next().unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. This module
-//! also tracks the newest revision in any answer, and checks that servers have a supported version.
+//! Sends requests to an etcd cluster: chooses a member, limits the time, and fails over to the next member. The cluster
+//! module also tracks the newest revision in any answer, and checks that servers have a supported version.
 //!
 //! All requests are sent to one member until that member fails; then they are sent to the next member. No member is
 //! excluded for good: the rotation returns to each member, so a member that has recovered is used again. An answer from
@@ -20,9 +20,9 @@ use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, 
 use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
-/// Maximum number of rounds in one call; in each round, every member is tried once.
+/// Maximum number of rounds in one store call; in each round, every etcd member is tried once.
 const MAX_ROUNDS: usize = 2;
-/// Pause between two rounds of one call.
+/// Pause between two rounds of requests in one store call.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The client of an etcd cluster: its members, and the cluster id and newest revision that answers have shown.
@@ -31,14 +31,13 @@ pub(crate) struct EtcdCluster {
     members: Members,
     pub(crate) seen: ObservedCluster,
     call_timeout: Duration,
-    /// The deadline that all calls share; `None` for no deadline.
+    /// The deadline that all calls of the store share; `None` for no deadline.
     end: Option<Instant>,
     pub(crate) watch_patience: Duration,
-    /// True once the store is closed.
     pub(crate) closed: watch::Sender<bool>,
 }
 
-/// Says whether a request may be sent more than once.
+/// Says whether the client may send a request to etcd more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resend {
     /// The request changes nothing in the store and may be sent again.
@@ -86,7 +85,7 @@ impl EtcdResponse for CompactionResponse {
     }
 }
 
-/// Says whether a failed attempt was the last one of its round or of the whole call.
+/// Says whether a failed attempt was the last one of its round or of the whole store call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastOf {
     OfRound,
@@ -96,11 +95,11 @@ enum LastOf {
 /// A failed attempt to send a request to one member.
 struct MemberFailure {
     error: Error,
-    /// True if the request was certainly never sent to the member.
+    /// True if the client certainly never sent the request to the member.
     never_sent: bool,
 }
 
-/// The parameters that all attempts of one call share.
+/// The parameters that all attempts of one store call share.
 #[derive(Clone, Copy)]
 struct MemberCall {
     operation: Operation,
@@ -108,7 +107,7 @@ struct MemberCall {
     deadline: Instant,
 }
 
-/// The members that failed during one call, in the order of their last attempts, with the error kinds.
+/// The members that failed during one store call, in the order of their last attempts, with the error kinds.
 #[derive(Default)]
 struct FailedMembers(Vec<(String, String)>);
 
@@ -128,7 +127,7 @@ impl FailedMembers {
     }
 }
 
-/// The deadlines for one attempt with one member.
+/// The deadlines for one attempt to get an answer from one member.
 #[derive(Clone, Copy)]
 struct MemberDeadlines {
     /// Deadline for connecting to the member and logging in.
@@ -141,7 +140,7 @@ impl EtcdCluster {
     /// Creates the client of a cluster without sending a request.
     ///
     /// # Errors
-    /// The first fault that is found in the options.
+    /// The first fault that the constructor finds in the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             members: Members::new(options)?,
@@ -161,16 +160,16 @@ impl EtcdCluster {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }
 
-    /// Returns the URLs of the cluster's members. If no members are known, looks them up in DNS.
+    /// Returns the URLs of the cluster's members, which are looked up in DNS if no members are known.
     ///
     /// # Errors
-    /// Any error of the DNS lookup.
+    /// Any error of looking up the members in DNS.
     pub(crate) async fn endpoints(&self, operation: Operation, deadline: Instant) -> Result<Vec<String>> {
         let members = self.members.current(operation, deadline).await?;
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
     }
 
-    /// Returns the deadline of a call that begins now.
+    /// Returns the deadline of a store call that begins now.
     pub(crate) fn deadline(&self) -> Instant {
         let now = Instant::now();
         let usual = now + self.call_timeout;
@@ -223,7 +222,7 @@ impl EtcdCluster {
     /// Sends a request to every member at the same time, and returns each member's URL with its answer.
     ///
     /// # Errors
-    /// `Closed`; the error of looking up the members.
+    /// `Closed`, or an error of looking up the members.
     pub(crate) async fn call_each<T, F>(
         &self,
         operation: Operation,
@@ -244,7 +243,7 @@ impl EtcdCluster {
         Ok(futures::future::join_all(asked).await)
     }
 
-    /// Asks each member at most once, until a member answers. If no member answers, the error says
+    /// Sends a request to each member at most once, until a member answers. If no member answers, the error says
     /// whether another round of attempts is allowed.
     async fn try_members<T, F>(
         &self,
@@ -262,7 +261,7 @@ impl EtcdCluster {
             MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
-            // Each member that is left in this round gets an equal share of the remaining time.
+            // Give each member that is left in this round an equal share of the time until the deadline.
             let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => MemberDeadlines { connect: share, answer: share },
@@ -291,7 +290,7 @@ impl EtcdCluster {
 
     fn judge<T: EtcdResponse>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
         let store = format!("{STORE_NAME} {url}");
-        // Even if the answer is unusable, the member may have executed the request.
+        // Even if a member's answer is unusable, the member may have executed the request.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
             match operation {
@@ -327,8 +326,8 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
     }
 }
 
-/// Sends the request to one member. If the member rejects the login token, renews the token once and sends the request
-/// again. Sending the request again is safe, because a server that rejects a token has not executed the request.
+/// Sends the request to one member, and renews the login token and sends the request again if the member rejects the
+/// token. Sending the request again is safe, because a server that rejects a token has not executed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -349,7 +348,7 @@ where
         };
         with_hint(map(error, operation, &store), hint)
     };
-    // Until the connection is ready, nothing but a login can have been sent.
+    // Until the connection to a member is ready, the client can have sent only a login.
     let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
@@ -377,20 +376,20 @@ where
     }
 }
 
-/// The id of the cluster that sent the first answer, and the newest revision in any answer.
+/// The id of the cluster, from the first answer, and the newest revision in any answer.
 #[derive(Debug, Default)]
 pub(crate) struct ObservedCluster {
     cluster: AtomicU64,
     revision: AtomicI64,
 }
 
-/// How new the state in an answer must be.
+/// Says how new the state in an answer must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
-    /// The answer may be older than earlier answers if the member that sends it lags behind. For example, a watch may
-    /// begin on a member that lags behind.
+    /// The answer may be older than earlier answers if the member that sends it lags behind, for example when a watch
+    /// begins.
     OfMember,
 }
 
@@ -405,7 +404,6 @@ impl ObservedCluster {
         Revision::new(self.revision.load(Ordering::SeqCst))
     }
 
-    /// Records that an answer has shown this revision.
     pub(crate) fn note(&self, revision: Revision) {
         self.revision.fetch_max(revision.get(), Ordering::SeqCst);
     }
@@ -414,7 +412,7 @@ impl ObservedCluster {
     /// known when the call began.
     ///
     /// # Errors
-    /// A description of what is wrong with the answer.
+    /// The error is a description of what is wrong with the answer.
     fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }
@@ -443,7 +441,7 @@ impl ObservedCluster {
     }
 }
 
-/// The oldest etcd version with all features that this crate uses.
+/// The oldest etcd version with all features that `backend-etcd` uses.
 const MIN_VERSION: [u32; 2] = [3, 4];
 
 /// For each minor version of etcd, the first patch version that keeps a deletion in the history if the deletion is at
@@ -467,10 +465,10 @@ fn version_numbers(version: &str) -> Option<[u32; 3]> {
     numbers.first_chunk().copied()
 }
 
-/// Checks that a server's version, for example `3.5.21`, is supported.
+/// Checks that an etcd server's version, for example `3.5.21`, is supported.
 ///
 /// # Errors
-/// `Unsupported` if the server is too old or not etcd v3.
+/// The error `Unsupported` if the server is too old or not etcd v3.
 pub(crate) fn judge_version(version: &str) -> Result<()> {
     let Some([major, minor, patch]) = version_numbers(version) else {
         return Err(refused(format!("the server says that its version is {version:?}: this is no etcd v3")));

@@ -1,8 +1,8 @@
 //! Looks up etcd's members in DNS SRV records, like etcd's own client.
 //!
-//! This module sends DNS queries itself; the crates `simple-dns` and `resolv-conf` parse the messages and
+//! The discovery module sends DNS queries itself; the crates `simple-dns` and `resolv-conf` parse the messages and
 //! `/etc/resolv.conf`. A full resolver library would make the plugin 450 KB larger and a release build half a minute
-//! longer, although only SRV queries are needed.
+//! longer, although the client needs only SRV queries.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -26,15 +26,15 @@ use crate::options::Discovery;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
-/// Maximum size in bytes of a UDP answer to a DNS query without EDNS (RFC 1035). DNS answers that are longer need TCP.
+/// Maximum size in bytes of a UDP answer to a DNS query without EDNS (RFC 1035); longer answers need TCP.
 const MAX_UDP_BYTES: usize = 512;
 
-/// Returns the members from a domain's SRV records, ordered by priority and weight. If the domain has records for
-/// members with TLS, only these members are returned. Members without TLS are returned only if there are none with TLS
-/// and TLS is not configured.
+/// Returns the members from a domain's SRV records, ordered by priority and weight. If the domain has SRV records for
+/// members with TLS, only these members are returned. Members without TLS are returned only if the domain has no SRV
+/// records for members with TLS, and TLS is not configured.
 ///
 /// # Errors
-/// `NotSent` if the domain has no SRV records for usable members, or if no name server answers.
+/// The error `NotSent` if the domain has no SRV records for usable members, or if no name server answers.
 pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {
@@ -83,7 +83,6 @@ fn lookup_failed(detail: impl AsRef<str>) -> Error {
     Error::new(ErrorKind::NotSent, Operation::Open, STORE_NAME).with_detail(detail)
 }
 
-/// A DNS SRV record (RFC 2782).
 #[derive(Debug, PartialEq, Eq)]
 struct SrvRecord {
     priority: u16,
@@ -98,12 +97,10 @@ struct SrvRecord {
 struct Resolver {
     name_servers: Vec<SocketAddr>,
     attempts: u32,
-    /// The timeout of one query to a name server.
     timeout: Duration,
 }
 
 impl Resolver {
-    /// Creates a resolver that queries only this name server.
     fn of(name_server: SocketAddr) -> Self {
         Self { name_servers: vec![name_server], ..Self::parse("") }
     }
@@ -112,7 +109,7 @@ impl Resolver {
     /// this host.
     ///
     /// # Errors
-    /// Any error of reading `/etc/resolv.conf`; a missing file counts as empty.
+    /// Any error of reading `/etc/resolv.conf`, except that the file is missing.
     fn of_system() -> io::Result<Self> {
         match fs::read(RESOLV_CONF) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
@@ -137,7 +134,7 @@ impl Resolver {
     /// records. As in musl, all name servers are queried at the same time, and the first answer is used.
     ///
     /// # Errors
-    /// The last error, if every name server failed or refused the query.
+    /// The last error, if every name server has failed or has refused the query.
     async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
         let mut answer = Err(io::Error::other("no name server is configured"));
@@ -174,11 +171,11 @@ async fn within<T>(limit: Duration, call: impl Future<Output = io::Result<T>>) -
 
 enum DnsAnswer {
     Records(Vec<SrvRecord>),
-    /// The name server truncated its answer, because the records do not fit into one UDP datagram.
+    /// The name server has truncated its answer, because the records do not fit into one UDP datagram.
     CutOff,
 }
 
-/// A DNS question with its encoded message. Each DNS query has a new random id and is sent from a new port.
+/// A DNS question with its encoded message; each query has a new random id and is sent from a new port.
 struct DnsQuery {
     number: u16,
     name: Name<'static>,
@@ -322,7 +319,7 @@ mod tests {
                 forged(&|reply| reply.questions = vec![other_question.clone()]),
                 forged(&|reply| reply.questions.clear()),
                 b"garbage".to_vec(),
-                // A DNS message with a compressed name that points to itself.
+                // This invalid DNS message has a compressed name that points to itself.
                 [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
                 Vec::new(),
                 answer(&query, |reply| add(reply, record(1, "etcd.test"))),

@@ -21,13 +21,13 @@ use crate::{Credentials, Discovery, EtcdStore, Options, Pem, Tls};
 /// The value of `datastore_type` that means etcd in Calico's configuration.
 const DATASTORE_TYPE: &str = "etcdv3";
 
-/// The number of large transactions that are sent to etcd concurrently; more would not be faster.
+/// The number of large transactions that the driver sends to etcd concurrently; more would not be faster.
 const WRITES_IN_FLIGHT: usize = 32;
 
 /// The driver for stores on an etcd cluster (`etcd://` addresses).
 pub static DRIVER: EtcdDriver = EtcdDriver;
 
-/// The type of the etcd driver [`DRIVER`].
+/// The type of the etcd driver, whose only value is [`DRIVER`].
 #[derive(Clone, Copy, Debug)]
 pub struct EtcdDriver;
 
@@ -98,11 +98,11 @@ impl Opened for EtcdStore {
     }
 }
 
-/// Creates a store on the etcd cluster at `address`. This function reads certificate files, but sends no request. If
-/// `end` is set, it is the deadline that all calls of the store share.
+/// Creates a store on the etcd cluster at `address` without sending a request; reads certificate files, which blocks.
+/// If `end` is set, all calls of the created store share this deadline.
 ///
 /// # Errors
-/// The first fault in the endpoints, certificates or keys.
+/// The first fault that this function finds in the endpoints, certificates or keys.
 fn connect(address: &ClusterAddress, end: Option<Instant>) -> Result<EtcdStore> {
     let options = options(address);
     EtcdStore::open(&match end {
@@ -151,8 +151,8 @@ fn pem(pem: &driver::Pem) -> Pem {
 }
 
 impl EtcdStore {
-    /// Fails while the cluster has raised an alarm, because etcd then refuses writes. Sends one small request, which
-    /// the member answers on its own.
+    /// Returns an error while the cluster has raised an alarm, because etcd then refuses writes. The alarm check sends
+    /// one small request, which the member answers without contacting other members.
     ///
     /// # Errors
     /// `NoSpace` or `Corrupt` with the commands that clear the alarm, or any error of the request.
@@ -162,7 +162,7 @@ impl EtcdStore {
         let asked = self.cluster.call(Operation::Open, Resend::Always, deadline, work).await;
         let answer = match asked {
             Ok(answer) => answer,
-            // Some proxies do not support the status request, and the user may lack the permission for it.
+            // Some etcd proxies do not support the status request, and the user may lack the permission for it.
             Err(error) if matches!(error.kind(), ErrorKind::Auth(_) | ErrorKind::Unsupported) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -215,7 +215,7 @@ impl ClusterStore for EtcdStore {
         self.cluster.seen.cluster()
     }
 
-    /// Requests the status of the preferred member and of the cluster.
+    /// Requests the status of the cluster from the preferred member.
     async fn about(&self) -> Result<ClusterDescription> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };
@@ -247,7 +247,7 @@ impl ClusterStore for EtcdStore {
     }
 }
 
-/// Returns a member's description of itself and the cluster.
+/// Converts a member's answer to a status request into a description of the member and the cluster.
 fn describe(answer: &StatusResponse, endpoints: Vec<String>) -> ClusterDescription {
     let bytes = |number: i64| u64::try_from(number).unwrap_or_default();
     let header = answer.header();

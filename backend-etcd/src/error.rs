@@ -1,5 +1,5 @@
-//! Converts errors of etcd and of the connection into store errors. This is the only module that inspects the text of
-//! etcd's error messages.
+//! Converts errors of etcd and of the connection into store errors. No other module inspects the text of etcd's error
+//! messages.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,10 +8,9 @@ use std::io;
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
 
-/// The name of the store in the errors of this crate.
 pub(crate) const STORE_NAME: &str = "etcd";
 
-/// Converts the error of a failed operation; `store` names the endpoint that returned the error.
+/// Converts etcd's error of a failed store operation; `store` names the endpoint that returned the error.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);
     let made = Error::new(kind, operation, store.to_owned());
@@ -29,8 +28,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
     }
 }
 
-/// Returns the kind of the error, and the outcome if the failed request was a write. The outcome is `Unknown` unless
-/// the write was certainly not applied.
+/// Returns the kind of an etcd error, and the outcome of the failed request if it was a write. The outcome of a failed
+/// write is `Unknown` unless the write was certainly not applied.
 ///
 /// The status code alone does not prove the outcome, because the client library and proxies use the same codes; the
 /// message must also be etcd's. The Rust type of an error's cause can prove that a request was never sent, because a
@@ -58,7 +57,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Cancelled => DISCONNECTED,
-        // While etcd's alarm CORRUPT is raised, its members refuse every request that changes data.
+        // While etcd's alarm CORRUPT is raised, the cluster's members refuse every request that changes data.
         Code::DataLoss if text.contains("etcdserver: corrupt cluster") => {
             return (ErrorKind::Corrupt, Outcome::NotApplied);
         }
@@ -73,8 +72,8 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
 /// Returns true if the server, like kine, only supports transactions of a few shapes on a single key. A server like
-/// kine checks the shape of a transaction before it executes any operation. The text that begins with `etcdserver:` is
-/// the error message of newer kine versions.
+/// kine checks the shape of a transaction before it executes any operation. Newer kine versions return the error text
+/// that begins with `etcdserver:`.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
@@ -178,16 +177,15 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     match classify(error).0 {
         ErrorKind::Disconnected { .. } => true,
         ErrorKind::NotSent => chain(status).any(hung_up),
-        // Instead of HTTP/2, the server speaks HTTP/1.1 or another protocol.
+        // The server answers in HTTP/1.1 or another protocol instead of HTTP/2.
         ErrorKind::Undecodable => status.message().contains("h2 protocol error"),
         _ => false,
     }
 }
 
-/// The advice for an address at which no server answers.
 const SILENT_ADVICE: &str = "no server answers there: check the address, and that etcd runs";
 
-/// Returns true if the error means that no server answers at the address.
+/// Returns true if the etcd error means that no server answers at the address.
 pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
     advice(error) == Some(SILENT_ADVICE)
 }
@@ -206,7 +204,8 @@ pub(crate) const NO_SPACE_ADVICE: &str = "etcd's quota is used up, and it takes 
 pub(crate) const CORRUPT_ADVICE: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
     wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
 
-/// Returns advice for errors of a member that cannot be reached, rejects the login, or is not an etcd server.
+/// Returns advice for operators if the error comes from a member that cannot be reached, rejects the login, or is not
+/// etcd.
 pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     let etcd_client::Error::GRpcStatus(status) = error else { return None };
     let says =
@@ -243,7 +242,6 @@ pub(crate) fn watch_ended(reason: &str) -> etcd_client::Error {
     etcd_client::Error::GRpcStatus(Status::unknown(reason))
 }
 
-/// Iterates over the causes of a gRPC status.
 fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     let mut next = status.source();
     std::iter::from_fn(move || {
@@ -269,7 +267,6 @@ impl fmt::Display for StatusCause {
 }
 
 impl StdError for StatusCause {
-    /// Returns the first cause that adds information to the message of the status.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         chain(&self.0).find(|cause| {
             let text = cause.to_string();
@@ -293,8 +290,6 @@ mod tests {
         (error.kind().clone(), error.outcome())
     }
 
-    /// Each row of the test's table has a gRPC status code with its message, the expected error kind, and the expected
-    /// outcome of a write.
     #[test]
     fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};

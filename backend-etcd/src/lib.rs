@@ -2,13 +2,12 @@
 //!
 //! # Inside
 //!
-//! This crate implements a key-value store on etcd v3. Requests to etcd, and etcd's answers to the caller, are mostly
-//! passed on unchanged.
+//! A key-value store on etcd v3. The etcd store passes most requests and answers on unchanged.
 //!
-//! This crate adds the following to etcd's client library:
+//! The crate `backend-etcd` adds the following to etcd's client library:
 //!
-//! - Each etcd member has its own connection. If a member fails, the request is sent to the next member.
-//! - Each store call has one deadline for all of its attempts.
+//! - Each etcd member has its own connection; if a member fails, the request is sent to the next member.
+//! - Each store call has one deadline for all of its attempts to get an answer.
 //! - A write is sent again only if no earlier attempt was sent to a member.
 //! - An answer from another cluster, or with a lower revision than an earlier answer, is reported as an error.
 //! - A watch that has lost its connection resumes without gaps and without repeated events.
@@ -48,17 +47,17 @@ pub use self::driver::{DRIVER, EtcdDriver};
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
 
-/// A store on an etcd cluster. An `EtcdStore` is cheap to clone. Clones of an `EtcdStore` share their connections, and
-/// closing one of them closes all.
+/// A store on an etcd cluster. An `EtcdStore` is cheap to clone; clones share their connections, and closing one of
+/// them closes all.
 #[derive(Clone, Debug)]
 pub struct EtcdStore {
     cluster: Arc<EtcdCluster>,
 }
 
 impl EtcdStore {
-    /// Creates a store on the cluster that `options` describes. This method reads certificate files, but sends no
-    /// request: only the first call shows whether the cluster answers and accepts the login. The calls of the store
-    /// need a tokio runtime with time and IO.
+    /// Creates a store on the etcd cluster that `options` describes. `open` reads certificate files, but sends no
+    /// request: only the first store call shows whether the cluster answers and accepts the login. The calls of an
+    /// `EtcdStore` need a tokio runtime with time and IO.
     ///
     /// # Errors
     /// `Unsupported` if an endpoint or a TLS setting is invalid; `Io` if a file cannot be read.
@@ -66,19 +65,18 @@ impl EtcdStore {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. The check sends one
-    /// small request to etcd.
+    /// Checks with one small request that the cluster answers, accepts the login, and has a supported version of etcd.
     ///
     /// # Errors
-    /// `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.
+    /// The error `Unsupported` if the server is older than etcd 3.4 or is not etcd, or any other error of a request.
     pub async fn check(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
         cluster::judge_version(answer.version())
     }
 
-    /// Closes the store and its clones: later calls fail with `Closed`, and open watches end with `Closed`. Calls that
-    /// are in flight may still finish.
+    /// Closes the store and its clones: later store calls fail with `Closed`, and open watches end with `Closed`. Store
+    /// calls that are in flight when the store is closed may still finish.
     pub fn close(&self) {
         self.cluster.closed.send_replace(true);
     }
@@ -158,12 +156,11 @@ impl Store for EtcdStore {
     }
 }
 
-/// Returns the revision in the header of etcd's answer.
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
     header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
 }
 
-/// Marks the failed write as "not applied", because nothing but a read was sent so far.
+/// Marks the failed write as "not applied", because only reads were sent before the failure.
 fn not_applied(error: Error) -> Error {
     error.with_outcome(Outcome::NotApplied)
 }
@@ -173,8 +170,8 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// Adds the transaction's size, or its number of operations, to an error about a limit. A server with lower limits than
-/// etcd's defaults returns errors that lack the size or the number of operations.
+/// Adds the size of the transaction, or its number of operations, to a store error about a limit. A server with lower
+/// limits than etcd's defaults returns errors that lack the size or the number of operations.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

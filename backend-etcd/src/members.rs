@@ -1,8 +1,8 @@
-//! The list of a cluster's members, the order in which requests try them, and the connection to each of them.
+//! Keeps the list of a cluster's members, the order in which requests try them, and the connection to each of them.
 //!
 //! Each member has its own login token, and its own connection, which is established on first use. If the certificate
-//! and key files have changed, a new connection is established with the new contents. Calls on the old connection may
-//! still finish.
+//! and key files have changed, the next request to a member establishes a new connection. Store calls on a member's old
+//! connection may still finish.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,12 +30,12 @@ pub(crate) struct Members {
     known: RwLock<Arc<MemberList>>,
 }
 
-/// A list of the members that were known at one time.
+/// A list of the cluster's members that were known at one time.
 pub(crate) struct MemberList {
     endpoints: Vec<Arc<Endpoint>>,
     /// The index of the preferred member, to which requests are sent first.
     preferred: AtomicUsize,
-    /// The number of attempts that have failed since a member last answered.
+    /// The number of attempts to reach a member that have failed since a member last answered.
     failures: AtomicUsize,
 }
 
@@ -68,11 +68,11 @@ impl Members {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the known members of the cluster. If no members are known, or if all of them have failed, looks them up
-    /// in DNS.
+    /// Returns the known members of the cluster. If no members are known, or if all known members have failed, looks
+    /// them up in DNS.
     ///
     /// # Errors
-    /// Any error of the DNS lookup.
+    /// Any error of looking up the members in DNS.
     pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<MemberList>> {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
@@ -92,7 +92,7 @@ impl Members {
         }
     }
 
-    /// Replaces the list of members by the members at the given addresses. Members that are already known keep their
+    /// Replaces the list of members by the members at the given addresses; members that are already known keep their
     /// connections.
     fn replace(&self, addresses: Vec<Address>) -> Arc<MemberList> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
@@ -119,38 +119,37 @@ impl MemberList {
         self.endpoints.len()
     }
 
-    /// The index of the preferred member, to which requests are sent first.
     pub(crate) fn first(&self) -> usize {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// Returns the member at the given index modulo the number of members.
+    /// Returns the member at index `place` modulo the number of members.
     pub(crate) fn get(&self, place: usize) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(place % self.endpoints.len().max(1))
     }
 
-    /// Makes the member at index `place`, which has answered, the preferred member.
+    /// Makes the member at index `place` the preferred member, because it has answered.
     pub(crate) fn prefer(&self, place: usize) {
         self.failures.store(0, Ordering::Relaxed);
         self.preferred.store(place % self.endpoints.len().max(1), Ordering::Relaxed);
     }
 
-    /// The member at index `place` has failed, so the member after it becomes the preferred member.
+    /// Prefers the member after index `place`, because the member at `place` has failed.
     pub(crate) fn avoid(&self, place: usize) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let (place, next) = (place % self.endpoints.len().max(1), (place + 1) % self.endpoints.len().max(1));
-        // If another call has already changed the preferred member, its newer choice is kept.
+        // If another store call has already changed the preferred member, keep the newer choice.
         let _ = self.preferred.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 /// Maximum size of an answer in bytes: unlimited, because etcd itself limits the size of its answers.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
-/// Interval at which the certificate and key files are checked for changes. After a failed store call, the certificate
-/// and key files are checked before the next store call.
+/// The interval at which the certificate and key files are checked for changes. After a failed store call, the
+/// certificate and key files are checked again before the next store call.
 const TLS_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The clients with which requests are sent to one member. A `Connection` is cheap to clone.
+/// The clients with which requests are sent to one member; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Connection(Arc<MemberClients>);
 
@@ -174,7 +173,6 @@ impl Connection {
     }
 }
 
-/// The connection settings that all members of a cluster share.
 pub(crate) struct ConnectSettings {
     credentials: Option<Credentials>,
     connect_timeout: Duration,
@@ -186,10 +184,10 @@ pub(crate) struct ConnectSettings {
 }
 
 impl ConnectSettings {
-    /// Reads the certificate and key files of the TLS settings.
+    /// Reads the certificate and key files that the TLS settings name.
     ///
     /// # Errors
-    /// The first fault in the certificates or keys.
+    /// The first fault in the certificate or key files.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
         Ok(Self {
             credentials: options.credentials.clone(),
@@ -201,8 +199,7 @@ impl ConnectSettings {
         })
     }
 
-    /// Creates a channel to a member. The channel connects on first use, and reconnects whenever it loses its
-    /// connection.
+    /// Creates a gRPC channel to a member, which connects on first use and whenever it has lost its connection.
     fn channel(&self, address: &Address, tls: Option<&LoadedTls>) -> Result<Channel, etcd_client::Error> {
         let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
             .keep_alive_while_idle(true)
@@ -223,7 +220,6 @@ impl ConnectSettings {
     }
 }
 
-/// A member of the cluster, with its connection.
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
     connect_settings: Arc<ConnectSettings>,
@@ -234,8 +230,8 @@ pub(crate) struct Endpoint {
     answered: AtomicBool,
     /// True if the certificate and key files must be checked for changes before the next request.
     suspicious: AtomicBool,
-    /// The number of times that the login token was renewed. The mutex also prevents two calls from renewing the login
-    /// token at the same time.
+    /// The number of times that the login token was renewed; the mutex also prevents two calls from renewing it at the
+    /// same time.
     renewals: Mutex<u64>,
 }
 
@@ -273,7 +269,6 @@ impl Endpoint {
         }
     }
 
-    /// Records that the member has answered.
     pub(crate) fn note_answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
@@ -307,7 +302,7 @@ impl Endpoint {
         Some(format!("the endpoint names no port, so it is {port}; etcd's usual one is 2379"))
     }
 
-    /// Returns why the client certificate is not valid now; `None` if it is valid or not set.
+    /// Returns why the client certificate is not valid now; `None` if the certificate is valid or not set.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         if self.address.transport != Transport::Tls {
             return None;
@@ -319,7 +314,7 @@ impl Endpoint {
     }
 
     /// Returns the likely reason why the member did not answer in time; `None` if the member has answered before. A
-    /// server that speaks another protocol is not a likely reason, because it would close the connection.
+    /// member that speaks another protocol is not a likely reason for silence, because it would close the connection.
     pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -328,10 +323,10 @@ impl Endpoint {
         Some(self.port_hint().map_or(hint.into(), Cow::from))
     }
 
-    /// Returns the connection to the member, and the number of login token renewals so far. If there is no connection
-    /// yet, connects and logs in.
+    /// Returns the connection to the member, which it establishes if there is none, and the number of login token
+    /// renewals so far.
     ///
-    /// If this method fails, no store request has been sent to the member.
+    /// An error of this method means that no store request has been sent to the member.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
         let connection = match self.current() {
             Some(connection) => connection,
@@ -381,8 +376,8 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        // The future is boxed because only the first request needs to connect. Without the box, the future of each
-        // request would reserve the memory that connecting needs.
+        // The future is boxed because only the first request to a member needs to connect. If it were not boxed, the
+        // future of each request would reserve the memory that connecting needs.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)

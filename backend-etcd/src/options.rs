@@ -12,40 +12,40 @@ use crate::tls::Tls;
 
 /// The settings of the connection to an etcd cluster.
 ///
-/// Create options with [`new`](Self::new) and the `with_*` methods. The `Debug` output of the options shows no secret.
+/// Create etcd options with [`new`](Self::new) and the `with_*` methods. The `Debug` output of `Options` shows no
+/// secret.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The endpoint of each member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint without a
-    /// scheme uses `https` if `tls` is set. The endpoint list is empty if `discovery` is set.
+    /// The endpoint of each etcd member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint
+    /// without a scheme uses `https` if `tls` is set. The list of endpoints is empty if `discovery` is set.
     pub endpoints: Vec<String>,
-    /// The DNS lookup of the members, which replaces `endpoints`.
+    /// The DNS lookup of the cluster's members, which replaces `endpoints`.
     pub discovery: Option<Discovery>,
     /// The TLS settings for `https` endpoints. Without TLS settings, `https` endpoints are checked against the system's
     /// CAs.
     pub tls: Option<Tls>,
-    /// The user and password for the login; `None` for no login.
+    /// The user and password for the login to etcd; `None` for no login.
     pub credentials: Option<Credentials>,
-    /// Maximum duration of one store call, including retries. The default call timeout is 10 s.
+    /// Maximum duration of one store call, including retries; 10 s by default.
     pub call_timeout: Duration,
     /// The deadline that all calls of the store share. Each call may take at most two thirds of the time until the
     /// shared deadline. The last third of the time until the shared deadline is reserved for finding out the outcome of
     /// an unanswered write.
     pub end: Option<Instant>,
-    /// Maximum duration of establishing one connection to a member. The default connect timeout is 2 s.
+    /// Maximum duration of establishing one connection to a member; 2 s by default.
     pub connect_timeout: Duration,
-    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`. The default
-    /// watch patience is 30 s.
+    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`; 30 s by
+    /// default.
     pub watch_patience: Duration,
-    /// Interval of HTTP/2 keepalive pings; it should be at least 5 s, the minimum that etcd accepts. The default
-    /// keepalive interval is 10 s.
+    /// Interval of HTTP/2 keepalive pings, 10 s by default; it should be at least 5 s, the minimum that etcd accepts.
     pub keepalive_interval: Duration,
-    /// Maximum time that a member may take to answer a keepalive ping. The default keepalive timeout is 5 s.
+    /// Maximum time that a member may take to answer a keepalive ping; 5 s by default.
     pub keepalive_timeout: Duration,
 }
 
 impl Options {
-    /// Creates options for the given endpoints, without TLS settings or a login, and with the default timeouts.
+    /// Creates store options for the given endpoints, without TLS settings or a login, and with the default timeouts.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -61,7 +61,7 @@ impl Options {
         }
     }
 
-    /// Sets the DNS lookup that finds the members.
+    /// Sets the DNS lookup that finds the cluster's members.
     #[must_use]
     pub fn with_discovery(mut self, discovery: Discovery) -> Self {
         self.discovery = Some(discovery);
@@ -118,10 +118,10 @@ impl Options {
         self
     }
 
-    /// Parses the endpoints.
+    /// Parses the endpoints in the options.
     ///
     /// # Errors
-    /// Any error for an invalid endpoint; `Unsupported` if both or neither of `endpoints` and `discovery` are set.
+    /// `Unsupported` if an endpoint is invalid, or if both or neither of `endpoints` and `discovery` are set.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),
@@ -135,17 +135,17 @@ impl Options {
     }
 }
 
-/// Finds a cluster's members in DNS SRV records. The DNS lookup runs at the first call, and again when no member can be
-/// reached.
+/// Finds a cluster's members in DNS SRV records. The DNS lookup of members runs at the first store call, and again when
+/// no member can be reached.
 ///
-/// If there are records for members with TLS (`_etcd-client-ssl._tcp`), records for members without TLS
-/// (`_etcd-client._tcp`) are not used. If TLS is configured, records for members without TLS are never used.
+/// If the domain has SRV records for members with TLS (`_etcd-client-ssl._tcp`), records for members without TLS
+/// (`_etcd-client._tcp`) are not used. If TLS is configured, SRV records for members without TLS are never used.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Discovery {
     /// The domain whose SRV records list the members.
     pub domain: String,
-    /// The name server to query instead of the system's name servers.
+    /// The name server that is queried instead of the system's name servers.
     pub name_server: Option<SocketAddr>,
 }
 
@@ -155,7 +155,7 @@ impl Discovery {
         Self { domain: domain.into(), name_server: None }
     }
 
-    /// Sets the name server to query instead of the system's name servers.
+    /// Sets the name server that is queried instead of the system's name servers.
     #[must_use]
     pub fn with_name_server(mut self, address: SocketAddr) -> Self {
         self.name_server = Some(address);
@@ -167,9 +167,9 @@ impl Discovery {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// The user's name.
+    /// The name of an etcd user.
     pub user: String,
-    /// The user's password.
+    /// The password of an etcd user.
     pub password: String,
 }
 
@@ -181,7 +181,7 @@ impl Credentials {
 }
 
 impl fmt::Debug for Credentials {
-    /// Shows the user name, but never the password.
+    /// Shows the user name of the credentials, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
     }

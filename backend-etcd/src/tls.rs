@@ -21,11 +21,11 @@ use crate::options::refused;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Tls {
-    /// The CAs to trust instead of the system's CAs; if unset, the system's CAs are trusted.
+    /// The CAs that the client trusts instead of the system's CAs; if unset, the system's CAs are trusted.
     pub authority: Option<Pem>,
     /// The client certificate and its key, for servers that require a client certificate.
     pub identity: Option<(Pem, Pem)>,
-    /// The name that the server's certificate must have; if unset, the host in the endpoint.
+    /// The name that the server's certificate must have; if unset, the host name in the endpoint.
     pub server_name: Option<String>,
 }
 
@@ -35,14 +35,14 @@ impl Tls {
         Self::default()
     }
 
-    /// Sets the CAs to trust instead of the system's CAs.
+    /// Sets the CAs that the client trusts instead of the system's CAs.
     #[must_use]
     pub fn with_authority(mut self, authority: Pem) -> Self {
         self.authority = Some(authority);
         self
     }
 
-    /// Sets the client certificate and its key.
+    /// Sets the client certificate and its private key.
     #[must_use]
     pub fn with_identity(mut self, certificate: Pem, key: Pem) -> Self {
         self.identity = Some((certificate, key));
@@ -59,7 +59,7 @@ impl Tls {
     /// Reads the certificate and key files, and checks that TLS can use their contents.
     ///
     /// # Errors
-    /// `Io` if a file cannot be read; `Unsupported` if its text is not a certificate or key.
+    /// `Io` if a certificate or key file cannot be read; `Unsupported` if its text is not a certificate or key.
     pub(crate) fn load(&self) -> Result<LoadedTls> {
         // Record the file stamps before reading the files, so that a change during the reading is noticed later.
         let stamp = self.stamp();
@@ -77,8 +77,8 @@ impl Tls {
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
-        // Build the TLS configuration now, because the client library would report its faults only at the first
-        // request.
+        // Build the TLS configuration now, because the client library would report faults in the configuration only at
+        // the first request.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
             Ok(_) => Ok(LoadedTls { options, stamp, identity }),
             Err(error) => {
@@ -123,17 +123,17 @@ impl FileStamps {
     }
 }
 
-/// A certificate or key in PEM form.
+/// A certificate or private key in PEM form.
 #[derive(Clone)]
 pub enum Pem {
-    /// The path of a PEM file.
+    /// The path of a file that contains the PEM text.
     File(PathBuf),
-    /// The PEM text.
+    /// The text of the certificate or key in PEM form.
     Inline(Vec<u8>),
 }
 
 impl Pem {
-    /// Returns the PEM text, provided that it has a section whose label ends in `label`.
+    /// Returns the PEM text if it has a section whose label ends in `label`.
     fn load(&self, label: &str) -> Result<Vec<u8>> {
         let text = match self {
             // A missing certificate file must not be reported as `Missing`, which means that there is no store.
@@ -177,7 +177,6 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// The first and the last second of a certificate's validity period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Validity {
     from: OffsetDateTime,
@@ -185,7 +184,7 @@ struct Validity {
 }
 
 impl Validity {
-    /// Returns why a certificate is not valid at the time `now`; `None` if it is valid.
+    /// Returns why a certificate is not valid at the time `now`; `None` if the certificate is valid.
     pub(crate) fn fault(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.until {
             Some(format!("has expired on {}: renew it", self.until.date()))
@@ -233,8 +232,7 @@ fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// Parses the time in the first DER element. The format of the time is `YYMMDDHHMMSSZ`, or the same with a four-digit
-/// year.
+/// Parses the time in the first DER element; the format is `YYMMDDHHMMSSZ`, or the same with a four-digit year.
 fn der_time(der: &[u8]) -> Option<OffsetDateTime> {
     const UTC_TIME: u8 = 0x17;
     let text = str::from_utf8(der_element(der)?.0).ok()?.strip_suffix('Z')?;
@@ -307,7 +305,7 @@ mod tests {
         let made = |from: OffsetDateTime, until: OffsetDateTime| {
             let mut params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
             (params.not_before, params.not_after) = (from, until);
-            // The private key comes before the certificate, as in PEM files that contain both.
+            // Write the private key before the certificate, as in PEM files that contain both.
             format!("{}{}", key.serialize_pem(), params.self_signed(&key).unwrap().pem())
         };
         for (from, until) in [

@@ -5,15 +5,15 @@
 //!
 //! - **A read in each empty branch**, if neither branch writes. If a transaction has no operations, an etcd member
 //!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, so the
-//!   answer is as fresh as the answer to any read.
+//!   transaction's answer is as fresh as that to any read.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
-//!   has attached. With the guard, a transaction that puts a key without a lease fails if the key has a lease. The
-//!   guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether a
-//!   leased key made the transaction fail. A guard is left out if the transaction would exceed a limit on compares,
-//!   operations or bytes, or if its failure branch writes. Without a guard, the keys are read just before the
-//!   transaction; a lease that is attached in between is not noticed. A key needs no guard if a compare of the
-//!   transaction requires that the key is absent. A lease on a key is reported even if other compares of the
-//!   transaction fail.
+//!   has attached. With a lease guard, a transaction that puts a key without a lease fails if the key has a lease. A
+//!   lease guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether
+//!   a leased key made the transaction fail. A lease guard is left out if the transaction would exceed a limit on
+//!   compares, operations or bytes, or if its failure branch writes. Without a lease guard, the keys are read just
+//!   before the transaction; a lease that is attached after this read is not noticed. A key needs no lease guard if a
+//!   compare of the transaction requires that the key is absent. A lease on a key is reported even if other compares of
+//!   the transaction fail.
 //!
 //! If the user lacks permission for one key, etcd refuses the whole transaction without naming that key. After etcd has
 //! refused a transaction for lack of permission, one small request per key finds the denied key. The requests that
@@ -32,7 +32,7 @@ use crate::EtcdStore;
 use crate::cluster::Resend;
 use crate::wire;
 
-/// The size in bytes that a guard adds to a transaction, apart from the key, which it contains twice.
+/// The size in bytes that a lease guard adds to a transaction, apart from the key, which it contains twice.
 const GUARD_OVERHEAD_BYTES: usize = 32;
 
 /// A transaction in the form that is sent to etcd.
@@ -45,13 +45,11 @@ pub(crate) struct TxnPlan {
     asked: [usize; 2],
 }
 
-/// The decoded answer to a [`TxnPlan`].
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// The transaction did not happen, because this key has a lease.
+    /// The transaction in the `TxnPlan` did not happen, because this key has a lease.
     Leased(Key),
-    /// The answer from etcd does not match the transaction that was sent.
     Nonsense,
 }
 
@@ -79,7 +77,7 @@ impl TxnPlan {
         Self { wire, read_first: guarded.into_iter().collect(), asked }
     }
 
-    /// Creates a transaction that only reads these keys, without their values.
+    /// Creates a transaction that reads the keys without their values.
     pub(crate) fn reading_keys(keys: &[Key]) -> Self {
         let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
         Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
@@ -107,7 +105,7 @@ impl TxnPlan {
     }
 }
 
-/// Returns the key of a read that was added for a guard, if the key has a lease.
+/// Returns the key of a read that was added for a lease guard, if the key has a lease.
 fn leased(result: &TxnOpResponse) -> Option<Key> {
     match result {
         TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),
@@ -128,7 +126,7 @@ fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     success.chain(put(&txn.failure)).collect()
 }
 
-/// If the compare requires a range to contain no key, returns the range.
+/// If the compare requires a range to contain no key, returns that range.
 fn compared_absent(compare: &Compare) -> Option<&Range> {
     let zero = match &compare.target {
         Target::Version(version) => *version == 0,
@@ -141,7 +139,7 @@ fn compared_absent(compare: &Compare) -> Option<&Range> {
 fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
     let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_OVERHEAD_BYTES).sum();
     let read_only_failure = !txn.failure.iter().any(Op::is_write);
-    // The limit on requests to a store is slightly below etcd's own limit, so there is some room for guards.
+    // The limit on requests to a store is slightly below etcd's own limit, so there is some room for lease guards.
     let fits = bytes <= MAX_GUARD_BYTES || txn.size() + bytes <= MAX_REQUEST_BYTES;
     read_only_failure
         && fits
@@ -149,12 +147,12 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
         && txn.failure.len() + keys.len() <= MAX_TXN_OPS
 }
 
-/// Maximum size in bytes of all guards of a transaction: etcd's request limit (1.5 MiB) minus the limit on requests to
-/// a store, minus some room for the rest of the request.
+/// Maximum size in bytes of all lease guards of a transaction: etcd's request limit (1.5 MiB) minus the limit on
+/// requests to a store, minus some room for the rest of the request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// Chooses the key that the read in an empty branch reads. Because permissions are granted per key, prefers a key that
-/// the transaction already uses.
+/// Chooses the key to read in an empty branch: a key that the transaction already uses, if any, because permissions are
+/// granted per key.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -198,8 +196,8 @@ fn is_denied(error: &Error) -> bool {
 }
 
 impl EtcdStore {
-    /// Finds the key for which the user lacks permission. Adds the denied key, and the command that grants the
-    /// permission, to the error.
+    /// Finds the key for which the user lacks permission, and adds it to the error with the command that grants the
+    /// permission.
     pub(crate) async fn with_refused_key(&self, error: Error, txn: &Txn, deadline: Instant) -> Error {
         if !is_denied(&error) {
             return error;

@@ -1,18 +1,20 @@
 //! Implements watches that resume after their connection is lost.
 //!
-//! For each watch, a task reads etcd's messages and splits them into whole revisions. The task reads even if the
-//! watcher does not: all streams of a connection share one flow-control window, so a few unread streams would stall
-//! every call on the connection. The total size of the events that are queued for a watcher is limited. When the
-//! watcher's queue is full, the task closes the stream from etcd and delivers the remaining batches as the watcher
-//! reads. When the task has delivered all remaining batches, it opens the watch again at the next revision.
+//! For each watch, a task reads etcd's messages and splits them into batches of one revision each. The task of a watch
+//! reads from etcd even if the watcher does not read: all streams of a connection share one flow-control window, so a
+//! few unread streams would stall every call on the connection. The total size of the events that are queued for a
+//! watcher is limited. When the watcher's queue is full, the task of the watch closes the stream from etcd and delivers
+//! the remaining batches as the watcher reads. When the task of a watch has delivered all remaining batches, it opens
+//! the watch again at the next revision.
 //!
-//! After a lost connection, a linearizable read comes before the watch is opened again; the read fails if the cluster
-//! was restored to an older state. If a watch starts above the revision of the member that opens it, the task makes a
-//! linearizable read as well. Events before the watch's next revision are dropped, so no event is repeated. No event is
-//! missed, because etcd sends all events from the requested revision on, or reports `Compacted`.
+//! After a watch has lost its connection, the task makes a linearizable read before it opens the watch again; the read
+//! fails if the cluster was restored to an older state. If a watch starts above the revision of the member that opens
+//! it, the task of the watch makes a linearizable read as well. After a watch is opened again, events before its next
+//! revision are dropped, so no event is repeated. A watch that is opened again misses no event, because etcd sends all
+//! events from the requested revision on, or reports `Compacted`.
 //!
-//! For a watch with progress reports, the task requests a report from etcd twice a second. Older etcd servers may
-//! report progress ahead of an event, so their reports are dropped.
+//! For a watch with progress reports, the task of the watch requests a report from etcd twice a second. Older etcd
+//! servers may report progress ahead of an event, so their reports are dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,13 +36,13 @@ use crate::error::{STORE_NAME, watch_ended};
 use crate::members::Connection;
 use crate::wire::{self, KeySpan};
 
-/// Maximum size of the events that are queued for a watcher, in bytes.
+/// Maximum size in bytes of all events that are queued for one watcher.
 const MAX_WAITING_BYTES: u32 = 8 << 20;
 /// Approximate memory in bytes that a queued event takes in addition to its content.
 const EVENT_OVERHEAD_BYTES: usize = 128;
 /// Interval at which the task of a watch requests a progress report from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// The first and the longest pause before a watch is opened again.
+/// The first pause, and the longest pause, before the task of a watch opens the watch again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
@@ -72,8 +74,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task of a watch sends its reason as an error before it ends. If the channel closes without an error, the
-        // task panicked or its runtime was shut down.
+        // The task of a watch sends its reason as an error before it ends. If the channel of the task closes without an
+        // error, the task panicked or its runtime was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -92,13 +94,13 @@ fn disconnected(resume_from: Revision) -> Error {
     Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, STORE_NAME)
 }
 
-/// A watch whose creation etcd has confirmed.
+/// A watch on etcd whose creation etcd has confirmed.
 struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
-    /// The first message on the stream, which may end the watch and is not processed yet.
+    /// The first message of the watch's stream from etcd, which may end the watch and is not processed yet.
     first: WatchResponse,
-    /// True if the watcher requested progress reports and the server sends correct ones.
+    /// True if the watcher requested progress reports and the server sends correct reports.
     reports: bool,
 }
 
@@ -112,10 +114,10 @@ impl EtcdResponse for ConfirmedWatch {
     }
 }
 
-/// The reason why the event stream of a watch ended.
+/// The reason why a watch's event stream from etcd ended.
 enum WatchCut {
-    /// The stream failed, or the watch's own task closed it. After a failure of its stream, the watch can resume on a
-    /// new stream.
+    /// The stream from etcd failed, or the watch's own task closed it. After its stream from etcd has failed, the watch
+    /// can resume on a new stream.
     Off(Error),
     /// The watch has ended and cannot resume.
     Over(Error),
@@ -126,11 +128,11 @@ struct EtcdWatcher {
     span: KeySpan,
     prev: Prev,
     progress: Progress,
-    /// The next revision to deliver to the watcher.
+    /// The next revision that the watch delivers to the watcher.
     next: Revision,
     tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,
-    /// The time at which the stream failed; `None` while messages arrive.
+    /// The time at which the watch's stream failed; `None` while messages arrive.
     cut_off: Option<Instant>,
     pause: Duration,
 }
@@ -167,7 +169,7 @@ impl EtcdWatcher {
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
             end = self.read_batches(opened) => end,
         };
-        // If sending fails, the watcher was dropped and does not need the error.
+        // If sending the error fails, the watcher was dropped and does not need the error.
         let _ = tell.send((Err(end), None));
     }
 
@@ -200,8 +202,8 @@ impl EtcdWatcher {
             };
             while let Some(batch) = batches.next() {
                 if let Err(batch) = self.deliver_now(batch) {
-                    // Close the stream before waiting, because an unread open stream would stall other calls on its
-                    // connection.
+                    // Close the stream from etcd before waiting, because an unread open stream would stall other calls
+                    // on its connection.
                     drop(stream);
                     self.deliver_late(batch, batches).await;
                     return WatchCut::Off(disconnected(self.next).with_detail("the watcher did not read"));
@@ -262,19 +264,19 @@ impl EtcdWatcher {
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // Wait for room in the queue before the next stream is opened, because otherwise the new stream would have to
-        // be closed at once.
+        // Wait for room in the watcher's queue before the next stream is opened, because otherwise the new stream would
+        // have to be closed at once.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
         self.next = batch.revision.next();
         self.cluster.seen.note(batch.revision);
-        // Sending fails only if the watcher was dropped, and then this task is about to be aborted.
+        // Sending a batch fails only if the watcher was dropped, which also aborts this task.
         let _ = self.tell.send((Ok(batch), permit));
     }
 
-    /// Processes a progress report: etcd has sent all events up to the revision of the report.
+    /// Processes a progress report, by which etcd says that it has sent all events up to the report's revision.
     fn note_progress(&mut self, response: &WatchResponse, reports: bool) {
         let Some(header) = response.header() else { return };
         let reached = Revision::new(header.revision());
@@ -284,7 +286,7 @@ impl EtcdWatcher {
         self.next = self.next.max(reached.next());
     }
 
-    /// Opens the watch again on a new stream. Tries again until [`watch_patience`](EtcdCluster::watch_patience) has
+    /// Opens the watch again on a new stream, and retries until [`watch_patience`](EtcdCluster::watch_patience) has
     /// passed since the stream failed.
     async fn open_again(&mut self) -> Result<ConfirmedWatch> {
         let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
@@ -308,8 +310,7 @@ impl EtcdWatcher {
     /// Checks with a linearizable read that the cluster was not restored to an older state.
     ///
     /// # Errors
-    /// `RevisionRegressed` if the cluster's revision is lower than the newest one that was observed, or any store
-    /// error.
+    /// `RevisionRegressed` if the cluster's revision is lower than the newest observed revision, or any store error.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
         let work = |connection: Connection| {
             let key = self.span.key.clone();
@@ -332,7 +333,7 @@ async fn create(
     };
     let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
-    // If etcd refuses a watch, for example because of an old token, it first confirms the watch and then ends it.
+    // If etcd refuses a watch, for example because of an old token, etcd first confirms the watch and then ends it.
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }
@@ -343,7 +344,7 @@ fn undecodable() -> Error {
     Error::new(ErrorKind::Undecodable, Operation::Watch, STORE_NAME).with_detail("an event without a key")
 }
 
-/// Groups those events of a message that are at or after revision `next` into one batch per revision. One revision is
+/// Groups those events of a message that are at or after revision `next` into one batch per revision. A revision is
 /// never split over several messages, because the watch request does not allow fragments.
 fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     let mut batches: Vec<Batch> = Vec::new();

@@ -13,8 +13,8 @@ const FIRST: &[u8] = &[0];
 /// The `range_end` that means "no upper bound" in etcd's protocol.
 const NO_END: &[u8] = &[0];
 
-/// A key range in etcd's protocol: a first key and a range end. If `end` is empty, the range consists of `key` only. If
-/// `end` is one zero byte, the range consists of `key` and all greater keys.
+/// A key range in etcd's protocol: a first key, and an exclusive end with two special values. If `end` is empty, the
+/// key range consists of `key` only. If `end` is one zero byte, the key range consists of `key` and all greater keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeySpan {
     pub(crate) key: Vec<u8>,
@@ -41,7 +41,6 @@ impl KeySpan {
         Self { end: key.clone(), key }
     }
 
-    /// Returns true if the range contains no key.
     pub(crate) fn is_empty(&self) -> bool {
         self.key == self.end && self.end != NO_END
     }

@@ -21,8 +21,7 @@ fn open(url: impl Into<String>, tls: Option<Tls>) -> EtcdStore {
     EtcdStore::open(&options).unwrap()
 }
 
-/// Makes a first write to the store, which must fail, and returns its error. Checks that the error of the write arrives
-/// in time.
+/// Makes a first write to the store, which must fail in time, and returns its error.
 async fn refused(store: &EtcdStore) -> Error {
     let begun = Instant::now();
     let error = store.put("k", "v").await.unwrap_err();
@@ -96,14 +95,14 @@ async fn tls_client_certificate_is_named_when_expired() {
             assert!(said.contains("has expired on 2001-01-01: renew it"), "{said}");
         }
     }
-    // A server that requests no client certificate must not be affected by an expired one.
+    // A server that requests no client certificate must not be affected by an expired client certificate.
     let open_to_all = certificates.etcd(&[]).unwrap();
     let ours = trusting().with_identity(certificates.file("client.pem"), certificates.file("client.key"));
     open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();
     let unreachable = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
     assert!(!refused(&unreachable).await.to_string().contains("our certificate"), "no server has seen the certificate");
-    // If the client's and the server's certificates have both expired, the error must be about the server's
-    // certificate.
+    // If the client's and the server's certificates have both expired, the error of a store call must be about the
+    // server's certificate.
     let both = Certificates::expired(&["client", "server"]).unwrap();
     let etcd = both.etcd_for_known().unwrap();
     let tls = Tls::new()
@@ -197,7 +196,7 @@ async fn login_is_no_error_when_auth_is_off() {
     store.put("k", "once it is asked for").await.unwrap();
 }
 
-/// If a server accepts connections but never answers, the error must say that the server may hang.
+/// If a server accepts connections but never answers, the error of a store call must say that the server may hang.
 #[tokio::test]
 async fn open_error_says_server_hangs_when_it_is_silent() {
     let server = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();

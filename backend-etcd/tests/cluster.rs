@@ -1,5 +1,5 @@
-//! Tests how the etcd store handles members that are down, hang, or restart with another identity. These tests add to
-//! the conformance cases, which cover what every store on servers must do.
+//! Tests how the etcd store handles members that are down, hang, or restart with another identity. These cluster tests
+//! add to the conformance cases, which cover what every store on servers must do.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -35,7 +35,6 @@ fn dead_url() -> String {
     format!("http://{}", dead_address().unwrap())
 }
 
-/// Sends one request after another until a request succeeds.
 async fn heals(store: &EtcdStore) {
     let until = Instant::now() + patient(LONG);
     while let Err(error) = store.get("k").await {
@@ -115,7 +114,7 @@ async fn watch_is_refused_when_cluster_went_back() {
     let store = store(&etcd);
     let newest = store.put("k", "v").await.unwrap();
     etcd.stop();
-    // Remove the server's data but keep its cluster id, as a restore from an etcd snapshot does.
+    // Remove the data of the server but keep its cluster id, as a restore from an etcd snapshot does.
     std::fs::remove_dir_all(etcd.data()).unwrap();
     etcd.run().unwrap();
     let watch = async {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use conformance::{BoxError, FailureFrequency, KnownFailure};
 use support::harness::OnEtcd;
 
-/// A conformance case that fails on some etcd versions.
+/// The known failure of case W11 on some etcd versions, which lose a deletion at the compaction revision.
 const LOST_DELETION: KnownFailure = KnownFailure {
     case: "W11_start_at_mark_delete",
     rule: "C4",
@@ -17,7 +17,7 @@ const LOST_DELETION: KnownFailure = KnownFailure {
     happens: FailureFrequency::Sometimes,
 };
 
-/// A conformance case that fails on etcd 3.4. We have not tried the conformance case F25 on later versions of etcd.
+/// The known failure of case F25 on etcd 3.4; we have not tried it on later versions.
 const STRANGERS_COMPACT: KnownFailure = KnownFailure {
     case: "F25_compacting_strangers",
     rule: "N3",

@@ -79,7 +79,7 @@ async fn learner_is_named_and_another_member_asked() {
 
 #[tokio::test]
 async fn calls_end_at_their_deadline() {
-    // This server accepts connections but never answers.
+    // The test server accepts connections but never answers a request.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let end = Instant::now() + Duration::from_secs(3);

@@ -1,9 +1,9 @@
 //! Tests how the store reports writes that etcd refuses under load. Refused writes are reported as certainly not
 //! applied, so the store must contain none of their keys afterwards.
 //!
-//! Requests that were never sent are covered by the conformance cases that kill servers. The tests could not provoke
-//! the error "too many requests". 15,000 concurrent writes were executed or timed out, although earlier writes kept the
-//! server busy for seconds.
+//! Requests that the client never sent are covered by the conformance cases that kill servers. These tests cannot
+//! provoke the error "too many requests". 15,000 concurrent writes were executed or timed out, although earlier writes
+//! kept the server busy for seconds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,10 +24,9 @@ use support::users::{PASSWORD, as_user, guarded};
 /// Time limit for one wait in a test on a fast machine; [`patient`] extends it on a slow one.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The result of each write, by the key that the write puts.
 type Said = BTreeMap<String, Result<(), (ErrorKind, Outcome)>>;
 
-/// Runs a transaction that puts `key`. Returns `key` with the result of the transaction.
+/// Runs a transaction that puts `key`, and returns `key` with the transaction's result.
 async fn write(store: &EtcdStore, key: String, txn: Txn) -> (String, Result<(), (ErrorKind, Outcome)>) {
     let said = store.txn(txn).await.map(|_| ()).map_err(|error| (error.kind().clone(), error.outcome()));
     (key, said)
@@ -68,7 +67,7 @@ async fn refusals_are_true_over_server_limits() {
     assert_eq!(store.count(Range::prefix("more/")).await.unwrap(), 0);
 }
 
-/// Revokes and grants the permission of the user `guest` in a loop.
+/// Revokes and grants the permission of the user `guest` repeatedly, `times` times.
 async fn waver(etcd: &Etcd, times: usize) {
     let login = ConnectOptions::new().with_user("root", PASSWORD);
     let mut root = Client::connect([etcd.url()], Some(login)).await.unwrap();
@@ -120,8 +119,8 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // After two of three members have stopped, writes first get no answer. As soon as the third member notices that the
-    // cluster has no leader, it refuses writes.
+    // After two of three members have stopped, writes to the third member first get no answer. As soon as the remaining
+    // member notices that the cluster has no leader, it refuses writes.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

@@ -50,7 +50,7 @@ fn dead_port() -> u16 {
 #[tokio::test]
 async fn srv_members_are_looked_up_and_asked_in_order() {
     let (dns, etcd, other) = (Dns::start().unwrap(), Etcd::start().unwrap(), Etcd::start().unwrap());
-    // The member `other` has the lowest priority and belongs to another cluster, so a request to it would fail.
+    // The member `other` has the lowest priority and belongs to another cluster, so a request to `other` would fail.
     dns.set(PLAIN, &[(7, 0, port(&other)), (3, 1, dead_port()), (3, 9, port(&etcd))]);
     let store = store(&dns);
     for _ in 0..3 {
@@ -73,8 +73,8 @@ async fn srv_record_is_found_when_added_later() {
     store.put("k", "v").await.unwrap();
 }
 
-/// Forwards TCP connections to `target` until the returned tasks are dropped. Returns the local port that accepts
-/// connections, and the forwarding tasks.
+/// Forwards TCP connections to `target` until the returned tasks are dropped; the returned port accepts the
+/// connections.
 async fn forwarder(target: SocketAddr) -> (u16, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -98,7 +98,7 @@ async fn srv_members_are_looked_up_again_when_all_are_lost() {
     store.put("k", "v").await.unwrap();
     dns.set(PLAIN, &[(0, 0, port(&etcd))]);
     drop(forwarding);
-    // A read may be sent again, so within one call it reaches the other member.
+    // A read may be sent again, so a single read call reaches the other member after the first one fails.
     assert!(store.get("k").await.unwrap().is_some());
     store.put("k", "w").await.unwrap();
 }
@@ -126,7 +126,7 @@ async fn srv_lookup_keeps_tls_when_offered() {
     let wanting = EtcdStore::open(&options(&dns).with_tls(Tls::new())).unwrap();
     let error = refused(&wanting).await;
     assert!(error.to_string().contains("no record _etcd-client-ssl._tcp.example.test"), "{error}");
-    // If the domain has records for members with and without TLS, members without TLS must not be used, even if no
+    // If the domain has SRV records for members with and without TLS, members without TLS must not be used, even if no
     // member with TLS answers.
     dns.set(WITH_TLS, &[(0, 0, dead_port())]);
     let error = refused(&store(&dns)).await;

@@ -1,9 +1,9 @@
-//! Converts redb's errors into store errors. This is the only module that inspects redb's errors.
+//! Converts redb's errors into store errors; only this module inspects redb's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};
 
-/// Converts the redb error of a failed operation on the store `store`.
+/// Converts the redb error of a failed operation on the store named `store`.
 pub(crate) fn from_redb(store: &str, operation: Operation, error: impl Into<redb::Error>) -> Error {
     let error = error.into();
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
@@ -17,7 +17,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
         redb::Error::UpgradeRequired(found) => ErrorKind::UnknownFormat { found: u32::from(*found) },
         redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => ErrorKind::Poisoned,
         redb::Error::DatabaseClosed => ErrorKind::Closed,
-        // This crate creates only one table, so any other table in the file means damage, like a bad checksum.
+        // The store has only one redb table, so any other table in the file means damage, like a bad checksum.
         redb::Error::Corrupted(_)
         | redb::Error::RepairAborted
         | redb::Error::TableTypeMismatch { .. }

@@ -1,18 +1,18 @@
-//! Implements the file that redb reads and writes. This implementation needs fewer syncs than redb's own file backend,
-//! and writes nothing when it closes the file.
+//! Implements the file that redb reads and writes. The file implementation needs fewer syncs than redb's own file
+//! backend, and writes nothing when it closes the file.
 //!
-//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. One
-//! sync marks the file as open, one belongs to the commit, and four belong to closing, which records redb's allocator
-//! state and removes the mark. With this module, a process that opens the store, commits once and closes the store
-//! syncs only three times; a process that commits nothing never syncs:
+//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. Of
+//! the six syncs, one marks the file as open, one belongs to the commit, and four belong to closing, which records
+//! redb's allocator state and removes the mark. With our file implementation, a process that opens the store, commits
+//! once and closes the store syncs only three times; a process that commits nothing never syncs:
 //!
-//! - **Closing writes nothing.** Each commit already records redb's allocator state (quick repair, two syncs). With the
-//!   recorded allocator state, a file that was not closed opens as fast as a closed one. To the next process, a closed
-//!   file looks as if its last user had been killed.
+//! - **Closing writes nothing.** Each commit already records redb's allocator state (redb's quick repair, which needs
+//!   two syncs). With the recorded allocator state, redb opens a file that was not closed as fast as a closed file. To
+//!   the next process, a file that this module has closed looks as if its last user had been killed.
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
-//!   without and then with the mark that the file is open, and syncs each time. Only the second header matters, and
-//!   usually the file already contains it. This module writes the second header only if it differs from the header that
-//!   is in the file.
+//!   without and then with the mark that the file is open, and syncs each time. Of the two headers, only the one with
+//!   the mark matters, and usually the file already contains it. This module writes the header with the mark only if it
+//!   differs from the header that is in the file.
 //! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
 //!   commit can be read but is not durable. Pages that an unsynced commit has freed must not be overwritten before the
 //!   commit is durable.
@@ -35,14 +35,13 @@ struct SharedFile<B> {
 
 #[derive(Debug)]
 enum FilePhase {
-    /// While redb opens the file, header writes are held back. This variant contains the header that redb has written
-    /// last, if any; it is not in the real file yet.
+    /// While redb opens the file, header writes are held back in memory, and this variant contains the last one, if
+    /// any.
     Opening(Option<Vec<u8>>),
-    /// The file has not been changed since redb opened it. The content of the unchanged file might not be durable.
+    /// The file has not been changed since redb opened it, and its content might not be durable.
     AsFound,
     /// The file has been synced since it was opened, and all operations go directly to the real file.
     Open,
-    /// The file is closed, and all operations fail.
     Closed,
 }
 
@@ -50,7 +49,7 @@ enum FilePhase {
 #[derive(Debug)]
 pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
-/// A handle with which this crate opens and closes a [`DbFile`] that redb owns.
+/// A handle with which `backend-redb` opens and closes a [`DbFile`] that redb owns.
 #[derive(Debug)]
 pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
@@ -62,8 +61,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// The caller must call this method when redb has opened the file. If redb wrote a header that differs from the
-    /// header in the file, writes it to the file.
+    /// Must be called when redb has opened the file; writes redb's last header to the file if it differs from the one
+    /// there.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -78,7 +77,7 @@ impl<B: StorageBackend> FileSwitch<B> {
 }
 
 impl<B> FileSwitch<B> {
-    /// Closes the file without writing to it. After `close`, reads, writes and syncs fail.
+    /// Closes the file without writing to it; after `close`, reads, writes and syncs fail.
     pub(crate) fn close(&self) {
         *self.0.phase() = FilePhase::Closed;
     }
@@ -90,7 +89,6 @@ impl<B> SharedFile<B> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails if the file is closed.
     fn check_open(&self) -> io::Result<()> {
         if matches!(*self.phase(), FilePhase::Closed) {
             return Err(io::Error::other("the store has been closed"));
@@ -100,7 +98,7 @@ impl<B> SharedFile<B> {
 }
 
 impl<B: StorageBackend> SharedFile<B> {
-    /// Returns true if `header` differs from the header in the real file.
+    /// Returns true if `header` differs from the header in the file on the disk.
     fn is_new(&self, header: Option<&[u8]>) -> bool {
         header.is_some_and(|header| {
             let mut current = vec![0; header.len()];
@@ -121,14 +119,14 @@ impl<B: StorageBackend> SharedFile<B> {
         Ok(())
     }
 
-    /// Before an operation that depends on the file header, writes a header that was held back.
+    /// Writes a held-back header to the file, before an operation that depends on the file header.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
-    /// If redb writes a header while it opens the file, holds the header back and returns true. Returns false for a
-    /// write that is not held back.
+    /// If redb writes a header while it opens the file, holds the header back and returns true; otherwise returns
+    /// false.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
         let FilePhase::Opening(waiting) = &mut *phase else { return false };
@@ -143,7 +141,8 @@ impl<B: StorageBackend> SharedFile<B> {
 
 impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn len(&self) -> io::Result<u64> {
-        // A header that is held back does not affect the length, because redb sets the length of a new file first.
+        // A header that is held back does not affect the file's length, because redb sets the length of a new file
+        // first.
         self.0.check_open()?;
         self.0.file.len()
     }
@@ -170,7 +169,8 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.check_open()?;
         let mut phase = self.0.phase();
         match &*phase {
-            // No sync is needed now, because the file is always synced before its first write.
+            // A sync that redb requests while it opens the file is not needed, because the file is always synced before
+            // its first write.
             FilePhase::Opening(_) => Ok(()),
             FilePhase::AsFound => self.0.begin_writing(&mut phase),
             FilePhase::Open | FilePhase::Closed => {
@@ -185,8 +185,8 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         if self.0.hold_back(offset, data) {
             return Ok(());
         }
-        // If redb writes beyond the header while it opens the file, it creates or repairs the file. While redb creates
-        // or repairs the file, the order of its writes matters, so no write is held back.
+        // If redb writes beyond the header while it opens the file, redb is creating or repairing the file. While redb
+        // creates or repairs the file, the order of its writes matters, so no write is held back.
         self.0.begin_writing(&mut self.0.phase())?;
         self.0.file.write(offset, data)
     }

@@ -2,12 +2,11 @@
 //!
 //! # Inside
 //!
-//! This crate implements a store on redb: one crash-safe database file, and a journal that takes new commits before the
-//! file does.
+//! A store on redb: one crash-safe database file, and a journal that takes new commits before the file does.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock. The private module `file`
-//! explains which of redb's syncs this crate avoids, and how. When the disk is full, the store can still be read. When
-//! the disk is full, a commit fails unless the database file has enough free pages.
+//! explains which of redb's syncs `backend-redb` avoids, and how. When the disk is full, the store can still be read,
+//! but a commit fails unless the database file has enough free pages.
 
 mod error;
 mod file;
@@ -22,12 +21,12 @@ use kv_local::{CommitLog, Engine, OpenOptions, SpareSpace};
 use kv_mvcc::{MvccStore, Table};
 use redb::StorageBackend;
 
-/// The redb engine for the crate [`kv_local`].
+/// The redb engine for stores of the crate [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
-/// The driver for `redb://` stores. The store commits all waiting transactions together, so callers may have many
-/// transactions in flight.
+/// The driver for stores with `redb://` URLs. A redb store commits all waiting transactions together, so callers may
+/// have many transactions in flight.
 pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {
@@ -58,10 +57,11 @@ impl Engine for Redb {
 }
 
 /// Opens a redb table on custom storage, for example in memory. The function `storage` is called each time the table is
-/// opened: first here, and again after each failed commit. The string `store` is the name of the store in errors.
+/// opened: first by `table_on`, and again after each failed commit. The string `store` names the store in error
+/// messages.
 ///
 /// As with [`Engine::open`], the rows of the opened table need not be durable until the next commit. Always use the
-/// table behind a [`kv_mvcc::journal::JournaledTable`].
+/// opened table behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
 /// An error of the kind `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`.
@@ -72,7 +72,7 @@ pub fn table_on<B: StorageBackend>(
     Ok(Box::new(table::RedbTable::open(Box::new(move || storage().map_err(redb::Error::Io)), store)?))
 }
 
-/// Opens the store in the folder `path` (see [`kv_local::open_blocking`]).
+/// Opens the redb store in the folder `path` (see [`kv_local::open_blocking`]).
 ///
 /// # Errors
 /// See [`kv_local::open_blocking`].

@@ -46,8 +46,8 @@ fn expected(n: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     rows
 }
 
-/// Opens the database and makes one commit after another until the power fails. Returns the number of the last commit
-/// that was acknowledged.
+/// Opens the database and makes one commit after another until the power fails; returns the number of the last
+/// acknowledged commit.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
         let Ok(opened) = OpenDatabase::on(disk.clone()) else { return done };
@@ -60,17 +60,16 @@ fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     }
 }
 
-/// If a killed process has written rows, they must not be overwritten before they are durable.
 #[test]
 fn power_cut_leaves_seen_or_next_commit() {
     for seed in 0..300 {
         let mut random = fastrand::Rng::with_seed(seed);
         let disk = Disk::default();
         OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
-        // Kill the process while the power stays on: all its writes remain, whether or not they were synced.
+        // Kill the process while the power stays on, so all its writes remain, whether or not they were synced.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
-        // Kill a second process while the power stays on, and after that let the power fail.
+        // Kill a second process while the power stays on, and then let the power fail.
         disk.set_operations_left(None);
         let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);

@@ -18,8 +18,8 @@ use crate::file::{DbFile, FileSwitch};
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
 /// The size of redb's page cache, in bytes. A small page cache is enough for a plugin process, which reads few pages. A
-/// cache of 16 MiB would save little: a check of 10,000 blocks would read the file 18,000 instead of 23,000 times. With
-/// a cache of 16 MiB, a daemon would use 12 MiB more memory.
+/// redb cache of 16 MiB would save little: a check of 10,000 blocks would read the file 18,000 instead of 23,000 times.
+/// With a redb cache of 16 MiB, a daemon would use 12 MiB more memory.
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 /// A function that opens the storage of a table; it is called each time the table is opened.
@@ -29,8 +29,8 @@ type StorageSource<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
 pub(crate) struct RedbTable<B> {
     source: StorageSource<B>,
     store: String,
-    /// The open database; `None` only after reopening has failed. Read views hold the read lock, so the file can only
-    /// be closed and reopened when no view is open.
+    /// The open database; `None` only after reopening the database has failed. Read views hold the read lock, so the
+    /// file can only be closed and reopened when no read view is open.
     database: RwLock<Option<OpenDatabase<B>>>,
 }
 
@@ -63,11 +63,9 @@ impl<B: StorageBackend> OpenDatabase<B> {
         Ok(opened)
     }
 
-    /// Applies all writes durably and atomically.
     pub(crate) fn commit(&self, writes: &[Write]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
-        // In redb, commits are durable by default. The reason for redb's quick repair is in the docs of the module
-        // `file`.
+        // In redb, commits are durable by default; the module `file` explains why quick repair is set.
         transaction.set_quick_repair(true);
         {
             let mut rows = transaction.open_table(ROWS)?;
@@ -95,7 +93,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
 pub(crate) type RowsSnapshot = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl<B: StorageBackend> RedbTable<B> {
-    /// Opens the table in the storage that `source` returns; if the storage is empty, creates a table.
+    /// Opens the redb table in the storage that `source` returns; if the storage is empty, creates a table.
     pub(crate) fn open(source: StorageSource<B>, store: &str) -> Result<Self> {
         let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
         table.recover()?;
@@ -112,7 +110,7 @@ impl<B: StorageBackend> RedbTable<B> {
     }
 }
 
-/// Opens or creates the table in the file `path`.
+/// Opens or creates the redb table in the file `path`.
 pub(crate) fn in_file(path: &Path, store: &str) -> Result<RedbTable<FileBackend>> {
     let path = path.to_owned();
     RedbTable::open(Box::new(move || open_file(&path)), store)
@@ -123,13 +121,14 @@ fn open_file(path: &Path) -> Result<FileBackend, redb::Error> {
     Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
 }
 
-/// Shrinks a redb file: moves its content to the front of the file and truncates the rest. If the process is killed
-/// while it shrinks the file, no data is lost.
+/// Shrinks a redb file: moves its content to the front and truncates the rest; killing the process meanwhile loses no
+/// data.
 pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // An empty commit records redb's allocator state, which redb's own last commit in `compact` does not record.
+        // An empty commit makes redb record its allocator state, which redb's own last commit in `compact` does not
+        // record.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))

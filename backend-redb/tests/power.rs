@@ -43,8 +43,8 @@ impl Files {
         Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
     }
 
-    /// Returns the store's files as they are after a power cut. A power cut may also lose the record of the journal's
-    /// durable parts.
+    /// Returns the store's files as they are after a power cut, which may also lose the record of the journal's durable
+    /// parts.
     fn after_power_cut(&self, random: &mut Rng) -> Self {
         let table = self.table.after_power_cut(random);
         let journal = table.beside();

@@ -1,16 +1,16 @@
-//! Converts sled's errors into store errors. This is the only module that inspects sled's errors.
+//! Converts sled's errors into store errors; only this module inspects sled's errors.
 
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Converts the sled error of a failed operation on the store `store`.
+/// Converts the sled error of a failed operation on the store named `store`.
 pub(crate) fn from_sled(store: &str, operation: Operation, error: sled::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
 
-/// Converts the operating system's error of a failed operation on the store `store`.
+/// Converts the operating system's error of a failed operation on the store named `store`.
 pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Error {
     from_sled(store, operation, sled::Error::Io(error))
 }
@@ -18,8 +18,8 @@ pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Er
 fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
     match error {
         sled::Error::Io(error) => io_kind(operation, error),
-        // The error `Unsupported` means that sled's configuration file was changed; no other program changes this file,
-        // so it is damaged.
+        // Sled's error `Unsupported` means that sled's configuration file was changed; no other program changes this
+        // file, so it is damaged.
         sled::Error::Corruption { .. }
         | sled::Error::CollectionNotFound(_)
         | sled::Error::ReportableBug(_)

@@ -2,7 +2,7 @@
 //!
 //! # Inside
 //!
-//! This crate implements a store on sled, an engine that keeps its data in a folder of log segments.
+//! A store on sled, an engine that keeps its data in a folder of log segments.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock.
 //!
@@ -23,13 +23,13 @@ use kv::Result;
 use kv_local::{CommitLog, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 
-/// The sled engine for the crate [`kv_local`].
+/// The sled engine for stores of the crate [`kv_local`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
 
-/// The driver for `sled://` stores. Callers should have only a few large commits in flight, because many of them would
-/// take gigabytes of memory. A process that reads many keys keeps a sled store open until it has read all of them,
-/// because closing and reopening the store between its reads would take longer than the reads.
+/// The driver for stores with `sled://` URLs. Callers of a sled store should have only a few large commits in flight,
+/// because many of them would take gigabytes of memory. A process that reads many keys keeps a sled store open until it
+/// has read all of them, because closing and reopening the store between its reads would take longer than the reads.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {
@@ -54,7 +54,7 @@ impl Engine for Sled {
     }
 }
 
-/// Opens the store in the folder `path` (see [`kv_local::open_blocking`]).
+/// Opens the sled store in the folder `path` (see [`kv_local::open_blocking`]).
 ///
 /// # Errors
 /// See [`kv_local::open_blocking`].

@@ -1,15 +1,15 @@
 //! Raises the priority of the thread that opens a sled database.
 //!
 //! When sled 0.34 reads its log, it starts seven threads that spin on a lock (`sled::lazy::Lazy`) until the last of
-//! them has started. On a machine with two cores, the spinning threads take CPU time from the thread that starts them.
-//! If the starting thread has a higher priority, opening an existing store takes 5.0 ms instead of 8.4 ms, and 9 ms of
-//! CPU time instead of 14 ms.
+//! them has started. On a machine with two cores, the spinning threads take CPU time from the thread that opens the
+//! database. If the opening thread has a higher priority, opening an existing store takes 5.0 ms instead of 8.4 ms, and
+//! 9 ms of CPU time instead of 14 ms.
 #![expect(unsafe_code, reason = "no safe crate wraps these two system calls, and musl's own functions refuse them")]
 
 use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
-/// The nice value that means the highest priority. Do not use a real-time scheduling policy instead: a test process
-/// hung under it, because sled's spinning threads never yield.
+/// The highest nice value is used instead of a real-time scheduling policy: with that policy, a test process hung,
+/// because sled's spinning threads never yield.
 const HIGHEST_NICE: i32 = -20;
 
 /// The scheduling flag that resets the priority to the default in threads that the calling thread starts.
@@ -41,7 +41,7 @@ impl SchedAttributes {
         (code == 0).then_some(attributes)
     }
 
-    /// Sets the scheduling attributes of the calling thread. Returns false if the kernel refuses the change.
+    /// Sets the scheduling attributes of the calling thread; returns false if the kernel refuses the change.
     fn set(&self) -> bool {
         // SAFETY: the kernel reads at most `size` bytes from the attributes, and `size` is the size of the structure.
         let code: c_long = unsafe { syscall(SYS_sched_setattr, 0, &raw const *self, 0) };
@@ -57,8 +57,8 @@ pub(crate) struct PriorityGuard {
 }
 
 impl PriorityGuard {
-    /// Raises the priority of the calling thread, but not of the threads that it starts. The priority is not changed if
-    /// the thread's priority or scheduling policy is not the default, or if the process lacks CAP_SYS_NICE.
+    /// Raises the priority of the calling thread, but not of the threads that it starts. The thread's priority is not
+    /// changed if its priority or scheduling policy is not the default, or if the process lacks CAP_SYS_NICE.
     pub(crate) fn raise() -> Self {
         let before = SchedAttributes::current().filter(|current| {
             let usual = SchedAttributes { size: current.size, runtime: current.runtime, ..SchedAttributes::default() };
@@ -72,7 +72,7 @@ impl PriorityGuard {
 impl Drop for PriorityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // Restoring the lower priority cannot fail, because the kernel has just granted the higher one.
+            // Restoring the lower priority cannot fail, because the kernel has just granted the higher priority.
             before.set();
         }
     }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn priority_lasts_until_drop_and_is_not_inherited() {
-        // The test itself may run at another priority, so first set the default priority.
+        // The test thread may run at another priority, so first set the default priority.
         assert!(
             SchedAttributes { size: ATTRIBUTES_BYTES, ..SchedAttributes::default() }.set(),
             "the test needs CAP_SYS_NICE"

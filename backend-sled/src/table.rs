@@ -18,28 +18,28 @@ use sled::{Batch, Config, Db};
 use crate::error::{from_io, from_sled};
 use crate::priority::PriorityGuard;
 
-/// The size of sled's page cache, in bytes. The page cache is small, because a plugin process should use little memory.
-/// Even with a lower limit, sled keeps at least one page in each of its 256 shards.
+/// The size of sled's page cache, in bytes; the cache is small, because a plugin process should use little memory. Even
+/// with a smaller page cache, sled keeps at least one page in each of its 256 shards.
 const CACHE_BYTES: u64 = 1024 * 1024;
 
 /// Maximum time that sled may take to release its log: some of its threads end only after the last database handle is
 /// dropped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Interval of the checks for a disk error while a caller waits for a write of sled.
+/// Interval of the checks for a disk error while a caller waits for a write by sled.
 const ERROR_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum time that sled may take to write a commit to the kernel.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum time that sled may take to open its files, including reading its whole log.
+/// Maximum time that sled may take to open its files, including the reading of its whole log.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A table of rows in a sled folder.
 ///
 /// In sled, `flush` writes but never syncs, scans are not snapshots, and a batch can be read as soon as it is applied.
 /// Because sled itself never syncs, a commit consists of one sled batch, a flush and a separate sync, all under a write
-/// lock. While a read view is open, it holds a read lock, so no commit can run.
+/// lock. While a read view of the table is open, it holds a read lock, so no commit can run.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
@@ -50,16 +50,16 @@ pub(crate) struct SledTable {
 
 #[derive(Debug)]
 struct OpenTree {
-    /// The configuration that `database` uses, in which sled's threads record the first disk error.
+    /// The sled configuration that `database` uses, in which sled's threads record the first disk error.
     config: Config,
-    /// The sled database; `None` only while this value is being dropped.
+    /// The sled database; `None` only while the `OpenTree` is being dropped.
     database: Option<Db>,
-    /// Our own handle on sled's log file, opened before the first write because a handle only reports later writeback
-    /// errors.
+    /// Our own handle on sled's log file, opened before the first write because a file handle reports only later
+    /// writeback errors.
     log: File,
     blobs: PathBuf,
-    /// The thread that runs the commits. When each commit started a new thread, an ADD through the daemon took 0.4 ms
-    /// longer.
+    /// The thread that runs the commits of this table. When we started a new thread for each commit, an ADD through the
+    /// daemon took 0.4 ms longer.
     worker: Worker,
 }
 
@@ -74,8 +74,8 @@ impl SledTable {
         Error::new(ErrorKind::Poisoned, operation, self.store.clone())
     }
 
-    /// Runs `work`, which changes the sled database. If `work` fails or panics, the database must be reopened before
-    /// the next read, because sled may show rows of the failed batch that are not durable.
+    /// Runs `work`, which changes the sled database. If `work` fails or panics, the sled database must be reopened
+    /// before the next read, because sled may show rows of the failed batch that are not durable.
     fn change(&self, work: impl FnOnce(&OpenTree) -> Result<(), sled::Error>) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
@@ -105,9 +105,9 @@ impl OpenTree {
             .watched(&config, OPEN_TIMEOUT, open, || {})
             .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
-        // Sync sled's log and its folder. If a process was killed between sled's flush and the sync, the log contains
-        // rows that can be read but are not durable. In addition, opening sled has just written a new snapshot, whose
-        // name in the folder is not durable yet.
+        // If a process was killed between sled's flush and the sync, the log contains rows that can be read but are not
+        // durable. Opening the sled database has also written a new snapshot, whose name in the folder is not durable
+        // yet.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
         Ok(opened)
     }
@@ -131,10 +131,9 @@ impl OpenTree {
         Ok(self.sync()?)
     }
 
-    /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
-        // If a page is larger than a quarter of a log segment, sled puts it into a separate file that it never syncs.
-        // Long values are split into several rows, so only very long keys cause pages in separate files. Each separate
+        // If a page is larger than a quarter of a log segment, sled puts it into a separate "blob" file that it never
+        // syncs. Long values are split into several rows, so only very long keys cause pages in blob files. Each blob
         // file must be synced before a commit is durable, which is slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
@@ -153,13 +152,13 @@ impl OpenTree {
 }
 
 impl Drop for OpenTree {
-    /// Closes the sled database on a separate thread. If closing takes too long, the closing thread is left running
-    /// until the process ends.
+    /// Closes the sled database on a separate thread, which is left running until the process ends if closing takes too
+    /// long.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
-        // Flush before the drop, because sled writes remaining data when it is dropped, and a write that hangs during
-        // the drop could not be woken. After an error or panic of an earlier commit, sled's `flush` can panic. The
-        // commit worker may hang in a commit, so start a second worker for the flush.
+        // Flush the database before the drop, because sled writes remaining data when it is dropped, and a write that
+        // hangs during the drop could not be woken. After an error or panic of an earlier commit, sled's `flush` can
+        // panic. The commit worker may hang in a commit, so a second worker makes the flush.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -172,8 +171,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // Wait until sled has unlocked its log, so that the next process can open the store. If sled never unlocks
-            // its log, this process can do nothing about it.
+            // Wait until sled has unlocked its log, so that the next process can open the store. A timeout of the wait
+            // for sled is ignored, because this process cannot make sled unlock its log.
             let _ = wait_until_free(&self.log);
         }
     }
@@ -198,12 +197,11 @@ impl Worker {
 
     /// Runs `work` on the worker's thread, and waits for the sled database that it returns.
     ///
-    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
-    /// that abandons the write records the error, but in one of two places (`exit_reservation`) it wakes no waiting
-    /// thread. Because sled may not wake the waiting thread, the method `watched` regularly checks whether sled has
-    /// recorded an error. If sled has recorded an error, `watched` calls `wake`. If the worker still hangs after
-    /// `wake`, its thread is left running. The time limit `limit` is for panics of sled's threads, which leave no
-    /// recorded error.
+    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The sled
+    /// thread that abandons a write records the error, but in one of two places (`exit_reservation`) it wakes no
+    /// waiting thread. Because sled may not wake the waiting thread, the method `watched` regularly checks whether sled
+    /// has recorded an error. If sled has recorded an error, `watched` calls `wake`; if the worker still hangs, its
+    /// thread is left running. The time limit `limit` covers panics of sled's threads, which leave no recorded error.
     fn watched(
         &self,
         config: &Config,
@@ -212,7 +210,7 @@ impl Worker {
         wake: impl Fn(),
     ) -> sled::Result<Db> {
         let (done, is_done) = channel();
-        // If the caller has stopped waiting, sending fails, and the result is dropped, which closes the database.
+        // If the caller has stopped waiting, sending the result fails, and dropping it closes the sled database.
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
@@ -232,10 +230,10 @@ impl Worker {
     }
 }
 
-/// Wakes a thread that still waits for a sled write after a disk error. To wake the thread, this function requests a
-/// change of sled's log. The change fails at once because of the disk error, and the failure wakes all waiting threads.
-/// The waiting thread may hold a lock that all sled databases in the process share. Opening a tree that does not exist
-/// is the only change of the log that does not need the shared lock.
+/// Wakes a thread that still waits for a sled write after a disk error. To wake the waiting thread, `wake` requests a
+/// change of sled's log. The change of the log fails at once because of the disk error, and the failure wakes all
+/// waiting threads. The waiting thread may hold a lock that all sled databases in the process share. Opening a tree
+/// that does not exist is the only change of sled's log that does not need the shared lock.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
@@ -249,9 +247,10 @@ fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path.join("db"))
 }
 
-/// Removes unfinished snapshots, whose writer was killed or ran out of disk space. A snapshot is written each time sled
-/// opens the store. If an unfinished snapshot stayed, sled would use it as the newest one and report the truncated file
-/// as damage. The previous snapshot still exists, because sled removes it only after the new snapshot is complete.
+/// Removes unfinished sled snapshots, whose writer was killed or ran out of disk space. Sled writes a snapshot each
+/// time it opens the store. If an unfinished snapshot remained, sled would use it as the newest one and report the
+/// truncated file as damage. The snapshot before an unfinished one still exists, because sled removes it only after the
+/// new snapshot is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -263,8 +262,7 @@ fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until sled has released its log. Because sled locks its log with `flock`, this function tries to acquire the
-/// same lock, and releases it at once.
+/// Waits until sled has released its log, by trying to acquire the `flock` lock that sled holds on the log.
 fn wait_until_free(log: &File) -> io::Result<bool> {
     let started = Instant::now();
     let mut pause = Duration::from_micros(50);

@@ -104,7 +104,7 @@ impl<T> JudgedByRule for Checked<T> {
     }
 }
 
-/// Formats a value for a failure report, and cuts the text after [`MAX_SHOWN_CHARS`].
+/// Formats a value for a failure report, and truncates the text after [`MAX_SHOWN_CHARS`] characters.
 pub(crate) fn shown(thing: &impl Debug) -> String {
     let text = format!("{thing:?}");
     match text.char_indices().nth(MAX_SHOWN_CHARS) {
@@ -122,7 +122,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, exp
     Err(Failure::new(checked, shown(&expected), shown(&got)))
 }
 
-/// Checks that `condition` holds. If `condition` is false, the failure report shows `got`.
+/// Checks that `condition` holds; if not, the failure report shows `got`.
 #[track_caller]
 pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checked {
     if condition {

@@ -47,15 +47,16 @@ pub enum Ability {
     Embedded,
     /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage a store's files in a folder that the test case chooses. The store must detect the damage. A
+    /// Copy and damage a store's files in a folder that the test case chooses; the store must detect the damage. A
     /// harness with this ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
     /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).
     Format,
-    /// Mount a small file system in a mount namespace of its own. The commands `unshare` and `mount` must be installed
-    /// and permitted.
+    /// Mount a small file system in a mount namespace of its own. For this ability, the commands `unshare` and `mount`
+    /// must be installed and permitted.
     Mount,
-    /// Trace the system calls of a process with `strace`. The command `strace` must be installed and permitted.
+    /// Trace the system calls of a process with `strace`. For this ability, the command `strace` must be installed and
+    /// permitted.
     Trace,
     /// Put the store on a simulated disk that can lose power ([`Fixture::cut_power_after`],
     /// [`Fixture::restore_power`]).
@@ -184,7 +185,7 @@ pub trait Harness: Send + Sync + 'static {
     }
 
     /// Opens the store at an address that this process or another process has made, and creates the store if it does
-    /// not exist. While another process has the store open, this method waits at most `wait`. Requires
+    /// not exist. While another process has the store open, `join` waits at most `wait`. Requires
     /// [`Ability::Processes`].
     ///
     /// # Errors
@@ -200,13 +201,13 @@ pub trait Harness: Send + Sync + 'static {
     /// [`Ability::Folder`].
     ///
     /// # Errors
-    /// The folder's path cannot be part of a store address.
+    /// An error if the folder's path cannot be part of a store address.
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
-    /// Makes the store whose [address](Self::address_in) is for this folder look as if a later version of the program
-    /// had written it. The suite calls this method while the store is closed. Requires [`Ability::Format`].
+    /// Makes the store in this folder (see [`address_in`](Self::address_in)) look as if a later version of the program
+    /// had written it. The suite calls `make_newer` while the store is closed. Requires [`Ability::Format`].
     ///
     /// # Errors
     /// Any error that prevents changing the store's files.
@@ -290,15 +291,15 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
 
-    /// The servers of the store, always in the same order. Requires [`Ability::Network`].
+    /// Returns the server processes of the store, always in the same order. Requires [`Ability::Network`].
     fn servers(&self) -> Vec<Server> {
         Vec::new()
     }
 
-    /// Opens a handle that connects to the given addresses instead of the servers' own addresses. The suite passes the
-    /// address of a proxy that it puts between client and server. The handle should abandon a call after about 5
-    /// seconds and notice a dead connection within 3 seconds, to keep the test cases short. Requires
-    /// [`Ability::Network`].
+    /// Opens a handle that connects to the given addresses instead of the servers' own addresses. To `connect`, the
+    /// suite passes the address of a proxy that it puts between client and server. The handle that `connect` returns
+    /// should abandon a call after about 5 seconds and notice a dead connection within 3 seconds, to keep the test
+    /// cases short. Requires [`Ability::Network`].
     ///
     /// # Errors
     /// Any error that prevents opening the handle. Opening a handle must succeed even if a server does not answer.
@@ -306,8 +307,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
 
-    /// Restarts a killed server at its old address, with its old data. The method may return before the restarted
-    /// server is ready. Requires [`Ability::Servers`].
+    /// Restarts a killed server at its old address, with its old data. `restart` may return before the restarted server
+    /// is ready. Requires [`Ability::Servers`].
     ///
     /// # Errors
     /// Any error that prevents starting the server.
@@ -318,13 +319,13 @@ pub trait Fixture: Debug + Send + Sync {
     /// Returns the index, in [`servers`](Self::servers), of the cluster's leader. Requires [`Ability::Cluster`].
     ///
     /// # Errors
-    /// The leader is unknown, for example because the cluster has none.
+    /// An error if the leader is unknown, for example because the cluster has none.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
 
-    /// Makes a copy of the store's data. Making the copy may disconnect handles and watches, as a server restart does.
-    /// Requires [`Ability::Copies`].
+    /// Makes a copy of the store's data. Making the copy of the store may disconnect handles and watches, as a server
+    /// restart does. Requires [`Ability::Copies`].
     ///
     /// # Errors
     /// Any error that prevents copying the store.
@@ -332,7 +333,8 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
 
-    /// Restores the store from the copy while the test case still has handles on it. Requires [`Ability::Copies`].
+    /// Restores the store from the copy that [`take_copy`](Self::take_copy) made, while the test case still has handles
+    /// on it. Requires [`Ability::Copies`].
     ///
     /// # Errors
     /// Any error that prevents restoring the store.
@@ -350,7 +352,7 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Opens handles of clients without access: the server rejects them, or they reject the server. The suite calls
-    /// this method only if the harness lists [`Ability::Logins`] or [`Ability::Tls`].
+    /// `strangers` only if the harness lists [`Ability::Logins`] or [`Ability::Tls`].
     ///
     /// # Errors
     /// Any error that prevents opening the handles.
@@ -367,10 +369,10 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Cleans up after a test case that passed, failed or panicked. The suite drops all handles of the test case before
-    /// it calls `finish`, but store calls that the test case abandoned may still be running.
+    /// it calls `finish`, but store calls that the test case abandoned may still be running by then.
     ///
     /// # Errors
-    /// A description of what could not be cleaned up. An error of the cleanup makes the test case fail.
+    /// An error that describes what could not be cleaned up. Any error of the cleanup makes the test case fail.
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
@@ -378,7 +380,7 @@ pub trait Fixture: Debug + Send + Sync {
     /// The address with which another process can [`join`](Harness::join) the store. Requires [`Ability::Processes`].
     ///
     /// # Errors
-    /// The store has no address that another process can use.
+    /// An error if the store has no address that another process can use.
     fn address(&self) -> Result<String, BoxError> {
         Err("the harness lists Processes but its fixture has no address".into())
     }

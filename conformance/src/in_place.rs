@@ -59,7 +59,7 @@ impl<H: Harness> InPlaceHarness<H> {
         }
     }
 
-    /// Deletes the keys of a test case that was abandoned. Does nothing if no test case has begun.
+    /// Deletes the keys of an abandoned test case; does nothing if no test case has begun.
     ///
     /// # Errors
     /// Any error that prevents emptying the store.
@@ -136,7 +136,7 @@ struct InPlaceFixture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantState {
     Open,
-    /// The store is closed. The keys of the test case stay until the store is opened for the next case or for the
+    /// The store is closed; the keys of the test case stay until the store is opened for the next case or for the
     /// cleanup.
     Closed,
 }

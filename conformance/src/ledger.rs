@@ -13,23 +13,23 @@ use tokio::task::JoinSet;
 use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 use crate::subject::{BoundedHandle, in_time};
 
-/// The prefix of all keys that the writers write.
+/// The prefix of all keys that a ledger's writers write.
 const PREFIX: &str = "ledger/";
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The store's answer to a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LedgerAnswer {
-    /// The write happened at this revision.
+    /// The acknowledged write happened at this revision.
     Applied(Revision),
-    /// The write failed: it has not happened and will not happen.
+    /// The failed write has not happened and will not happen.
     NotApplied(ErrorKind),
     /// The write failed with an unknown outcome: it may have happened.
     Unknown(ErrorKind),
 }
 
 /// All writes of a group of writers, with the store's answers. Each write is a transaction without compares that puts
-/// two keys of its own. The versions of the two keys show whether the write ran twice.
+/// two keys of its own, whose versions show whether the write ran twice.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 
@@ -61,7 +61,6 @@ impl Ledger {
         self.write_sized(handle, name, 1).await
     }
 
-    /// Adds the recorded answers of another ledger.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
@@ -116,7 +115,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts one writer task for each store handle. `name` distinguishes these writers from other groups of writers.
+    /// Starts one writer task for each store handle; `name` distinguishes these writers from other groups of writers.
     pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();
@@ -131,12 +130,12 @@ impl Writers {
     pub(crate) async fn progress(&self, writes: usize) -> Checked {
         let mut acknowledged = self.acknowledged.subscribe();
         let wanted = *acknowledged.borrow() + writes;
-        // The running writers hold the sender of `acknowledged`, so the channel is open.
+        // The running writers hold the sender of the channel `acknowledged`, so waiting on it cannot fail.
         let wait = acknowledged.wait_for(|count| *count >= wanted);
         within(RECOVERY_TIMEOUT, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
-    /// Lets the writers finish their current calls, and returns all recorded answers.
+    /// Lets the writers finish their current store calls, and returns all recorded answers.
     pub(crate) async fn stop(mut self) -> Checked<Ledger> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Ledger::default();

@@ -23,9 +23,9 @@ const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 
 /// Runs all conformance cases on a store, as the `main` function of a test with `harness = false`.
 ///
-/// The list `ignored` names the test cases that this environment cannot run. If the environment cannot run a test case
-/// that is not in `ignored`, the test fails: no case may be skipped unnoticed. The test output lists an ignored case as
-/// ignored, with the reason.
+/// The argument `ignored` lists the test cases that this environment cannot run. If the environment cannot run a test
+/// case that is not in `ignored`, the test fails: no case may be skipped unnoticed. The test output lists an ignored
+/// case as ignored, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
 }
@@ -37,13 +37,13 @@ pub struct KnownFailure {
     pub case: &'static str,
     /// The rule that the bug breaks.
     pub rule: &'static str,
-    /// A description of the bug and of the versions that have it.
+    /// A description of the bug behind a known failure, and of the versions that have it.
     pub reason: &'static str,
-    /// Says how often the case fails.
+    /// Says how often the test case with the known failure fails.
     pub happens: FailureFrequency,
 }
 
-/// Says how often the test case fails.
+/// Says how often a test case with a known failure fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureFrequency {
     /// The known failure happens in every run. If the test case passes, the list of known failures is wrong and the

@@ -27,7 +27,7 @@ impl Model {
         Self { now: State::default(), versions, log, revision, mark: Revision::UNSET }
     }
 
-    /// Creates the model of an empty store at this revision, with all earlier history compacted.
+    /// Creates the model of an empty store at the given revision, with all earlier history compacted.
     pub(crate) fn compacted_at(revision: Revision) -> Self {
         Self { mark: revision, ..Self::new(revision) }
     }
@@ -36,7 +36,7 @@ impl Model {
         self.revision
     }
 
-    /// The compaction mark of the store.
+    /// Returns the compaction mark of the modelled store.
     pub(crate) fn mark(&self) -> Revision {
         self.mark
     }
@@ -53,7 +53,7 @@ impl Model {
             .collect()
     }
 
-    /// The answer that a correct store returns for a read.
+    /// The answer that a correct store returns for this read.
     pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ErrorKind> {
         let at = if request.at.is_set() { request.at } else { self.revision };
         if at > self.revision {

@@ -13,18 +13,19 @@ const MAX_FACTOR: f64 = 16.0;
 /// of a process on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
-/// A load measurement runs a busy loop in pieces; this is the number of loop steps in one piece. One piece takes well
-/// below a millisecond.
+/// The number of loop steps in one piece of the busy loop with which the load is measured. One piece of the busy loop
+/// takes well below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;
 
-/// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The load is
-/// measured at the first call, and later at most every five seconds. A measurement takes about 40 ms.
+/// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The
+/// machine's load is measured at the first call, and later at most every five seconds. A measurement of the machine's
+/// load takes about 40 ms.
 #[must_use]
 pub fn patient(limit: Duration) -> Duration {
     limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
 }
 
-/// The factor, from 1 to 16, by which other programs slow the machine down: the larger of the last two measurements.
+/// The factor, from 1 to 16, by which other programs slow the tests down, as the larger of the last two measurements.
 fn slowness() -> f64 {
     static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,8 +39,8 @@ fn slowness() -> f64 {
     }
 }
 
-/// The measured slowdown: the time that all pieces of work took, divided by the time they would take at the speed of
-/// the quickest piece.
+/// Measures the slowdown: the time that all pieces of the busy loop took, divided by the time they would take at the
+/// speed of the quickest piece.
 fn measure() -> f64 {
     let begun = Instant::now();
     let (mut pieces, mut quickest) = (0_u32, Duration::MAX);

@@ -23,13 +23,13 @@ pub struct PrefixHarness<H> {
 
 impl<H: Harness> PrefixHarness<H> {
     /// Creates a test environment that runs all cases on the one store that `store` provides. Each test case gets its
-    /// own key prefix, which begins with `prefix`. The string `prefix` should end with a separator, and no other client
-    /// may use keys with this prefix.
+    /// own key prefix, which begins with the string `prefix`. The key prefix should end with a separator, and no other
+    /// client may use keys with this prefix.
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes the keys of a test case that was abandoned. Does nothing if no test case has begun.
+    /// Deletes the keys of an abandoned test case; does nothing if no test case has begun.
     ///
     /// # Errors
     /// Any error that prevents deleting the keys.

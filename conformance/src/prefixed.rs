@@ -13,10 +13,11 @@ const NAME: &str = "prefixed";
 
 /// A store that consists of those keys of an inner store that begin with one prefix.
 ///
-/// All requests are confined to the prefix; answers, events and errors show keys without the prefix. This store returns
-/// the revisions of the inner store unchanged. Compaction returns `Unsupported`, because it would affect keys outside
-/// the prefix. An empty key is rejected as in every store, although the prefix alone would be a valid key of the inner
-/// store. The inner store checks all other limits, and its limit on key length counts the prefix.
+/// All requests are confined to the prefix; answers, events and errors show keys without the prefix. A `PrefixedStore`
+/// returns the revisions of the inner store unchanged. Compaction returns `Unsupported`, because it would affect keys
+/// outside the prefix. An empty key is rejected as in every store, although the prefix alone would be a valid key of
+/// the inner store. The inner store checks all other limits on requests; its limit on key length applies to keys with
+/// the prefix.
 #[derive(Clone, Debug)]
 pub struct PrefixedStore {
     inner: Arc<dyn Store>,
@@ -24,8 +25,8 @@ pub struct PrefixedStore {
 }
 
 impl PrefixedStore {
-    /// Creates a store from those keys of `inner` that begin with `prefix`. The prefix should end with a separator, for
-    /// example `/`.
+    /// Creates a store from those keys of `inner` that begin with `prefix`. The key prefix should end with a separator,
+    /// for example `/`.
     pub fn new(inner: Arc<dyn Store>, prefix: impl Into<Key>) -> Self {
         Self { inner, prefix: prefix.into() }
     }
@@ -78,7 +79,8 @@ impl PrefixedStore {
             .with_failure(ops(txn.failure)?))
     }
 
-    /// Removes the prefix from a key. If an answer contains a key without the prefix, the inner store is broken.
+    /// Removes the prefix from a key. If an answer of the inner store contains a key without the prefix, the inner
+    /// store is broken.
     fn stripped(&self, key: &Key, operation: Operation) -> Result<Key> {
         match key.as_bytes().strip_prefix(self.prefix.as_bytes()) {
             Some(rest) => Ok(Key::from(rest)),

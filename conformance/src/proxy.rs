@@ -20,7 +20,7 @@ pub enum LinkCondition {
     Up,
     /// The proxy forwards all bytes, and delays each chunk by this duration.
     Slow(Duration),
-    /// The proxy closes new connections immediately, and forwards nothing on existing connections.
+    /// The proxy closes new connections immediately, and forwards nothing on the existing ones.
     Refusing,
     /// The proxy accepts connections, but forwards nothing until the link condition changes.
     Silent,
@@ -42,7 +42,8 @@ pub struct Proxy {
 struct Control {
     server: SocketAddr,
     link: watch::Sender<LinkCondition>,
-    /// The number of cuts of the link so far. Each cut ends all connections that are open at that moment.
+    /// How often the proxy has cut the link so far. Each cut of the link ends all connections that are open at that
+    /// moment.
     cuts: watch::Sender<u64>,
     /// The number of bytes that the proxy has dropped.
     lost: watch::Sender<usize>,
@@ -54,7 +55,7 @@ impl Proxy {
     /// Starts a proxy in front of this server.
     ///
     /// # Errors
-    /// No TCP port is free.
+    /// An error if no TCP port is free.
     pub fn to(server: SocketAddr) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -81,7 +82,7 @@ impl Proxy {
         self.control.link.send_replace(link);
     }
 
-    /// Ends all connections. The condition of the link decides whether new connections are accepted.
+    /// Ends all connections through the proxy. The condition of the link decides whether new connections are accepted.
     pub fn cut(&self) {
         self.control.cut();
     }
@@ -102,7 +103,7 @@ impl Proxy {
 
     /// Waits until the proxy has dropped at least one byte.
     pub async fn something_got_lost(&self) {
-        // This proxy owns the sender of `lost`, so waiting on the channel cannot fail.
+        // The `Proxy` owns the sender of `lost`, so waiting on the channel cannot fail.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }
 }
@@ -157,7 +158,7 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
             end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
-    // Both connections are closed now, so neither client nor server would see a further error.
+    // The connections of the proxy to client and server are closed now, so neither side would see a further error.
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
@@ -211,7 +212,6 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// A time limit that is long enough for each test in this file.
     const LONG: Duration = Duration::from_secs(10);
 
     /// Starts an echo server, a proxy in front of it, and a connection through the proxy.

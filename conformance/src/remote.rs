@@ -1,5 +1,5 @@
-//! Serves the reference store over TCP, and provides clients that have one fault each. The faulty clients test those
-//! conformance cases that need a network.
+//! Serves the reference store over TCP, and provides clients that have one fault each. The tests of this module use the
+//! faulty clients to check those conformance cases that need a network.
 //!
 //! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers
 //! themselves are in a table in memory that client and server share.
@@ -34,13 +34,13 @@ const HEARTBEAT_NUMBER: u64 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
     Healthy,
-    /// After a watch has lost its connection, it stays silent instead of ending.
+    /// A watch that has lost its connection stays silent instead of ending.
     FallsSilent,
     /// A watch reconnects after a lost connection, but skips the changes in between.
     SkipsTheGap,
-    /// When a write gets no answer, the client sends it a second time.
+    /// When a write gets no answer, the client sends the write a second time.
     SendsAgain,
-    /// When a write gets no answer, the client reports it as not applied.
+    /// When a write gets no answer, the client reports the write as not applied.
     CallsItCertain,
     /// The client waits for an answer without a time limit.
     WaitsForEver,
@@ -92,7 +92,7 @@ impl RequestBoard {
 async fn serve(mut stream: TcpStream, store: ReferenceStore, desk: Arc<RequestBoard>) -> std::io::Result<()> {
     loop {
         let number = stream.read_u64().await?;
-        // The server executes a request again if the client sends the request again.
+        // The server executes a request again if a faulty client sends it again.
         let request = desk.requests.lock().unwrap().get(&number).map(|request| match request {
             RemoteRequest::Range(request) => RemoteRequest::Range(request.clone()),
             RemoteRequest::Txn(txn) => RemoteRequest::Txn(txn.clone()),
@@ -336,8 +336,8 @@ mod tests {
     /// Runs the cases that need only [`Ability::Network`] on a store with this client fault, and returns the broken
     /// rules.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
-        // A faulty client may hang, and a hang counts as breaking the first rule of the test case. The healthy client
-        // gets a longer time limit.
+        // A faulty client may hang, which counts as breaking the first rule of the test case; only the healthy client
+        // gets a long time limit.
         let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {

@@ -32,7 +32,7 @@ const ROLES: &[(&str, RoleFunction)] = &[
 ///
 /// Conformance cases with several processes run their own executable as child processes. [`main`](crate::main()) plays
 /// the roles of child processes. If a program calls [`run`](crate::run()) with a harness that lists
-/// [`Processes`](crate::Ability::Processes), the program must call this function before anything else. If this function
+/// [`Processes`](crate::Ability::Processes), the program must call `play_role` before anything else. If `play_role`
 /// returns an exit status, the program must exit with that status.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;

@@ -19,7 +19,7 @@ pub(crate) fn text_of(id: &str) -> String {
     rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
 }
 
-/// The number of a rule as a static string, for example `"R2"`.
+/// Returns the number of a rule as a static string, for example `"R2"`.
 pub(crate) fn number_of(id: &str) -> Option<&'static str> {
     kv::SEMANTICS.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }

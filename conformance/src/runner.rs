@@ -92,11 +92,11 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The name of the test case.
+    /// The name of the test case that ran.
     pub name: &'static str,
-    /// The topic of the test case.
+    /// The topic of the test case that ran.
     pub group: Group,
-    /// The rules that the test case judges.
+    /// The rules that the reported test case judges.
     pub rules: &'static [&'static str],
     /// The result of the test case.
     pub verdict: Verdict,
@@ -114,16 +114,17 @@ impl Report {
     }
 }
 
-/// Runs test cases one after another and returns a report for each of them. This function blocks its thread, so it must
-/// not be called on an async runtime.
+/// Runs test cases one after another and returns a report for each of them. The function `run` blocks its thread, so it
+/// must not be called on an async runtime.
 ///
 /// # Errors
-/// No tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an error.
+/// An error if no tokio runtime could be started. Faults of the store are reported as a [`Verdict`] and not as an
+/// error.
 pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
 
-/// An iterator that runs one conformance case at each step and returns its report. A step of the iterator blocks its
+/// An iterator that runs one conformance case at each step and returns its report. Each step of a `Run` blocks its
 /// thread, so it must not run on an async runtime.
 pub struct Run {
     stage: Stage,
@@ -134,14 +135,14 @@ impl Run {
     /// Creates a run of the selected test cases.
     ///
     /// # Errors
-    /// No tokio runtime could be started.
+    /// An error if no tokio runtime could be started.
     pub fn new(harness: impl Harness, options: &RunOptions) -> Result<Self, BoxError> {
         let stage = Stage::new(Arc::new(harness), options.clone())?;
         let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();
         Ok(Self { stage, cases: cases.into_iter() })
     }
 
-    /// The test cases that have not run yet.
+    /// The selected test cases that have not run yet.
     pub fn cases(&self) -> &[Case] {
         self.cases.as_slice()
     }
@@ -237,8 +238,9 @@ mod tests {
 
     /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
-        // A store that blocks its thread makes case `B01` run until its time limit, so this limit is short. With any
-        // other faulty store, the case ends by itself, which can take long on a busy machine.
+        // A store that blocks its thread makes case `B01` run until its time limit, so the time limit of this case is
+        // short. A faulty store that does not block its thread lets case `B01` end by itself, which can take long on a
+        // busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

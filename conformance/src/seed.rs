@@ -15,8 +15,8 @@ pub fn seed() -> u64 {
     *CHOSEN
 }
 
-/// Runs `work`, which uses the random [`seed`]. If `work` fails, the failure says how to repeat the run with the same
-/// seed.
+/// Runs `work`, which uses the random [`seed`]. If the seeded `work` fails, the failure says how to repeat the run with
+/// the same seed.
 pub(crate) async fn seeded<T>(work: impl Future<Output = Checked<T>>) -> Checked<T> {
     work.await.map_err(|failure| failure.with_note(&format!("{SEED}={} makes the same calls", seed())))
 }
@@ -24,7 +24,7 @@ pub(crate) async fn seeded<T>(work: impl Future<Output = Checked<T>>) -> Checked
 /// The random seed from the environment, if the variable is set.
 ///
 /// # Errors
-/// The error text for a seed that is not a number.
+/// The error text for a random seed that is not a number.
 pub(crate) fn given() -> Result<Option<u64>, String> {
     let Some(text) = std::env::var_os(SEED) else { return Ok(None) };
     let number = text.to_str().and_then(|text| text.parse().ok());

@@ -1,8 +1,9 @@
 //! Runs conformance cases with a tokio runtime, a test harness, and a lock for cases that must run alone.
 //!
 //! A store under test may block the thread that polls it. A blocked thread stops timers and cancellation on its tokio
-//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits. If a test case
-//! blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next case.
+//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits of the test cases.
+//! If a test case blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next
+//! case.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -36,8 +37,8 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
-    /// The tokio runtimes on which this stage has run test cases. The last runtime in this list is in use. All earlier
-    /// runtimes in this list were abandoned, but may still run tasks of the harness.
+    /// The tokio runtimes on which this stage has run test cases. The last runtime in `runtimes` is in use. All earlier
+    /// runtimes in `runtimes` were abandoned, but may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
@@ -79,7 +80,7 @@ impl Stage {
         Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
     }
 
-    /// Runs one test case on a fresh store. If the case panics or hangs, it fails.
+    /// Runs one test case on a fresh store, and fails it if it panics or hangs.
     pub(crate) fn judge(&self, case: &Case) -> Checked {
         let rule = case.rules.first().copied();
         match self.ignored_because(case) {
@@ -90,7 +91,7 @@ impl Stage {
         }
     }
 
-    /// Runs one test case; returns `None` if the run was stopped before the end of the case.
+    /// Runs one test case; returns `None` if the run is stopped before the case ends.
     fn attempt(&self, case: &Case) -> Option<Checked> {
         // The runner's thread holds the lock that lets heavy cases run alone, so the lock is released even if the test
         // case never ends.
@@ -110,7 +111,7 @@ impl Stage {
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
-            // If the runner has abandoned the test case, the result is not needed.
+            // If the runner has abandoned the test case, the result of the case is not needed.
             let _ = tell.send(CaseProgress::Finished(outcome));
         });
         let failure = match self.wait_for(&progress) {
@@ -131,8 +132,8 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// Waits for the result of a test case. Fails if the case or one of its rounds exceeds the time limit, or if the
-    /// run is stopped.
+    /// Waits for the result of a test case. The wait fails if the case or one of its rounds exceeds the time limit, or
+    /// if the run is stopped.
     fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {
@@ -180,7 +181,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // A hanging store must not delay the test report, so the runtimes are not joined.
+        // A hanging store must not delay the test report, so the stage does not wait for its runtimes to end.
         for runtime in self.runtimes.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             runtime.shutdown_background();
         }

@@ -14,10 +14,10 @@ pub(crate) struct State(BTreeMap<Key, Kv>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
     pub(crate) succeeded: bool,
-    /// One result for each operation in the branch (success or failure) of the transaction that ran. The caller sets
-    /// the revision in the results of reads.
+    /// The result of each operation in the branch (success or failure) of the transaction that ran. The caller of `run`
+    /// sets the revision in the results of reads.
     pub(crate) results: Vec<OpResult>,
-    /// The changes that the transaction made, in order, each with the previous state of its key.
+    /// The changes that the transaction made, in order, each with the key's previous state.
     pub(crate) events: Vec<Event>,
 }
 
@@ -42,7 +42,7 @@ impl State {
         found.into_iter().flatten().map(|(_, kv)| kv)
     }
 
-    /// The answer to a read, with a revision that the caller must set.
+    /// The answer to a read of the state, with a revision that the caller must set.
     pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
         cut(self.within(range).cloned().collect(), limit, content)
     }
@@ -125,7 +125,7 @@ pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
     Event { kind: EventKind::Delete, kv, prev: Some(old.clone()) }
 }
 
-/// The answer to a read that finds the given entries.
+/// The answer to a read that finds the given entries, of which the answer contains at most `limit`.
 pub(crate) fn cut(mut kvs: Vec<Kv>, limit: i64, content: Content) -> RangeResponse {
     let count = kvs.len() as u64;
     let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);

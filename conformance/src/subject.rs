@@ -25,14 +25,14 @@ use crate::watcher::Watcher;
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
 pub(crate) use servers::UnusedAddress;
 
-/// The interval between the reads that check whether a store has recovered from a fault.
+/// The interval between two reads that check whether a store has recovered from a fault.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// The store name in errors that the conformance suite itself makes.
 const SUITE_NAME: &str = "conformance";
-/// Maximum number of concurrent writes of [`BoundedHandle::write_all`].
+/// Maximum number of concurrent writes that [`BoundedHandle::write_all`] makes.
 const MAX_CONCURRENT_WRITES: usize = 64;
 
-/// The progress of a test case, which is reported to the runner's thread.
+/// The progress of a test case, which the case reports to the runner's thread.
 #[derive(Debug)]
 pub(crate) enum CaseProgress {
     /// A new round of the test case begins, which restarts its time limit.
@@ -88,7 +88,6 @@ impl BoundedHandle {
         Ok(self.range(RangeRequest::new(range)).await?)
     }
 
-    /// Reads a key range at an older revision.
     pub(crate) async fn read_at(&self, range: Range, at: Revision) -> Checked<RangeResponse> {
         Ok(self.range(RangeRequest::new(range).with_at(at)).await?)
     }
@@ -127,7 +126,6 @@ impl BoundedHandle {
         self.watcher_of(WatchRequest::new(range, start)).await
     }
 
-    /// Opens a watch for the given watch request.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
     }
@@ -156,10 +154,10 @@ impl BoundedHandle {
     }
 }
 
-/// What a conformance case gets: a handle on a fresh store, and the abilities of the test environment.
+/// The argument of each conformance case: a handle on a fresh store, and the abilities of the test environment.
 pub(crate) struct Subject {
-    // The handle is declared before the fixture, because handles must be dropped before the fixture shuts the store
-    // down.
+    // The store handle is declared before the fixture, because handles must be dropped before the fixture shuts the
+    // store down.
     handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
     /// Sends the fixture to the runner at the end of the test case.
@@ -214,7 +212,6 @@ impl Subject {
         BoundedHandle::new(store, self.none.patience, self.none.tenancy)
     }
 
-    /// Clones the store handle for use in another task.
     pub(crate) fn handle(&self) -> BoundedHandle {
         BoundedHandle::clone(self)
     }
@@ -225,7 +222,8 @@ impl Subject {
         Ok(self.handle_on(store))
     }
 
-    /// Closes and reopens the store of the test case. The test case must have dropped its own handles and watches.
+    /// Closes and reopens the store of the test case. Before `reopen`, the test case must drop its own handles and
+    /// watches.
     pub(crate) async fn reopen(&mut self) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -254,14 +252,13 @@ impl Subject {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Reports to the runner that a round begins, which restarts the time limit of the test case. The limit restarts
-    /// because each round may reopen the store, and some stores take seconds to open.
+    /// Reports to the runner that a round begins, which restarts the time limit of the test case. The time limit of the
+    /// case restarts because each round may reopen the store, and some stores take seconds to open.
     pub(crate) fn next_round(&self) {
         // If the runner has abandoned the test case, no thread receives the report.
         let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 
-    /// Returns true if the test environment has this ability.
     pub(crate) fn can(&self, ability: Ability) -> bool {
         self.harness.abilities().contains(&ability)
     }
@@ -324,7 +321,6 @@ impl Subject {
         Ok(JoinedStore { handle: self.handle_on(fixture.store()), _fixture: fixture })
     }
 
-    /// The time limit of one store call.
     pub(crate) fn patience(&self) -> Duration {
         self.none.patience
     }
@@ -334,10 +330,10 @@ impl Subject {
     }
 }
 
-/// A store that this process has joined. Dropping a `JoinedStore` closes the store.
+/// A store that this process has joined; dropping a `JoinedStore` closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
-    // The handle is declared before the fixture, so that the handle is dropped first.
+    // The store handle is declared before the fixture, because fields are dropped in this order.
     handle: BoundedHandle,
     _fixture: Box<dyn Fixture>,
 }
@@ -404,7 +400,7 @@ impl Store for TimeoutStore {
     }
 }
 
-/// A placeholder for the store of a test case while the real store is closed. Every call of the placeholder fails.
+/// A placeholder for the store of a test case while the real store is closed; every call of the placeholder fails.
 #[derive(Debug)]
 struct ClosedStore;
 

@@ -70,7 +70,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// Waits for all batches up to the batch at revision `last`. Fails if the watch ends before revision `last`.
+    /// Waits for all batches up to the batch at revision `last`; fails if the watch ends before that revision.
     pub(crate) async fn until(&mut self, last: Revision) -> Checked<Vec<Batch>> {
         let mut batches = Vec::new();
         while self.next <= last {

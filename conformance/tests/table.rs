@@ -10,7 +10,6 @@ fn rule_ids() -> Vec<String> {
     rules().into_iter().map(|rule| rule.id).collect()
 }
 
-/// Asserts that no name occurs twice in the list.
 fn assert_unique(names: &[&str]) {
     let different: BTreeSet<&str> = names.iter().copied().collect();
     let twice: Vec<&&str> =

@@ -20,7 +20,7 @@ use super::{Etcd, bytes_of, copy};
 
 /// The etcd option for a database quota that is small enough for a test to fill.
 const QUOTA: &str = "--quota-backend-bytes=8388608";
-/// The test store is no longer full when its database uses fewer bytes than this (half of the quota).
+/// The test store is no longer full when its database uses fewer bytes than `ROOMY` (half of the quota).
 const ROOMY: i64 = 4_194_304;
 
 pub(crate) struct OnEtcd;
@@ -68,8 +68,8 @@ impl Held {
         self.etcds.first().ok_or_else(|| "etcd did not come back".into())
     }
 
-    /// Runs `work` while the fixture's only etcd server is stopped. The function `work` gets the stopped server and may
-    /// change its folders.
+    /// Runs `work` while the fixture's only etcd server is stopped; `work` gets the stopped server and may change its
+    /// folders.
     async fn while_down(
         &mut self,
         work: impl FnOnce(&Etcd) -> std::io::Result<()> + Send + 'static,
@@ -130,7 +130,7 @@ impl Harness for OnEtcd {
         }
     }
 
-    /// Opens the store without waiting for other clients, because etcd accepts many clients at a time.
+    /// Opens the store without waiting for the store lock, because etcd accepts many clients at a time.
     async fn join(&self, address: &str, _: Duration) -> kv::Result<Box<dyn Fixture>> {
         Ok(Box::new(Joined(EtcdStore::open(&Options::new([address]))?)))
     }
@@ -158,8 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// Returns the size of etcd's database file in bytes. The size of the database file does not include etcd's
-    /// write-ahead log, which has a limited number of segments.
+    /// Returns the size of etcd's database file in bytes. The returned size does not include etcd's write-ahead log,
+    /// which has a limited number of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

@@ -1,4 +1,4 @@
-//! Provides helpers that the tests of this crate share.
+//! Provides helpers that the tests of `backend-etcd` share.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

@@ -10,10 +10,10 @@ pub(crate) trait AsOptions {
 
     fn inline(&self, name: &str) -> Result<Pem>;
 
-    /// TLS settings that trust no CA but the test CA.
+    /// TLS settings whose only trusted CA is the test CA.
     fn trusting(&self) -> Tls;
 
-    /// TLS settings that trust no CA but the test CA, with a client certificate.
+    /// TLS settings with a client certificate, and the test CA as the only trusted CA.
     fn known(&self) -> Tls;
 }
 

@@ -7,11 +7,10 @@ use etcd_client::{Client, Permission, PermissionType};
 
 use super::Etcd;
 
-/// The password that all test users have.
 pub(crate) const PASSWORD: &str = "hidden-password";
 
-/// Enables authentication. The user `root` has all permissions; the user `guest` may read and write keys with the
-/// prefix `open/`.
+/// Enables authentication on an etcd server. The etcd user `root` has all permissions; the user `guest` may read and
+/// write keys with the prefix `open/`.
 pub(crate) async fn guard(etcd: &Etcd) -> std::result::Result<(), etcd_client::Error> {
     let mut client = Client::connect([etcd.url()], None).await?;
     let open = Permission::new(PermissionType::Readwrite, "open/").with_prefix();

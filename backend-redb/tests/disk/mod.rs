@@ -7,25 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use redb::StorageBackend;
 
-/// A file on a simulated in-memory disk. Clones of a `Disk` share one file.
+/// A file on a simulated in-memory disk; clones of a `Disk` share the file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
-    /// The number of disk operations until the power fails; `None` if the power stays on.
+    /// The number of disk operations that remain until the power fails; `None` if the power stays on.
     power: Arc<Mutex<Option<u32>>>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// The content of the file as programs see it.
     pub(crate) content: Vec<u8>,
     /// The durable content of the file: what remains after a power cut if no unsynced write reached the disk.
     durable: Vec<u8>,
     /// The changes of the file that were not synced; each of them may or may not survive a power cut.
     unsynced: Vec<Change>,
-    /// How often the file has been synced.
     pub(crate) syncs: u32,
-    /// How many writes to the file there have been.
     pub(crate) writes: u32,
 }
 
@@ -42,7 +39,7 @@ impl Disk {
         self.state.lock().unwrap()
     }
 
-    /// Creates a second file on the same simulated disk, which loses power at the same time.
+    /// Creates a second file on the same simulated disk, which loses power together with the first file.
     pub(crate) fn beside(&self) -> Self {
         Self { state: Arc::default(), power: Arc::clone(&self.power) }
     }
@@ -52,7 +49,7 @@ impl Disk {
         *self.power.lock().unwrap() = operations;
     }
 
-    /// Counts one disk operation. Fails if the simulated power has failed.
+    /// Counts one disk operation; fails if the simulated power has failed.
     fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
         match &mut *self.power.lock().unwrap() {
             Some(0) => return Err(io::Error::other("no power")),

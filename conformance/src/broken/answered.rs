@@ -15,7 +15,6 @@ use super::Twist;
 struct EveryFewCalls(AtomicU64);
 
 impl EveryFewCalls {
-    /// Returns true for every fourth call.
     fn is_now(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) % 4 == 3
     }
@@ -30,7 +29,7 @@ fn only_puts(txn: &Txn) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct StaleWhileOthersWrite;
 
-/// The number of transactions that currently run, over all handles.
+/// The number of transactions that currently run on the broken store, over all its handles.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
 #[async_trait]

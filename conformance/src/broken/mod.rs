@@ -3,7 +3,8 @@
 //!
 //! Each broken store changes the behaviour of a working store, and names the test case that must detect the change. The
 //! tests of this crate run the named test case on each broken store, and all cases on the working store. The working
-//! store must pass all cases. On each broken store, the named case must fail with the rule that the store breaks.
+//! store must pass all conformance cases. On each broken store, the named test case must fail with the rule that the
+//! store breaks.
 
 mod answered;
 mod reads;
@@ -37,7 +38,7 @@ impl Broken {
         self.name
     }
 
-    /// The test case that must detect the fault. Other test cases may detect the fault, too.
+    /// The test case that must detect the fault; other test cases may detect it, too.
     pub fn case(&self) -> &'static str {
         self.case
     }
@@ -116,7 +117,8 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// The changed behaviour of a broken store. A method that a `Twist` does not override calls the working store.
+/// The behaviour of a broken store, as far as it differs from the working store. A method of `Twist` that a broken
+/// store does not override calls the working store.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {
@@ -207,7 +209,7 @@ impl<H> BrokenHarness<H> {
 
 #[derive(Debug)]
 struct BrokenFixture {
-    // The store is `None` while it is being reopened.
+    // The store handle is `None` while the store is being reopened.
     store: Option<Arc<dyn Store>>,
     inner: Box<dyn Fixture>,
     broken: Broken,
@@ -332,7 +334,8 @@ mod tests {
             let expected = [(broken.case(), Some(broken.rule()))];
             let mut failed = failures(broken.around(ReferenceHarness), broken.case());
             if names(&failed) != expected {
-                // On a busy machine, even a correct store call can take longer than a second.
+                // Use a long time limit, because on a busy machine even a correct store call can take longer than a
+                // second.
                 failed = failures_within(Duration::from_secs(10), broken.around(ReferenceHarness), broken.case());
             }
             if names(&failed) != expected {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::Twist;
 
-/// Replaces each batch of a watch stream by the batches that `change` returns.
+/// Creates a watch stream in which each batch of `stream` is replaced by the batches that `change` returns.
 fn change<S, I>(stream: S, mut change: impl FnMut(Batch) -> I + Send + 'static) -> WatchStream
 where
     S: Stream<Item = Result<Batch>> + Send + 'static,

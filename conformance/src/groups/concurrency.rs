@@ -9,8 +9,8 @@ use tokio::task::{JoinHandle, yield_now};
 use crate::expect::{Checked, Failure, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, after, text, took};
 
-/// Runs one client task for each number below `count`; every second client has its own store handle. Returns the
-/// results of all clients.
+/// Runs one client task for each number below `count`, and returns all results; every second client has its own store
+/// handle.
 async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(BoundedHandle, usize) -> F) -> Checked<Vec<T>>
 where
     T: Send + 'static,
@@ -104,7 +104,8 @@ pub(crate) async fn write_skew(t: Subject) -> Checked {
     for round in 0..30 {
         let (left, right) = (format!("{round}/left"), format!("{round}/right"));
         let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
-        // Each client sets one key to `off` if both keys are unchanged, so a correct store keeps one key `on`.
+        // Each of the two clients sets one key to `off` if both keys are unchanged, so a correct store keeps one key
+        // `on`.
         let off = clients(&t, 2, |t, i| {
             let keys = [left.clone(), right.clone()];
             async move {
@@ -200,7 +201,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     for i in 0..CALLS {
         let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
         let mut call = Box::pin(t.txn(txn));
-        // The future of the store call is polled a random number of times and then dropped.
+        // The client polls the future of its store call a random number of times and then dropped.
         for _ in 0..random.usize(..4) {
             if futures::poll!(&mut call).is_ready() {
                 break;
@@ -208,7 +209,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // An abandoned write may still happen later, so the check reads all keys at a single revision.
+    // An abandoned write may still happen later, so the test reads all keys at a single revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;
@@ -262,7 +263,7 @@ async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     gave_up("taking an address")
 }
 
-/// A transaction compare: the key has this value.
+/// Creates a compare that holds if the key has this value.
 fn holds_value(key: &str, value: &str) -> Compare {
     Compare::new(Range::Key(Key::from(key)), CompareOp::Equal, Target::Value(Value::from(value)))
 }

@@ -35,7 +35,7 @@ pub(super) fn in_round(failure: Failure, round: u64) -> Failure {
 /// Chooses the moments at which processes are killed.
 #[derive(Debug, Default)]
 struct KillTimes {
-    /// The time from the start of a child process to its first line of output.
+    /// The measured time from the start of a child process to its first line of output.
     start: Duration,
 }
 
@@ -70,8 +70,8 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument is
-/// the number of steps; without this argument, the child process writes until it is killed.
+/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument of
+/// the role is the number of steps; without it, the child process writes until it is killed.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
@@ -289,8 +289,8 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After a crash, the process that opens the store is killed as well, twice in a row. Opening the store must not change
-/// it, even if the process is killed meanwhile.
+/// After a crash, the process that opens the store is killed as well, twice in a row. Opening a store must not change
+/// its contents, even if the process is killed meanwhile.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;

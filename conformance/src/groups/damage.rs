@@ -115,7 +115,7 @@ fn renew(good: &Path, bad: &Path) -> Checked {
     renewed.map_err(|error| broken("a copy of a store", &error))
 }
 
-/// All non-empty files under a folder with their contents, in a fixed order.
+/// Returns all non-empty files under a folder with their contents, in a fixed order.
 fn files(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -136,7 +136,7 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 /// If a store's largest file is missing, empty, a folder or garbage, opening or reading the store must fail with an
-/// error. While the largest file is damaged, the store must not be recreated or changed. Once the largest file is
+/// error. While the largest file is damaged, the store must be neither recreated nor changed. Once the largest file is
 /// restored, the store must be intact.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;

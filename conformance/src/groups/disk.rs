@@ -14,11 +14,11 @@ use crate::process::{self, Process, RoleJob, broken, command_under, say, tempora
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// The put of one key, and its outcome.
+/// A put of one key, and the outcome of the put.
 #[derive(Debug)]
 struct PutAttempt {
     key: String,
-    /// The outcome and the error text of a failed put; `None` if the put was acknowledged.
+    /// The outcome and the kind of the error of a failed put; `None` if the put was acknowledged.
     failed: Option<(Outcome, ErrorKind)>,
 }
 
@@ -145,8 +145,8 @@ pub(crate) async fn full_disk(t: Subject) -> Checked {
 pub(crate) async fn file_size_limit(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("sh");
-    // The signal `XFSZ` is ignored, so a write beyond the file size limit fails with an error instead. The unit of the
-    // shell's file size limit is a block of 512 or 1024 bytes.
+    // The signal `XFSZ` is ignored, so a write beyond the file size limit fails with an error instead of killing the
+    // process. The unit of the shell's file size limit is a block of 512 or 1024 bytes.
     shell.args(["-c", "trap '' XFSZ; ulimit -S -f 4000; exec \"$0\""]);
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(command_under(shell, &command), t.patience())?, t.patience() * 10).await
@@ -235,7 +235,7 @@ impl SyncTrace {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
         let mut since = 0;
-        // The threads in a sync call that began after the last acknowledgement of a write.
+        // The threads that are in a sync call which began after the last acknowledgement of a write.
         let mut begun: Vec<&str> = Vec::new();
         for line in trace.lines() {
             let (thread, call) = line.split_once(' ').unwrap_or((line, ""));

@@ -9,7 +9,7 @@ use crate::harness::RefusedUser;
 use crate::ledger::{Ledger, LedgerAnswer};
 use crate::subject::{BoundedHandle, Subject, in_time};
 
-/// Checks that the error message has one line and shows no secret.
+/// Checks that a refused user's error message has one line and shows no secret.
 fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     in_time(error)?;
     let shown = format!("{error} {error:?}");
@@ -86,7 +86,7 @@ pub(crate) async fn guest(t: Subject) -> Checked {
 }
 
 pub(crate) async fn logins_run_out(t: Subject) -> Checked {
-    /// How long the server is frozen: longer than a login lives.
+    /// How long the test freezes the server: longer than a login stays valid.
     const LONG_FREEZE: Duration = Duration::from_millis(3500);
     let first = t.put("k", "v").await?;
     let mut early = t.watcher(Range::key("k"), first).await?;
@@ -106,7 +106,7 @@ pub(crate) async fn logins_run_out(t: Subject) -> Checked {
     same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
 }
 
-/// Creates keys from several clients until the store is out of space. Returns the store's answers to all writes.
+/// Creates keys from several clients until the store is out of space, and returns the store's answers to all writes.
 async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
     const WRITERS: usize = 32;
     const BYTES: usize = 50_000;

@@ -52,7 +52,7 @@ fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
     ledger.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).collect()
 }
 
-/// What all clients together have seen and written while they increment the counter.
+/// The counter values that all clients together have seen and written while they increment the counter.
 #[derive(Debug, Default)]
 struct ClientCounts {
     /// The highest counter value in an acknowledged write or in a read.
@@ -120,7 +120,7 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
             task??;
         }
         t.restart(leader).await?;
-        // The killed server must answer again before the next leader is killed.
+        // The server that was killed must answer again before the next leader is killed.
         only(&t, leader).await?.heals().await?;
     }
     t.heals().await?;
@@ -139,8 +139,8 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Stops two of the three servers, including the leader, and sends a request to the third server. The request must
-/// fail, because the cluster has lost its quorum.
+/// Stops two of the three servers, including the leader, and sends a request to the third server. The request to the
+/// third server must fail, because the cluster has lost its quorum.
 async fn without_quorum<T: std::fmt::Debug, F: Future<Output = kv::Result<T>>>(
     t: &Subject,
     work: impl FnOnce(BoundedHandle) -> F,
@@ -165,7 +165,8 @@ pub(crate) async fn no_quorum_no_answer(t: Subject) -> Checked {
     let base = t.revision().await?;
     without_quorum(&t, |handle| async move { handle.get("k").await }, "S1").await?;
     let (kind, outcome) = without_quorum(&t, |handle| async move { handle.put("k", "meanwhile").await }, "S3").await?;
-    // After the two servers continue, the write may still happen, unless its error says that it was not applied.
+    // After the two stopped servers continue, the write may still happen, unless its error says that it was not
+    // applied.
     let times = t.get("k").await?.map_or(0, |kv| kv.version);
     let allowed = if outcome == Outcome::NotApplied { 1..=1 } else { 1..=2 };
     holds(&format!("{allowed:?} writes after {kind:?}"), allowed.contains(&times), &times).of("E2")?;

@@ -11,8 +11,8 @@ use crate::subject::{BoundedHandle, Subject, UnusedAddress, in_time};
 
 const ROUNDS: usize = 5;
 
-/// Sends a transaction to the store and drops the answer on the network. Returns the client's result, and the revision
-/// at which the transaction happened.
+/// Sends a transaction to the store and drops the answer on the network. Returns the client's result of the
+/// transaction, and the revision at which it happened.
 async fn without_reply(
     t: &Subject,
     (proxy, far): (&Proxy, &BoundedHandle),
@@ -66,8 +66,8 @@ pub(crate) async fn lost_reply_of_a_guarded_write(t: Subject) -> Checked {
                 same("what is said of a write that was carried out", error.outcome(), Outcome::Unknown)?;
             }
         }
-        // Repeating the transaction must show that the first attempt happened: the compare fails, and the key has the
-        // written value.
+        // Sending the transaction again must show that it happened the first time: the compare fails, and the key has
+        // the written value.
         far.heals().await?;
         let again = far.txn(txn).await?;
         let found = match again.results.first() {

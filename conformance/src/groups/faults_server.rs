@@ -79,8 +79,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // Write ten revisions that the restore loses. The test makes fewer writes after the restore, so the restored store
-    // stays below the last lost revision.
+    // Write ten revisions that are lost when the store is restored from its copy. The test makes fewer than ten writes
+    // after the restore, so the revision stays below the last lost revision.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;
@@ -105,8 +105,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
-    // A new handle works normally, because it has not seen a revision that the restored store lacks. The old handle's
-    // answer to its write must match the contents of the restored store.
+    // A new store handle works normally, because it has not seen a revision that the restored store lacks. The answer
+    // that the old store handle got to its write must match the contents of the restored store.
     let fresh = t.connect(&t.addresses()?).await?;
     holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
     ledger.is_true(&fresh).await

@@ -14,7 +14,7 @@ use crate::subject::{Subject, text};
 
 /// How long a process waits for the store lock in a test where it must not get the lock.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Number of times that a child process opens the store between two lines of its output. The time limit for one line
+/// Number of times that each child process opens the store between two lines of its output. The time limit for one line
 /// must be long enough for every child process to open the store ten times.
 const REPORTED_TURNS: u64 = 10;
 
@@ -36,7 +36,7 @@ pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// If a process holds the store, any other process must wait for it for exactly the requested time.
+/// If a process holds the store, any other process must wait for the store for exactly the requested time.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
@@ -83,8 +83,8 @@ pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Several processes take turns: each repeatedly opens the store, increments a counter and closes the store. No
-/// increment may be lost, and no process may starve.
+/// Several processes take turns: each repeatedly opens the store, increments a counter and closes the store. When
+/// several processes increment the counter in turn, no increment may be lost, and no process may starve.
 pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     const PROCESSES: u64 = 8;
     const TURNS: u64 = 200;
@@ -160,7 +160,7 @@ pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// A watch in this process must deliver every write of other processes, once and in order.
+/// A watch in the process of the test must deliver every write of other processes, once and in order.
 pub(crate) async fn watched_from_elsewhere(mut t: Subject) -> Checked {
     let from = t.put("k", "v").await?.next();
     let mut live = t.watcher(Range::All, from).await?;

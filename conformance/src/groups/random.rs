@@ -1,6 +1,6 @@
 //! Runs random sequences of calls on the store and on a model of the store. Each answer of the store must equal the
-//! model's answer, and so must every readable state at the end. A random sequence that finds a fault is shrunk to a
-//! shorter one.
+//! model's answer; at the end, every readable state must equal the model's state. A random sequence that finds a fault
+//! is shrunk to a shorter one.
 
 use std::sync::Mutex;
 
@@ -78,7 +78,7 @@ async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Chec
             ..Config::default()
         };
         let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &rng));
-        // Shrinking ends at the shortest failing sequence, so the last failure is the one to report.
+        // Shrinking ends at the shortest failing sequence, so the test reports the last failure.
         let last = Mutex::new(None);
         let run = Mutex::new(SequenceRun { t, model: Model::new(Revision::UNSET), shift: 0 });
         let judged = runner.run(&sequences(effort.steps, reopening), |(_, steps, seen)| {
@@ -192,9 +192,9 @@ impl SequenceRun {
 
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
-    /// The check leaves out the event of a deletion exactly at the compaction mark. Old versions of etcd lose the event
-    /// of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the compaction mark. So,
-    /// listing case W11 as a known failure hides only lost deletions at the compaction mark.
+    /// The check of a past watch leaves out the event of a deletion exactly at the compaction mark. Old versions of
+    /// etcd lose the event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the
+    /// compaction mark. Listing case W11 as a known failure hides only lost deletions at the compaction mark.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };

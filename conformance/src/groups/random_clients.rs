@@ -1,6 +1,6 @@
 //! Several clients make random calls on a few keys, in rounds with a pause after each round. Two independent checkers
 //! judge the store's answers. The first checker replays all calls in the order of revisions. The second checker uses
-//! only the values of each round, and searches for an order of the calls that explains these values.
+//! only the values of each round, and searches for an order of the calls that explains the values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,7 +86,7 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys while no client is writing. Both checkers also judge the reads that are made between two rounds.
+/// Reads all keys while no client is writing. The two checkers also judge the reads that are made between two rounds.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -104,7 +104,7 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// The last value that this client saw at each key. Compare-and-swaps use the values that this client saw last, so
+    /// The value at each key that this client saw last. Compare-and-swaps use the values that this client saw last, so
     /// some compare-and-swaps succeed.
     known: [u32; KEYS],
     number: usize,

@@ -20,7 +20,6 @@ fn owned(keys: &[&[u8]]) -> Vec<Vec<u8>> {
     keys.iter().map(|key| key.to_vec()).collect()
 }
 
-/// Writes all given keys in reverse order.
 async fn put_keys(t: &BoundedHandle, keys: &[&[u8]]) -> Checked {
     for key in keys.iter().rev() {
         t.put(*key, "v").await?;

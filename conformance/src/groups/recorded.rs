@@ -88,7 +88,7 @@ async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Re
 /// The value of the last write of a test run.
 const END_VALUE: &str = "end";
 
-/// Watches until the last write of the test run, with several watches one after another.
+/// Opens several watches one after another, until one has received the last write of the test run.
 async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     loop {
         let mut stream = match t.watch(request.clone()).await {
@@ -113,8 +113,8 @@ async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes the random calls of one client. The recorder keeps the answers to the client's calls, which are judged after
-/// the test run. Returns the errors that came from the store and not from the simulated network.
+/// Makes the random calls of one client. The recorder keeps the answers to the client's random calls, which are judged
+/// after the test run. Returns the errors that came from the store and not from the simulated network.
 async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {

@@ -21,8 +21,8 @@ pub(crate) enum Step {
     Reopen,
 }
 
-/// The keys that the generated calls use. There are few keys, so operations often collide. Some keys are prefixes of
-/// other keys or end in 0xff.
+/// The keys that the generated calls use. Only a few keys are used, so that operations often collide. Some generated
+/// keys are prefixes of other keys or end in 0xff.
 const KEYS: [&[u8]; 10] = [b"a", b"a\0", b"a/1", b"a/10", b"a/2", b"a\xff", b"b", b"b/1", b"\xff", b"\xff\xff"];
 
 /// Generates any step. The revisions in a generated call are close to the model's revision.

@@ -8,13 +8,13 @@ use crate::subject::{Branch, Subject, after, delete_result, entry, read_result, 
 
 const OPERATORS: [CompareOp; 4] = [Equal, NotEqual, Less, Greater];
 
-/// Puts `value` at `key` if the given compare holds, and reads `key` otherwise.
+/// Creates a transaction that puts `value` at `key` if the given compare holds, and reads `key` otherwise.
 fn put_if(compare: Compare, key: &str, value: &str) -> Txn {
     Txn::new().with_compares([compare]).with_success([Op::put(key, value)]).with_failure([Op::range(Range::key(key))])
 }
 
-/// Creates a key twice, each time with `absent` as the compare. The second attempt must fail its compare and read the
-/// value of the first attempt.
+/// Creates a key twice, each time with `absent` as the compare. The second attempt to create the key must fail its
+/// compare and read the value of the first attempt.
 async fn create_twice(t: &Subject, key: &str, absent: Target) -> Checked {
     let compare = || Compare::new(Range::key(key), Equal, absent.clone());
     let first = t.txn(put_if(compare(), key, "one")).await?;

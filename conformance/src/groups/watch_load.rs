@@ -72,7 +72,7 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     // A busy disk may delay the calls of a few rounds, but stalled watchers that block the store would delay every
     // round.
     const MAX_SLOW_ROUNDS: usize = ROUNDS / 5;
-    // By default, a call in a round with stalled watchers must take less than a second on a quiet machine.
+    // A call in a round with stalled watchers must take less than a second on a quiet machine.
     let prompt = t.patience() / 10;
     let base = t.revision().await?;
     let mut stalled = Vec::new();

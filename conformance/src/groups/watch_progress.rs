@@ -42,7 +42,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     same("the events of the watch from the past", events, WRITES).of("W2")
 }
 
-/// A watch that did not request progress reports must deliver only events.
+/// A watch whose client did not request progress reports must deliver only events.
 pub(crate) async fn not_unasked(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
@@ -67,7 +67,7 @@ pub(crate) async fn soon(t: Subject) -> Checked {
             watcher.next().await?;
         }
         let took = begun.elapsed();
-        // The time limit of one second grows with the load of the machine.
+        // The limit of one second for progress reports grows with the load of the machine.
         holds("progress within a second", took < PROGRESS_TIMEOUT.max(t.patience() / 10), &took).of("W19")?;
     }
     let Some(seen) = watcher.seen_progress() else {

@@ -2,20 +2,20 @@
 //! answers.
 //!
 //! A [`Recorder`] wraps a store and records every call and every event of every watch. A [`Replay`] compares the record
-//! with the store's own log of changes. The replay checks the log revision by revision, and reports the first violation
-//! of these rules:
+//! with the store's own log of changes. A [`Replay`] checks the log revision by revision, and reports the first
+//! violation of these rules:
 //!
 //! - Every acknowledged write is in the store's log exactly once, at its acknowledged revision, with its complete
 //!   effect.
-//! - A write with the outcome "not applied" is not in the store's log. A write with an unknown outcome is in the
+//! - A failed write with the outcome "not applied" is not in the store's log. A write with an unknown outcome is in the
 //!   store's log at most once.
 //! - Every read, and every transaction without effect, saw the state at the revision in its answer.
 //! - The answer to a call is at least as new as all answers and watch events that arrived before the call began.
-//! - Every watch delivered exactly the matching events of the store's log.
+//! - Every watch delivered exactly those events of the store's log that match its request.
 //!
 //! The time to judge a history is linear in the number of its calls and events. Clients may write any values, and their
-//! calls may fail, time out or be dropped at any moment. The check is strictest if no client puts the same value at a
-//! key twice, because each log entry then belongs to exactly one write.
+//! calls may fail, time out or be dropped at any moment. The check of a history is strictest if no client puts the same
+//! value at a key twice, because each log entry then belongs to exactly one write.
 //!
 //! ```
 //! # use std::sync::Arc;

@@ -69,7 +69,7 @@ fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::Rang
     })
 }
 
-/// The indexes of acknowledged writes in the record, with their revisions.
+/// Returns the index and the revision of each acknowledged write in the record.
 fn writes(run: &RecordedRun) -> Vec<(usize, Revision)> {
     let calls = run.recorded.calls.iter().enumerate();
     let answered = calls.filter_map(|(i, call)| call.revision().map(|revision| (i, call, revision)));
@@ -162,7 +162,7 @@ fn history_is_refused_when_logs_are_spoiled() {
 }
 
 /// The value of a recorded put for which `wanted` returns true; the put is unguarded and alone in its transaction. The
-/// second argument of the function `wanted` says whether the put is in the store's log.
+/// second argument of `wanted` says whether the put is in the store's log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
@@ -172,8 +172,7 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Appends another put of a value to the log, at the key of the recorded put of this value; if no put of the value was
-/// recorded, at a new key.
+/// Appends another put of a value to the log, at the key at which the value was recorded, or else at a new key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {

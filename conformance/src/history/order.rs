@@ -1,11 +1,11 @@
-//! Computes the newest revisions that clients knew when a call began.
+//! Computes the newest revisions that clients had seen when a call began.
 
 use kv::Revision;
 
 use super::recorder::{Call, Stream};
 use super::violation::Violation;
 
-/// The newest revisions that any client knew when a given call began.
+/// The newest revisions that any client had seen when a given call began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
     /// The newest revision in an answer that arrived before the call began.
@@ -15,13 +15,13 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Returns true if the given revision is newer than every revision that clients knew when the call began.
+    /// Returns true if the given revision is newer than every revision that clients had seen when the call began.
     pub(super) fn is_below(self, revision: Revision) -> bool {
         self.answered.max(self.seen) < revision
     }
 
-    /// Checks that the answer to a call is not older than the revisions known when the call began. The revision of a
-    /// write must be newer than all revisions known when the call began.
+    /// Checks that the answer to a call is not older than the revisions that clients had seen when the call began. The
+    /// revision of a write must be newer than all revisions that clients had seen when the call began.
     pub(super) fn check(self, call: &Call, revision: Revision, wrote: WriteEffect) -> Result<(), Violation> {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")
@@ -54,7 +54,7 @@ enum Tick {
     Begins(usize),
 }
 
-/// Computes, for each call, the newest revisions that clients knew when it began.
+/// Computes, for each call, the newest revisions that clients had seen when the call began.
 pub(super) fn floors(calls: &[Call], streams: &[Stream], known: Revision) -> Vec<Floor> {
     let mut ticks: Vec<(u64, Tick)> = Vec::with_capacity(2 * calls.len());
     for (i, call) in calls.iter().enumerate() {

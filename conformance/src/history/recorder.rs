@@ -26,15 +26,16 @@ pub enum RecordedRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordedAnswer {
-    /// The store's answer to a read.
+    /// The store's answer to a recorded read.
     Range(RangeResponse),
-    /// The store's answer to a transaction.
+    /// The store's answer to a recorded transaction.
     Txn(TxnResponse),
-    /// The compaction succeeded.
+    /// The store carried out a recorded compaction.
     Compacted,
-    /// The store returned an error of this kind. The error's outcome says whether the request may have happened anyway.
+    /// The store returned an error of this kind for a recorded request. The outcome of the error says whether the
+    /// request may have happened anyway.
     Failed(ErrorKind, Outcome),
-    /// The call has no answer, because the caller dropped its future.
+    /// The recorded call has no answer, because the caller dropped its future.
     Nothing,
 }
 
@@ -47,9 +48,9 @@ pub struct Call {
     pub start: u64,
     /// The tick of the shared clock at which the answer arrived; `u64::MAX` if there is no answer.
     pub end: u64,
-    /// The request that the caller made.
+    /// The request that the caller of the recorded call made.
     pub request: RecordedRequest,
-    /// The answer that the caller got.
+    /// The answer that the caller of the recorded call got.
     pub answered: RecordedAnswer,
 }
 
@@ -73,8 +74,8 @@ impl Call {
 pub struct Stream {
     /// The number of the recorder through which the watch was opened.
     pub client: u64,
-    /// The request with which the watch was opened. In a later part of a history, the request's start revision is the
-    /// one after the last batch of the earlier parts.
+    /// The request with which the watch was opened; in a later part of a history, its start revision follows the last
+    /// batch of the earlier parts.
     pub request: WatchRequest,
     /// The batches that the watch delivered, and the error that ended it, each with the time of its arrival.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
@@ -114,8 +115,8 @@ impl CallHistory {
         Self::default()
     }
 
-    /// Takes the calls and events that were recorded since the last `take`. By calling `take` repeatedly, a caller can
-    /// judge a long test run in parts.
+    /// Takes the calls and events that were recorded since the last call of `take`. By calling `take` repeatedly, a
+    /// caller can judge a long test run in parts.
     ///
     /// When `take` is called, no recorded store call may be running, so all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {
@@ -150,7 +151,7 @@ impl CallHistory {
     }
 }
 
-/// A store wrapper that records all calls. Clones of a recorder count as the same client.
+/// A store wrapper that records all calls; clones of a `Recorder` count as the same client.
 #[derive(Clone, Debug)]
 pub struct Recorder<S> {
     inner: S,
@@ -170,7 +171,8 @@ impl<S: Store> Recorder<S> {
     }
 }
 
-/// A running call. The call is recorded when it ends; if it is dropped earlier, it is recorded without an answer.
+/// A store call that is running. When the call ends, it is recorded; a call that is dropped earlier is recorded without
+/// an answer.
 struct OpenCall<'h> {
     history: &'h CallHistory,
     call: Option<(u64, u64, RecordedRequest)>,

@@ -15,15 +15,15 @@ use super::suspects::{JudgedPart, PendingCall};
 use super::violation::Violation;
 use crate::state::State;
 
-/// Counts of the calls and events that were judged.
+/// Counts of the recorded calls and events that were judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
     /// The number of revisions in the store's log.
     pub revisions: usize,
-    /// The number of acknowledged writes.
+    /// The number of judged writes that the store acknowledged.
     pub acknowledged: usize,
-    /// The number of reads, and of transactions that wrote nothing.
+    /// The number of judged reads, and of transactions that wrote nothing.
     pub observed: usize,
     /// The number of calls that failed and certainly did not happen.
     pub refused: usize,
@@ -42,7 +42,7 @@ enum PossibleWriters {
     Any,
 }
 
-/// A judge that replays a recorded history. The judge keeps the store's state as of the last revision that it judged.
+/// A judge that replays a recorded history, and keeps the store's state as of the last revision that it judged.
 #[derive(Clone, Debug)]
 pub struct Replay {
     state: State,
@@ -78,13 +78,13 @@ impl Replay {
     }
 
     /// Judges the next part of a recorded history. The store's log in `log` must contain all revisions since the
-    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear only in the
-    /// log of a later part.
+    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear in the log
+    /// of a later part instead.
     ///
     /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
     /// # Errors
-    /// The first violation of a rule that the judge finds.
+    /// The first violation of a rule that the judge finds in the history.
     pub fn judge(&mut self, recorded: RecordedPart, log: &[Batch]) -> Result<Summary, Violation> {
         let RecordedPart { calls, streams } = recorded;
         let base = self.revision;
@@ -126,8 +126,8 @@ impl Replay {
         self.follow(batch)
     }
 
-    /// Replays a write that the store acknowledged. Both the log and the answer must show the complete effect of the
-    /// acknowledged write.
+    /// Replays a write that the store acknowledged. Both the store's log and its answer must show the complete effect
+    /// of the acknowledged write.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
         let (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
@@ -206,13 +206,13 @@ fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
 }
 
-/// Reads the store's log of a key range from revision `first` to `last`; a write at `last` must exist. The key range
-/// must contain all keys that the clients use. The write at `last` must be in the range, and must happen after all
-/// clients have ended.
+/// Reads the store's log of a key range from revision `first` to `last`; a write at `last` must exist. The key range of
+/// the log must contain all keys that the clients use. The write at `last` must be in the range, and must happen after
+/// all clients have ended.
 ///
 /// # Errors
-/// Any error of the watch that reads the log. If the event at `last` never arrives, this function waits for ever, so
-/// the caller must set a time limit.
+/// Any error of the watch that reads the log. If the event at `last` never arrives, `read_log` waits for ever, so the
+/// caller must set a time limit.
 pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Revision) -> Result<Vec<Batch>> {
     let mut stream = store.watch(WatchRequest::new(range, first).with_prev(Prev::Return)).await?;
     let mut log: Vec<Batch> = Vec::new();
@@ -238,8 +238,8 @@ pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<Op
     TxnResponse { revision, succeeded, results }
 }
 
-/// Returns true if the events in `log` and `expected` make the same changes. The log may lack the previous states of
-/// the keys.
+/// Returns true if the events in `log` and `expected` make the same changes; the log may lack the keys' previous
+/// states.
 pub(super) fn same_events(log: &[Event], expected: &[Event]) -> bool {
     let same = |(got, want): (&Event, &Event)| {
         got.kind == want.kind && got.kv == want.kv && (got.prev.is_none() || got.prev == want.prev)

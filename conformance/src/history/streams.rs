@@ -85,7 +85,7 @@ fn check(
         return Err(Violation::new("W4", "an event that is not in the range").showing("event", foreign));
     }
     if at <= truth.base {
-        // The batch is older than the part of the history that is being judged.
+        // The watch's batch is older than the part of the history that is being judged.
         return Ok(());
     }
     match truth.next(stream, next.max(truth.base.next())) {

@@ -34,8 +34,8 @@ pub(super) struct JudgedPart {
     calls: Vec<PendingCall>,
     /// The acknowledged writes whose revisions the replay has not reached yet.
     acknowledged: BTreeMap<Revision, usize>,
-    /// The answered calls that wrote nothing, in descending order of the revision that they saw. The last element is
-    /// the next call to judge.
+    /// The answered calls that wrote nothing, in descending order of the revision that they saw, so the last element is
+    /// judged next.
     observers: Vec<(Revision, usize)>,
     /// The writes with unknown outcome, indexed by the entries that they may put.
     putters: HashMap<(Key, Value), Vec<usize>>,
@@ -99,7 +99,6 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// Adds a write with unknown outcome to the indexes.
     fn index(&mut self, i: usize) {
         let Some(txn) = self.calls[i].txn().filter(|txn| !txn.is_read_only() && txn.check("history").is_ok()) else {
             return;
@@ -136,8 +135,8 @@ impl JudgedPart {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
 
-    /// Applies a write with unknown outcome that explains a revision of the log, and returns its events. Returns `None`
-    /// if no write explains the revision.
+    /// Applies a write with unknown outcome that explains a revision of the log, and returns its events; `None` if no
+    /// write explains the revision.
     pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
         let candidates = match first_put(batch) {
             Some(put) => self.putters.get(&put),
@@ -181,11 +180,10 @@ impl JudgedPart {
         (0..self.calls.len()).filter(suspect).map(|i| &self.calls[i].call).collect()
     }
 
-    /// Assigns one call to each deletion that several calls can have made. Each call is assigned to at most one
-    /// deletion.
+    /// Assigns to each deletion one of the calls that can have made it; each call is assigned to at most one deletion.
     ///
     /// # Errors
-    /// The error that `unexplained` returns for a deletion to which no call could be assigned.
+    /// The error that `unexplained` returns, for a deletion to which no call could be assigned.
     pub(super) fn match_deletions(
         &mut self,
         unexplained: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,

@@ -1,5 +1,5 @@
-//! Searches for an order of recorded calls that explains all their answers. The search uses the values in the answers,
-//! not the revisions (Wing and Gong's search with Lowe's cache of visited states).
+//! Searches for an order of recorded calls that explains all their answers. The search for an order uses the values in
+//! the answers, not the revisions (Wing and Gong's search with Lowe's cache of visited states).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::fmt;
 /// Number of keys that the recorded calls use.
 pub(crate) const KEYS: usize = 5;
 
-/// Maximum number of clients in one search. Each client may make 65,535 calls, and all clients together may have 128
-/// calls of unknown outcome.
+/// Maximum number of clients in one search for an order of calls. Each client may make 65,535 calls, and all clients
+/// together may have 128 calls of unknown outcome.
 pub(crate) const MAX_CLIENTS: usize = 16;
 
-/// Maximum number of search steps; after these, the search gives up. A search with this many steps takes a few seconds
-/// and about 100 MiB of memory.
+/// Maximum number of steps after which the search for an order gives up. A search with `MAX_SEARCH_STEPS` steps takes a
+/// few seconds and about 100 MiB of memory.
 const MAX_SEARCH_STEPS: usize = 1_000_000;
 
 /// The state of the store: the number at each key, or `None` for an absent key.
@@ -25,7 +25,7 @@ pub(crate) enum Action {
     /// Compare-and-swap: writes the second number to a key if the key has the first number.
     Swap(usize, u32, u32),
     Delete(usize),
-    /// If the first key exists, deletes it and writes the second key.
+    /// Move: if the first key exists, deletes it and writes the number to the second key.
     Move(usize, usize, u32),
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum ObservedAnswer {
     /// The value of the key that the call read; `None` if the key was absent.
     Value(Option<u32>),
     Effect(Effect),
-    /// The caller saw no answer: the action may have happened at any time after its start, or never.
+    /// The caller saw no answer: its action may have happened at any time after its start, or never.
     Nothing,
 }
 
@@ -56,22 +56,22 @@ impl From<bool> for Effect {
 pub(crate) struct Call {
     pub(crate) client: usize,
     pub(crate) start: u64,
-    /// The tick at which the answer arrived. The value of `end` has no meaning for a call without an answer.
+    /// The tick at which the answer arrived; it has no meaning for a call without an answer.
     pub(crate) end: u64,
     pub(crate) action: Action,
     pub(crate) seen: ObservedAnswer,
 }
 
-/// The result of a search that found no order of the calls.
+/// The result of a search that found no order that explains the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SearchFailure {
-    /// Says whether the search tried all orders.
+    /// Says whether the search tried all orders of the calls.
     pub(crate) tried: SearchExtent,
-    /// The largest number of calls that any tried order explains.
+    /// The largest number of calls that any order found by the search explains.
     pub(crate) explained: usize,
     /// The state of the store after the longest explained sequence of calls.
     pub(crate) state: KeyStates,
-    /// The calls that could have come next, but whose answers do not fit the state.
+    /// The calls that could have come next in the order, but whose answers do not fit the state.
     pub(crate) stuck: Vec<Call>,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for SearchFailure {
     }
 }
 
-/// The answer that a correct store returns for an action, and its state afterwards.
+/// The answer that a correct store returns for an action, and the store's state after the action.
 fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     let effective = match action {
         Action::Get(key) => return (ObservedAnswer::Value(state[key]), state),
@@ -119,10 +119,10 @@ fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
 }
 
 /// Searches for an order of the recorded calls that explains every answer. A call that ended before another call began
-/// must come before it in the order. The order may leave out calls that got no answer.
+/// must come before the other call in the order. The order may leave out calls that got no answer.
 ///
 /// # Errors
-/// The longest order that the search found, and why no call continues it.
+/// The error contains the longest order that the search found, and why no call continues it.
 pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFailure> {
     let mut search = Search::new(first, calls);
     if search.from(first) { Ok(()) } else { Err(search.best) }
@@ -139,9 +139,9 @@ struct Search {
     placed: PlacedCalls,
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
-    /// The visited states from which no order continues, each with the unanswered calls that were already in the order.
-    /// If the search reaches a visited state again and at least the same unanswered calls are already in the order, it
-    /// turns back at once.
+    /// The visited states from which no order continues, each with the unanswered calls that the order already
+    /// contained. If the search reaches a visited state again and at least the same unanswered calls are already in the
+    /// order, it turns back at once.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -208,8 +208,8 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The calls that can be next in the order: those that began before the first remaining call ended. The candidates
-    /// are sorted by their end, because calls mostly happened in that order. Candidates without an answer come last.
+    /// The calls that can be next in the order: those that began before the first remaining call ended. The calls are
+    /// sorted by their end, because calls mostly happened in that order. Calls without an answer come last.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
@@ -231,7 +231,7 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Continues the search with the call `next` at the end of the order. Returns true if the search finds a complete
+    /// Continues the search with the call `next` at the end of the order; returns true if the search finds a complete
     /// order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
@@ -249,8 +249,8 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // Leave an unanswered call out of the order if it changes nothing, because it has no effect on the
-                    // other calls.
+                    // Leave an unanswered call out of the order if it changes nothing, because such a call has no
+                    // effect on the other calls.
                     return false;
                 }
                 self.used ^= 1 << i;
@@ -405,7 +405,7 @@ mod tests {
         made
     }
 
-    /// Changes the answer of one late read to a number that no client wrote.
+    /// Changes the answer of one late read in the simulated calls to a number that no client wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
         let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();

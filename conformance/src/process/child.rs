@@ -1,4 +1,4 @@
-//! The side of a child process that plays a role: reads its job, and reports to its parent process.
+//! Runs in a child process that plays a role: reads its job, and reports to its parent process.
 
 use std::env;
 use std::fmt::Display;
@@ -24,7 +24,7 @@ impl<'a> RoleJob<'a> {
     /// Reads the job of this child process from its environment variables.
     ///
     /// # Errors
-    /// The environment variable with the address of the store is not set.
+    /// An error if the environment variable with the address of the store is not set.
     pub(crate) fn of_this_process(harness: &'a dyn Harness, arguments: Vec<u64>) -> Result<Self, BoxError> {
         Ok(Self { harness, address: env::var(ADDRESS_VARIABLE)?, arguments })
     }
@@ -58,7 +58,6 @@ impl<'a> RoleJob<'a> {
     }
 }
 
-/// Prints a line for the parent process.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;

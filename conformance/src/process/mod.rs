@@ -27,8 +27,8 @@ pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
 /// The first word of the output line of a child process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word of the output line of a child process whose store breaks a rule. After the word `breaks`, the output
-/// line contains the broken rule and the fault.
+/// The first word of the output line of a child process whose store breaks a rule. After the word `breaks`, the child's
+/// output line contains the broken rule and the fault.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
 /// The environment variable with a folder that a child process may use in its role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
@@ -53,7 +53,7 @@ pub(crate) fn with_folder(mut command: Command, folder: &Path) -> Command {
     command
 }
 
-/// A running child process that plays a role. Dropping a `Process` kills the child process.
+/// A running child process that plays a role; dropping a `Process` kills the child process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -64,7 +64,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the process. The duration `patience` is the time limit for each line that the child process prints.
+    /// Starts the child process; `patience` is the time limit for each line that it prints.
     pub(crate) fn start(mut command: Command, patience: Duration) -> Checked<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let started = Instant::now();
@@ -72,8 +72,8 @@ impl Process {
         let (tell, lines) = unbounded_channel();
         let stdout = child.stdout.take();
         let stdin = child.stdin.take();
-        // The thread that reads the output ends with the child process. The thread drains the pipe, so the child
-        // process never blocks because the pipe is full.
+        // The thread that reads the child's output drains the pipe, so the child never blocks because the pipe is full;
+        // the thread ends with the child.
         thread::spawn(move || {
             let said = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines().map_while(Result::ok));
             for line in said {
@@ -95,13 +95,12 @@ impl Process {
         self
     }
 
-    /// Takes the standard input of the child process. Dropping the returned `ChildStdin` closes the child's standard
-    /// input.
+    /// Takes the standard input of the child process, which is closed when the returned `ChildStdin` is dropped.
     pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.stdin.take()
     }
 
-    /// Reads the next line that the child process prints; `None` if it has ended.
+    /// Reads the next line that the child process prints; `None` if the child process has ended.
     pub(crate) async fn line(&mut self) -> Checked<Option<String>> {
         let line = within(self.patience, "what another process says", self.lines.recv()).await?;
         let said = line.as_deref().unwrap_or_default();
@@ -114,8 +113,8 @@ impl Process {
         Ok(line)
     }
 
-    /// Reads the next line that the child process prints. The line must begin with `word`; the method returns the rest
-    /// of the line.
+    /// Reads the next line that the child process prints, which must begin with `word`, and returns the rest of the
+    /// line.
     pub(crate) async fn say(&mut self, word: &str) -> Checked<String> {
         let line = self.line().await?;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word)).map(|rest| rest.trim().to_owned());
@@ -175,7 +174,6 @@ pub(crate) fn number(said: &str) -> Checked<u64> {
     said.trim().parse().map_err(|_| Failure::new("what another process says", "a number", said))
 }
 
-/// A temporary folder for one test case.
 pub(crate) fn temporary_folder() -> Checked<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| broken("a temporary folder", &error))
 }

@@ -4,7 +4,7 @@ use kv::{Key, Kv, OpResult, Range, RangeResponse, Revision, TxnResponse, Value};
 
 use crate::expect::{Checked, Failure, same};
 
-/// Formats a key or value as a string. Bytes that are not printable ASCII are escaped.
+/// Formats a key or value as a string; bytes that are not printable ASCII are escaped.
 pub(crate) fn text(value: &Value) -> String {
     value.as_bytes().escape_ascii().to_string()
 }

@@ -51,15 +51,13 @@ impl Subject {
         some("the environment: the process of a server", process)
     }
 
-    /// Sends a signal to a server process.
     pub(crate) fn signal(&self, server: usize, signal: Signal) -> Checked {
         let process = i32::try_from(self.process_of(server)?).ok().map(Pid::from_raw);
         let process = some("the environment: the process of a server", process)?;
         kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
     }
 
-    /// Waits until all threads of a server process have stopped after `SIGSTOP`. After `SIGSTOP`, the threads of a
-    /// server process stop one after another.
+    /// Waits until all threads of a server process have stopped; after `SIGSTOP`, they stop one after another.
     async fn stopped(&self, server: usize) -> Checked {
         let process = self.process_of(server)?;
         let wait = tokio::task::spawn_blocking(move || {
@@ -85,8 +83,8 @@ impl Subject {
         done?
     }
 
-    /// Restarts a server process, whether or not it is running. When this method returns, the restarted server may not
-    /// be ready yet.
+    /// Restarts a server process, whether or not it is running; the restarted server may not be ready yet when this
+    /// method returns.
     pub(crate) async fn restart(&mut self, server: usize) -> Checked {
         self.surroundings_mut()?
             .restart(server)
@@ -111,7 +109,6 @@ impl Subject {
         self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
     }
 
-    /// Returns clients to which the store refuses access.
     pub(crate) async fn strangers(&self) -> Checked<Vec<RefusedUser>> {
         self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
     }
@@ -128,7 +125,7 @@ impl Subject {
     }
 }
 
-/// Returns true if all threads of a process are stopped.
+/// Returns true if all threads of a process are stopped by a signal.
 fn has_stopped(process: u32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
@@ -141,7 +138,7 @@ fn has_stopped(process: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A reserved address on which no process listens until the value is dropped.
+/// A reserved address on which no process listens until the `UnusedAddress` is dropped.
 #[derive(Debug)]
 pub(crate) struct UnusedAddress(TcpSocket);
 

@@ -12,21 +12,21 @@ use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict, case
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The first command-line argument, by which this program knows that it is the child process. The second argument says
-/// where the store blocks.
+/// The first command-line argument, by which this program knows that it is the child process. The second command-line
+/// argument of the child process says where the store blocks.
 const CHILD: &str = "blocked-child";
 /// Time limit for a complete run of the test cases.
 const LIMIT: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Every store call blocks the thread that polls it.
+    /// Every call of the blocking store blocks the thread that polls it.
     Calls,
-    /// Every store call starts a task that blocks its thread, and never returns an answer.
+    /// Every call of the blocking store starts a task that blocks its thread, and never returns an answer.
     Tasks,
-    /// Making a new store blocks the thread.
+    /// Making a new blocking store blocks the thread.
     Making,
-    /// The cleanup after a test case blocks its thread.
+    /// The fixture's cleanup after a test case blocks its thread.
     ClearingUp,
 }
 

@@ -32,7 +32,6 @@ pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
 ];
 
 impl Breakage {
-    /// Returns the fault with the given name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         BROKEN.iter().map(|(way, ..)| *way).chain([Self::Healthy]).find(|way| format!("{way:?}") == name)
     }

@@ -17,7 +17,7 @@ pub(crate) struct Odd {
     inner: Arc<dyn Store>,
     way: Breakage,
     txns: AtomicU64,
-    /// The compaction mark that was last set through this handle.
+    /// The compaction mark that was last set through this store handle.
     mark: AtomicI64,
 }
 

@@ -1,5 +1,5 @@
-//! Implements a table of rows as a log file of commits, which is read completely when the table is opened. The table
-//! works correctly or has one injected fault.
+//! Implements a table of rows as a log file of commits, which is read completely when the table is opened. The
+//! log-based table works correctly or has one injected fault.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,14 +19,14 @@ type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The size in bytes of a commit's header, which has the length and the checksum of the commit.
 const HEAD: usize = 8;
-/// A log of at most this many bytes is never rewritten, even if most of its rows are superseded.
+/// The size in bytes up to which a log is never rewritten, even if most of its rows are superseded.
 const SMALL: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct FileTable {
     way: Breakage,
     log: Arc<Mutex<File>>,
-    /// The rows of the table, which open read views share.
+    /// The current rows of the table, which open read views share.
     rows: Mutex<Arc<Rows>>,
 }
 
@@ -76,8 +76,8 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Removes the bytes of a commit that was written only in part. If removing the incomplete commit fails, the
-            // table ignores it when it is opened again.
+            // Remove the bytes of a commit that was written only in part; if this fails, the table ignores the
+            // incomplete commit when it is opened again.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
@@ -104,8 +104,8 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // Most of a commit's time is spent in this sleep, so most kills interrupt a commit that is written
-                    // only in part.
+                    // Most of a commit's time is spent in the following sleep, so most kills interrupt a commit that is
+                    // written only in part.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
@@ -125,9 +125,10 @@ impl Table for FileTable {
     }
 }
 
-/// Writes a new log file with a single commit, which contains the current rows. Opening the table reads the whole log
-/// file. A test that kills compacting processes a hundred times opens the log a hundred times. If the log kept
-/// superseded rows, a test that reopens the log often would take six times as long.
+/// Writes a new log file with a single commit, which contains the current rows. Without the rewriting, the log would be
+/// slow to open: opening the table reads the whole log file. A test that kills compacting processes a hundred times
+/// opens the log a hundred times. If the log kept superseded rows, a test that reopens the log often would take six
+/// times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");

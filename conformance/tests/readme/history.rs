@@ -12,7 +12,7 @@ type Refused<T> = Result<T, ErrorKind>;
 
 #[derive(Debug)]
 pub(crate) struct CallHistory {
-    /// The versions of each key, with their revisions; `None` for a deletion.
+    /// The versions of each key in the example store, with their revisions; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     events: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,
@@ -41,7 +41,6 @@ impl CallHistory {
         Ok(self.read(&read, at))
     }
 
-    /// The entries in a key range at a revision.
     fn state(&self, range: &Range, at: Revision) -> Vec<Kv> {
         if range.is_empty() {
             return Vec::new();

@@ -1,4 +1,5 @@
-//! The example store of `README.md`, tested by the conformance suite. The `README.md` page quotes this file.
+//! The example store of `README.md`, tested by the conformance suite. The conformance suite's `README.md` quotes this
+//! file.
 
 mod history;
 

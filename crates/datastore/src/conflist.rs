@@ -13,37 +13,35 @@ use serde_json::{Map, Value};
 use crate::netconf::{NetConfStore, for_netconf};
 use crate::settings::text_fault;
 
-/// The folder in which container runtimes keep their CNI configuration.
+/// The default folder in which container runtimes keep their CNI configuration.
 pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 
 /// The stores that the files of a CNI configuration folder name.
 #[derive(Debug, Default)]
 pub(crate) struct ConflistStores {
-    /// The distinct stores that the configuration files name, ordered by file name.
+    /// The distinct stores that the CNI configuration files name, ordered by file name.
     pub(crate) candidates: Vec<NamedStore>,
-    /// The first plugin section that uses Margay but names no valid store: its file, and the error.
+    /// The file of the first plugin section that uses Margay but names no valid store, and the error of its settings.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
-    /// One sentence for each configuration file that could not be read.
     pub(crate) unreadable: Vec<String>,
 }
 
-/// A store, and the configuration file that names it.
 #[derive(Debug)]
 pub(crate) struct NamedStore {
     pub(crate) location: Location,
-    /// The first configuration file that names this store.
+    /// The first configuration file that names the store in `location`.
     pub(crate) file: PathBuf,
 }
 
 /// A plugin section of a CNI configuration whose addresses `calico-ipam` assigns.
 pub struct CalicoNetwork {
-    /// The configuration file that contains the plugin section.
+    /// The CNI configuration file that contains the plugin section.
     pub file: PathBuf,
     /// The NetConf that a runtime passes to the plugin: the plugin section, with the name and version of the network
-    /// list. The NetConf may contain secrets.
+    /// list; it may contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that the plugin section itself names. Environment variables of the container runtime may select
-    /// another store, but are not considered.
+    /// The store that the plugin section names in its own settings. Environment variables of the container runtime may
+    /// select another store, but `store` does not consider them.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -70,18 +68,17 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
 /// A network of the CNI configuration whose addresses Margay assigns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfiguredNetwork {
-    /// The network's name.
+    /// The name of the network.
     pub name: String,
-    /// The store that the plugin section itself names. Environment variables of the container runtime may select
-    /// another store, but are not considered.
+    /// The store that the network's plugin section names in its own settings. Environment variables of the container
+    /// runtime may select another store, but `store` does not consider them.
     pub store: Location,
-    /// The network's configured subnets, and its pools if given as CIDRs, as written in the configuration file.
+    /// The network's configured subnets, and those of its pools that the configuration file gives as CIDRs.
     pub subnets: Vec<String>,
 }
 
 /// Returns the networks in a CNI configuration folder whose addresses Margay assigns and whose settings name a valid
-/// store. One sentence is returned for each configuration file that could not be read. A missing configuration folder
-/// counts as empty.
+/// store, and one sentence for each file that could not be read. A missing configuration folder counts as empty.
 pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
@@ -118,7 +115,7 @@ pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> ConflistStores {
 }
 
 /// Calls `visit` for each plugin section of every `.conflist`, `.conf` and `.json` file in a folder, ordered by file
-/// name. Returns one sentence for each file that could not be read.
+/// name. Returns one sentence for each configuration file that could not be read.
 fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
@@ -141,8 +138,8 @@ impl ConflistStores {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
         };
-        // An operator's shell and the container runtime have different environments. The environment of the shell must
-        // therefore not change which store the file names.
+        // An operator's shell and the container runtime have different environments, so the shell's environment must
+        // not change which store the file names.
         match for_netconf(drivers, &conf, &|_| None) {
             Ok(location) => {
                 if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
@@ -169,7 +166,6 @@ fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads one configuration file and returns its plugin sections (see [`plugins_of`]).
 fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
     let not_json =
@@ -177,8 +173,8 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     plugins_of(serde_json::from_slice(&text).map_err(not_json)?)
 }
 
-/// Returns the plugin sections of a network list, each with the list's name and version. For a `.conf` file, returns
-/// its single plugin section. The sections of plugins to which these plugins delegate are returned as well.
+/// Returns the plugin sections of a network list, each with the list's name and version, or the single section of a
+/// `.conf` file. The result includes the sections of plugins to which these plugins delegate.
 fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
     let sections = match list.remove("plugins") {
@@ -251,14 +247,13 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     })
 }
 
-/// Looks up a field of a JSON object by its name. The letter case of the field's name does not matter, as in Go's JSON
-/// decoder.
+/// Looks up a field of a JSON object by its name, whose letter case does not matter, as in Go's JSON decoder.
 fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value))
 }
 
-/// Returns the value of a string field of a JSON object. Returns an empty string if the field is missing or not a
-/// string; the plugin itself refuses wrong types.
+/// Returns a string field of a JSON object, or an empty string if the field is missing or not a string. Fields of a
+/// wrong type are ignored here, because the plugin itself refuses them.
 fn text(object: &Map<String, Value>, name: &str) -> String {
     field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
@@ -267,8 +262,8 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
 const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
 /// Returns the subnets of podman's networks and of all networks in a CNI configuration folder, whichever IPAM plugin
-/// they use. One sentence is returned for each configuration file that could not be read. A missing configuration
-/// folder counts as empty.
+/// they use. The result also has one sentence for each configuration file that could not be read. A missing
+/// configuration folder counts as empty.
 pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut used = Vec::new();
     let unreadable = each_plugin(conf_dir, |_, plugin| {
@@ -279,7 +274,6 @@ pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     (used, unreadable)
 }
 
-/// Reads the subnets of podman's networks from a folder with one file for each network.
 fn podmans(folder: &Path) -> Vec<IpNet> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let documents = files.filter_map(|path| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok());

@@ -1,6 +1,6 @@
-//! Inspects a store without opening it, shrinks, creates and upgrades stores, and replaces a store with a new one. All
-//! operations use the driver of the store. An operation adds advice to an engine's error if the advice depends on the
-//! configuration.
+//! Inspects a store without the store lock, shrinks, creates and upgrades stores, and replaces a store with a new one.
+//! All maintenance operations use the driver of the store. A maintenance operation adds advice to an engine's error if
+//! the advice depends on the configuration.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,8 +34,7 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     on_engine(location, kv_local::waiting).await
 }
 
-/// Opens the queue file of an embedded store, for a process that polls the queue. This function blocks the calling
-/// thread while it opens the file.
+/// Opens the queue file of an embedded store, for a process that polls the queue; blocks the calling thread meanwhile.
 ///
 /// # Errors
 /// `Unsupported` if the store is not embedded; any error of [`kv_local::QueueFile::open`].
@@ -44,8 +43,8 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
     QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a store that
-/// is not embedded, the function always succeeds.
+/// Returns an error if an embedded store is missing and could not be created (see [`kv_local::check_creatable`]). For a
+/// store that is not embedded, `check_creatable` always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].
@@ -72,8 +71,8 @@ pub async fn shrink(location: &Location, wait: Duration) -> Result<SpareSpace> {
     on_engine(location, move |engine, path| kv_local::shrink_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// Creates an empty embedded store whose rows have the format `format`. Returns false if there already is a store at
-/// the location.
+/// Creates an empty embedded store whose rows have the format `format`; returns false if a store exists at the
+/// location.
 ///
 /// # Errors
 /// `Unsupported` if the store is not embedded; any error of [`kv_local::create_blocking`].
@@ -100,14 +99,15 @@ pub async fn preview_upgrade(location: &Location, wait: Duration) -> Result<Form
     on_engine(location, move |engine, path| kv_local::preview_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// A folder beside an embedded store, in which the store's replacement is built (see [`kv_local::FolderStaging`]).
+/// A folder beside an embedded store, in which the store's replacement a program builds (see
+/// [`kv_local::FolderStaging`]).
 #[derive(Debug)]
 pub struct StoreStaging {
     staging: kv_local::FolderStaging,
     replaced: Location,
 }
 
-/// The locked old store that is about to be replaced.
+/// The old store, which is locked and about to be replaced.
 #[derive(Debug)]
 pub struct StoreReplacement(kv_local::FolderReplacement);
 
@@ -121,13 +121,14 @@ impl StoreStaging {
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller must create the replacement store. No store exists in the staging folder yet.
+    /// Returns the location in the staging folder at which the caller must create the replacement store. No replacement
+    /// store exists in the staging folder yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }
 
-    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if no old store
-    /// exists.
+    /// Waits for the store lock of the store that will be replaced. The returned `StoreReplacement` is `None` if there
+    /// is no store to replace.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::hold`].
@@ -140,8 +141,8 @@ impl StoreStaging {
         .await
     }
 
-    /// Renames the folder of the replacement store to the old store's location. Returns the path that the old store has
-    /// now.
+    /// Renames the folder of the replacement store to the old store's location, and returns the path that the old store
+    /// has now.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::finish`].
@@ -152,7 +153,7 @@ impl StoreStaging {
 }
 
 impl StoreReplacement {
-    /// The newest revision of the old store that will be replaced; 0 if unknown.
+    /// Returns the newest revision of the old store that will be replaced; 0 if unknown.
     ///
     /// # Errors
     /// See [`kv_local::FolderReplacement::newest_revision`].
@@ -165,7 +166,7 @@ fn waiting_for(wait: Duration) -> OpenOptions {
     OpenOptions::default().with_wait(wait)
 }
 
-/// Runs blocking work on the files of an embedded store, on a thread for blocking tasks.
+/// Runs blocking work on the engine of an embedded store, on a thread for blocking tasks.
 async fn on_engine<T: Send + 'static>(
     location: &Location,
     work: impl FnOnce(&'static dyn Engine, &Path) -> Result<T> + Send + 'static,
@@ -187,13 +188,12 @@ fn embedded(location: &Location) -> Result<(&'static dyn Engine, &Path)> {
     })
 }
 
-/// Opens a store in this process through the store's driver.
 pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Result<Box<dyn Opened>> {
     location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
 }
 
-/// Adds advice that an engine cannot know to the error about a store in a folder. The advice is the command that
-/// creates a store, or the name of the other engine whose files are in the folder.
+/// Adds advice that an engine cannot know to the error about a store in a folder. The advice about the store is the
+/// command that creates a store, or the name of the other engine whose files are in the folder.
 fn explained(location: &Location, error: Error) -> Error {
     let Some(folder) = location.path() else { return error };
     match (error.kind(), error.detail()) {
@@ -201,8 +201,8 @@ fn explained(location: &Location, error: Error) -> Error {
             let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
             error.with_detail(detail)
         }
-        // If the folder has a file `store.id`, the engine reads from it which engine created the store. Without a file
-        // `store.id`, each driver can still recognize the files of its own engine.
+        // If the folder has a file `store.id`, the engine reads from `store.id` which engine created the store. Without
+        // a file `store.id`, each driver can recognize the files of its own engine.
         (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
             let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
             match names.find(|name| *name != location.facts().name) {

@@ -4,7 +4,7 @@ use driver::{ConfigError, ConfigResult, Drivers, EtcdFiles, Location, Orchestrat
 
 use crate::settings::{self, Environment, location, means_cluster, names_embedded, overriding, variable};
 
-/// The settings of a NetConf that select a store. A setting that is missing in the NetConf is an empty string.
+/// The settings of a NetConf that select a store. A store setting that is missing in the NetConf is an empty string.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetConfStore {
     /// `datastore_type`: the kind of store, which is `sled`, `redb`, `local`, `etcdv3` or `kubernetes`.
@@ -26,17 +26,16 @@ pub struct NetConfStore {
     /// `etcd_ca_cert_file`: the path of the CA certificate.
     pub etcd_ca_cert_file: String,
     /// `kubernetes.kubeconfig`: the path of a kubeconfig file. If `kubernetes.kubeconfig` is present, the NetConf is
-    /// for a cluster and never selects an embedded store.
+    /// for a Kubernetes cluster and never selects an embedded store.
     pub kubeconfig: String,
     /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. If `kubernetes.k8s_api_root` is present, the NetConf
-    /// is for a cluster and never selects an embedded store.
+    /// is for a Kubernetes cluster and never selects an embedded store.
     pub k8s_api_root: String,
     /// True if the plugin was started under the name `calico-ipam`.
     pub called_as_calico_ipam: bool,
 }
 
 impl NetConfStore {
-    /// The store settings of the NetConf alone, without the environment.
     pub(crate) fn settings(&self) -> Settings {
         let meant = [&self.kubeconfig, &self.k8s_api_root].into_iter().any(|sign| !sign.is_empty())
             || (self.has_endpoints && self.datastore_path.is_empty());
@@ -51,7 +50,7 @@ impl NetConfStore {
                 authority: self.etcd_ca_cert_file.clone(),
             },
             etcd_inline: EtcdFiles::default(),
-            // The user and the password come only from the environment, as in Calico's plugin.
+            // The etcd user and password come only from the environment, as in Calico's plugin.
             etcd_username: String::new(),
             etcd_password: String::new(),
             orchestrator: if meant { Orchestrator::Kubernetes } else { Orchestrator::Absent },
@@ -63,12 +62,13 @@ impl NetConfStore {
 /// Chooses the store that a plugin uses, from its NetConf and its environment.
 ///
 /// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or only a `datastore_path`), the NetConf alone
-///   decides. The environment is not read for a NetConf that names an embedded store, because a runtime may call ADD
-///   and DEL with different environments.
-/// - For a NetConf that names no embedded store, the environment is used as in Calico. A setting of the NetConf
-///   overrides the environment variable of the same purpose, and a variable with the prefix `CALICO_` overrides both.
+///   decides. The plugin does not read the environment for a NetConf that names an embedded store, because a runtime
+///   may call ADD and DEL with different environments.
+/// - For a NetConf that names no embedded store, the plugin uses the environment as Calico does. A setting of the
+///   NetConf overrides the environment variable of the same purpose, and a variable with the prefix `CALICO_` overrides
+///   both.
 /// - If the plugin was started as `calico-ipam`, or if any etcd or Kubernetes setting exists, a missing endpoint is an
-///   error, as in Calico. A missing endpoint never selects a store on this host. If neither the NetConf nor the
+///   error, as in Calico. A missing etcd endpoint never selects a store on this host. If neither the NetConf nor the
 ///   environment has a store setting, the result is [`Drivers::default_location`].
 ///
 /// # Errors
@@ -86,10 +86,10 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
         if names_embedded(drivers, &merged) {
             return Err(ConfigError::Contradiction { environment: merged.datastore_type });
         }
-        // A store path in the environment is ignored, because it belongs to the embedded store of another network on
-        // this host.
+        // Ignore a store path in the environment, because it belongs to the embedded store of another network on this
+        // host.
         merged.path = own.path;
-        // An empty environment variable can remove the endpoints, but the NetConf is still for a cluster.
+        // An empty environment variable can remove the etcd endpoints, but the NetConf is still for a cluster.
         merged.orchestrator = Orchestrator::Kubernetes;
     }
     if conf.called_as_calico_ipam && merged.path.is_empty() && !names_embedded(drivers, &merged) {
@@ -98,7 +98,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
     location(drivers, &merged)
 }
 
-/// Merges the settings of the NetConf and of the environment, with Calico's precedence.
+/// Merges the settings of the NetConf and of the environment, in Calico's order of precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
     let outer = settings::environment_settings(env);
     let pick = |name: &str, own: &str, outer: String| {

@@ -1,5 +1,5 @@
 //! Opens the store at a location, either in this process or through a daemon that has the store open. If the daemon
-//! ends, this process opens the store directly.
+//! ends while the store is open, this process opens the store directly.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -20,8 +20,8 @@ use crate::maintenance::open_here;
 use crate::served::{self, ServedStore};
 use crate::shared_store::{MIN_HOLD_DURATION, SharedStore, SharedStoreOptions};
 
-/// An open store. While this process has an embedded store open, no other process can open it, so close it as soon as
-/// possible.
+/// An open store. While this process has an embedded store open, no other process can open it, so callers should close
+/// an `OpenStore` as soon as possible.
 #[derive(Debug)]
 pub struct OpenStore {
     opened: OpenKind,
@@ -29,7 +29,7 @@ pub struct OpenStore {
 
 #[derive(Debug)]
 enum OpenKind {
-    /// The store was opened in this process by its driver and stays open.
+    /// The store was opened in this process by its driver and stays open until it is closed.
     Here(Box<dyn driver::Opened>),
     /// The store was opened in this process, which can close it temporarily for other processes.
     Shared(SharedStore),
@@ -51,12 +51,12 @@ impl OpenStore {
         }
     }
 
-    /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster without a raised
-    /// alarm. The check for room is skipped while a daemon has the store open.
+    /// Checks that an ordinary commit has room: that an embedded store has disk space, or that a cluster has raised no
+    /// alarm. `check_room` checks nothing while a daemon has the store open.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room for a commit; `Io` if the disk cannot be written to; `Corrupt` if the cluster has
-    /// raised its corruption alarm; any error of a request to the cluster.
+    /// The error `NoSpace` if there is no room for a commit; `Io` if the disk cannot be written to; `Corrupt` if the
+    /// cluster has raised its corruption alarm; any error of a request to the cluster.
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.check_room().await,
@@ -102,8 +102,7 @@ impl OpenStore {
         }
     }
 
-    /// Closes a [shared](Sharing::OnRequest) store, so that other processes can open it. The next call on this store
-    /// opens it again.
+    /// Closes a [shared](Sharing::OnRequest) store until the next call on it, so that other processes can open it.
     pub async fn release_store(&self) {
         let shared_store = match &self.opened {
             OpenKind::Shared(store) => Some(store),
@@ -115,11 +114,11 @@ impl OpenStore {
         }
     }
 
-    /// Waits for running calls and then closes the store. Later calls on any clone of the store's handle fail with
-    /// `Closed`.
+    /// Waits for running store calls to end, and then closes the store. After `close`, calls on any clone of the
+    /// store's handle fail with `Closed`.
     ///
     /// # Errors
-    /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
+    /// The engine's error. Every acknowledged commit is durable, even if closing the store fails.
     pub async fn close(self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.close().await,
@@ -132,19 +131,19 @@ impl OpenStore {
     }
 }
 
-/// Opens a store.
+/// Opens the store at a location.
 ///
-/// Only one process at a time can have an embedded store open. Other processes wait for the store lock for at most
+/// Only one process at a time can have an embedded store open. All other processes wait for the store lock for at most
 /// [`OpenOptions::wait`], unless a daemon has the store open. [`OpenOptions::sharing`] selects how this process shares
 /// the store with other processes. For a cluster, `open` checks that the cluster responds, accepts the login and has a
 /// supported version.
 ///
 /// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that performs one operation at a
-/// time. With `InPlace`, an embedded store works on the calling thread, which saves the cost of additional threads.
-/// With `InPlace`, `open` sends no request to a cluster. With `InPlace`, [`OpenOptions::wait`] limits the total time of
-/// all requests to the cluster, counted from the call of `open`.
+/// time. With `InPlace`, an embedded store does its work on the calling thread, which saves the cost of additional
+/// threads. With `InPlace`, `open` sends no request to a cluster, and [`OpenOptions::wait`], counted from the call of
+/// `open`, limits the total time of all requests.
 ///
-/// This function must be called on a tokio runtime.
+/// The function `open` must be called on a tokio runtime.
 ///
 /// # Errors
 /// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock did not become
@@ -156,7 +155,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // With `Sharing::OnRequest`, all waits of this process for the store together take at most `wait`.
+        // With `Sharing::OnRequest`, all waits of this process for the store together take at most `options.wait`.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
@@ -171,8 +170,8 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     Ok(OpenStore { opened: OpenKind::Shared(shared_store) })
 }
 
-/// A store that is reached through a daemon until the daemon ends, and is then opened in this process. All clones of a
-/// `ServedOrDirect` switch from the daemon to the direct store together.
+/// A store that this process reaches through a daemon until the daemon ends, and is then opened in this process. All
+/// clones of a `ServedOrDirect` switch from the daemon to the direct store together.
 #[derive(Clone)]
 struct ServedOrDirect {
     served: ServedStore,
@@ -182,9 +181,9 @@ struct ServedOrDirect {
 struct DaemonOrDirect {
     location: Location,
     holding: SharedStoreOptions,
-    /// The deadline for this process to get the store lock, set when the daemon fails for the first time.
+    /// The deadline for this process to get the store lock, set when the daemon first fails.
     until: OnceLock<Instant>,
-    /// The store as this process has opened it, once the daemon has ended.
+    /// The store that this process opened after the daemon ended.
     direct: OnceCell<SharedStore>,
 }
 
@@ -196,28 +195,27 @@ impl fmt::Debug for ServedOrDirect {
 
 impl ServedOrDirect {
     pub(crate) fn new(served: ServedStore, location: Location, holding: SharedStoreOptions) -> Self {
-        // The daemon had a store at this location, so a missing store is an error and must not be created.
+        // The daemon had a store at this location, so if the store is missing now, this process must not create it.
         let holding = SharedStoreOptions { options: holding.options.clone().with_create(Create::Never), ..holding };
         let (until, direct) = (OnceLock::new(), OnceCell::new());
         Self { served, shared: Arc::new(DaemonOrDirect { location, holding, until, direct }) }
     }
 
-    /// The connection to the daemon.
     pub(crate) fn served(&self) -> &ServedStore {
         &self.served
     }
 
-    /// The store as this process has opened it; `None` while the store is reached through the daemon.
+    /// Returns the store as this process has opened it; `None` while the store is reached through the daemon.
     pub(crate) fn direct(&self) -> Option<&SharedStore> {
         self.shared.direct.get()
     }
 
-    /// Opens the store in this process after the daemon failed before it began a request.
+    /// Opens the store in this process after the daemon failed before it began to work on a request.
     ///
     /// # Errors
     /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if a different
-    /// store is at this location now; `Closed` if other processes keep the store locked until the deadline. The kind is
-    /// `Closed` and not `Locked`, because `Locked` would make the caller retry.
+    /// store is at this location now; `Closed` if other processes keep the store locked until the deadline. The error
+    /// kind is `Closed` and not `Locked`, because `Locked` would make the caller retry.
     async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
@@ -229,7 +227,7 @@ impl ServedOrDirect {
             let wait = until.saturating_duration_since(Instant::now());
             let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
             let shared_store = begun.map_err(|error| match error.kind() {
-                // A caller that has set its own deadline can tell that the deadline has passed, and therefore gets
+                // A caller with a deadline for all its waits can tell that the deadline has passed, and therefore gets
                 // `Locked` unchanged.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
@@ -297,9 +295,9 @@ impl Store for ServedOrDirect {
 /// A watch through the daemon, which continues without the daemon after the daemon has ended.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The request for the watch's event batches that have not arrived yet.
+    /// The watch request for those event batches that have not arrived yet.
     request: WatchRequest,
-    /// The watch's stream of events; `None` once the watch has ended.
+    /// The stream of events of the watch; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -318,7 +316,7 @@ impl FallbackWatch {
         Some((item, self))
     }
 
-    /// Restarts the watch: through a newly started daemon if there is one, or else in this process.
+    /// Restarts the watch through a newly started daemon if there is one, or else in this process.
     async fn go_on(&mut self) -> Result<Batch> {
         let mut stream = match self.store.served.watch(self.request.clone()).await {
             Err(error) => self.store.open_directly(error).await?.watch(self.request.clone()).await?,

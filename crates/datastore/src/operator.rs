@@ -12,7 +12,7 @@ use crate::settings::{self, ConfigFile, Environment};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChoiceSource {
-    /// The operator specified the store's URL.
+    /// The store was chosen by the URL that the operator specified.
     Url,
     /// Environment variables select the store.
     Environment,
@@ -38,23 +38,24 @@ impl fmt::Display for ChoiceSource {
 pub struct ChosenStore {
     /// The store's location.
     pub location: Location,
-    /// The source of configuration that named the store. Programs print this source unless it is [`ChoiceSource::Url`].
+    /// The source of configuration that named the chosen store. Programs print the source of a choice unless it is
+    /// [`ChoiceSource::Url`].
     pub source: ChoiceSource,
     /// One sentence for each unreadable configuration file, which might have named another store.
     pub unreadable: Vec<String>,
 }
 
 impl ChosenStore {
-    /// The default store, for a host on which no store is configured.
+    /// Returns the default store, for a host on which no store is configured.
     fn default_of(drivers: &Drivers) -> ConfigResult<Self> {
         Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
 
-/// Chooses the store that the operator's command works on. The store is chosen by the first source in this list that
-/// names one:
+/// Chooses the store that the operator's command works on. The store is chosen by the first of these sources that names
+/// a store:
 ///
-/// 1. The URL that the operator specified.
+/// 1. The store URL that the operator specified.
 /// 2. The operator's configuration file; its settings are not merged with the environment.
 /// 3. The environment variables (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without the prefix
 ///    `CALICO_`).
@@ -62,8 +63,8 @@ impl ChosenStore {
 /// 5. The default store.
 ///
 /// If a URL names an etcd, the credentials for it come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
-/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). If a file of the CNI configuration lacks credentials, they
-/// come from these environment variables as well.
+/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that a file of the CNI configuration lacks come
+/// from these environment variables as well.
 ///
 /// The environment variable `KUBECONFIG` is ignored, because operators set it for other purposes. An optional
 /// configuration file about the Kubernetes API is skipped if another source names a store, because every host that
@@ -112,7 +113,7 @@ pub fn for_operator(
 
 /// Returns every store that the CNI configuration in `conf_dir` names, for commands that work on all stores of the
 /// host. Returns the default store if the CNI configuration names no store, or only Calico's store in the Kubernetes
-/// API. The first returned `ChosenStore` lists the unreadable configuration files.
+/// API. The first `ChosenStore` in the result lists the unreadable configuration files.
 ///
 /// # Errors
 /// The error in the only configuration file, or in the etcd settings of the environment.
@@ -337,7 +338,6 @@ mod tests {
         assert_eq!(choose(None, &[], dir.path()).unwrap().location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
-    /// When all stores of the host are chosen, Calico's Kubernetes datastore is skipped without an error.
     #[test]
     fn calico_on_kubernetes_is_none_of_all_stores() {
         let all =

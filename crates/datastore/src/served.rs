@@ -40,8 +40,8 @@ pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains the description, so a
-/// client never uses a daemon that has other credentials.
+/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains this description of
+/// its access, so a client never uses a daemon that has other credentials.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -50,7 +50,8 @@ fn access(address: &ClusterAddress) -> String {
         Some(Pem::Inline(text)) => Some(text.clone()),
         None => None,
     };
-    // The debug format quotes each part, so different endpoints or credentials never produce equal texts.
+    // The `Debug` format quotes each part of the description, so different endpoints or credentials never produce equal
+    // texts.
     format!("{endpoints:?} {discovery_srv:?} {user:?} {certificate:?}")
 }
 
@@ -73,8 +74,8 @@ pub fn is_trusted(location: &Location, uid: u32) -> bool {
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
 }
 
-/// Returns true if the daemon that sent the frame `hello` serves the store at this location and has the same version as
-/// this process.
+/// Returns true if the daemon that sent the frame `hello` serves the store at this location and runs the same version
+/// of Margay.
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
@@ -88,16 +89,16 @@ pub fn is_meant(location: &Location, hello: &Hello) -> bool {
         }
 }
 
-/// Interval between two attempts to connect to a busy daemon whose backlog is full.
+/// Interval between two attempts to connect to a busy daemon whose connection backlog is full.
 const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum number of idle connections to a daemon that are kept for later calls.
+/// Maximum number of idle connections to a daemon that a client keeps for later calls.
 const MAX_IDLE_CONNECTIONS: usize = 16;
 
 /// A store that a daemon keeps open, and to which this process sends its calls. Clones of a `ServedStore` share their
 /// connections to the daemon.
 ///
-/// Each call of the store uses a connection that no other call uses at the time. Dropping the future of a call closes
-/// the call's connection, and the daemon starts no work for a call whose connection is closed.
+/// Each call of a served store uses a connection that no other call uses at the time. Dropping the future of a store
+/// call closes the call's connection, and the daemon starts no work for a call whose connection is closed.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     shared: Arc<DaemonConnections>,
@@ -107,17 +108,16 @@ pub struct ServedStore {
 #[derive(Debug)]
 struct DaemonConnections {
     location: Location,
-    /// The store's location as text, for error messages.
+    /// The store's location as text, which names the store in error messages.
     name: String,
     socket: PathBuf,
     /// Maximum duration of a call to the daemon, counted from when the daemon begins to work on the call.
     within: Duration,
-    /// The identity of the store that the daemon served on the first connection.
     store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
-/// Connects to the daemon of a store. Returns `None` if no daemon serves the store, so that the caller must open the
+/// Connects to the daemon of a store; returns `None` if no daemon serves the store, so that the caller must open the
 /// store itself. `within` is the maximum duration of each call to the daemon.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
@@ -141,7 +141,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
     }
 }
 
-/// Connects to a daemon's socket. While the backlog of a busy daemon is full, retries to connect.
+/// Connects to a daemon's socket, and retries while the daemon's connection backlog is full.
 async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
@@ -163,34 +163,31 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
     Ok((stream, hello))
 }
 
-/// Reads the next frame from the daemon's connection. If the connection has ended, this function returns an error.
+/// Reads the next frame from the daemon; fails if the connection has ended.
 async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Returns true if the I/O error means that the daemon has closed the connection.
 fn is_broken_off(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// The I/O error of a failed call to the daemon, and whether the daemon had begun the call.
+/// The I/O error of a failed call to the daemon, and whether the daemon had begun to work on the call.
 enum FailedCall {
-    /// The call to the daemon failed before the daemon began it.
+    /// The call to the daemon failed before the daemon began to work on it.
     Before(io::Error),
-    /// The call to the daemon failed after the daemon had begun it.
+    /// The call to the daemon failed after the daemon had begun to work on it.
     After(io::Error),
 }
 
 impl ServedStore {
-    /// Returns a handle for writes that release addresses. On a full disk, writes that release addresses may use the
-    /// reserved disk space.
+    /// Returns a handle for writes that release addresses, which may use the reserved space on a full disk.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
     }
 
-    /// The identity of the store that the daemon served on the first connection.
     pub(crate) fn identity(&self) -> &StoreIdentity {
         &self.shared.store
     }
@@ -214,7 +211,7 @@ impl ServedStore {
         }
     }
 
-    /// The name of the store's engine, for error messages about invalid requests.
+    /// Returns the name of the store's engine, for error messages about invalid requests.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }
@@ -223,12 +220,12 @@ impl ServedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// Takes an idle connection to the daemon, or opens a new one.
+    /// Takes an idle connection to the daemon, or opens a new connection.
     async fn link(&self, operation: Operation) -> Result<UnixStream> {
         let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         while let Some(stream) = idle() {
-            // An idle connection may be closed already, because the daemon closes connections that are idle for too
-            // long.
+            // An idle connection to the daemon may be closed already, because the daemon closes connections that are
+            // idle for too long.
             if !peer::is_gone(&stream) {
                 return Ok(stream);
             }
@@ -251,14 +248,15 @@ impl ServedStore {
         }
     }
 
-    /// Sends a request to the daemon and waits until the daemon begins to work on it.
+    /// Sends a request to the daemon, and waits until the daemon begins to work on the request.
     async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), FailedCall> {
         let begin = async {
             stream.write_all(&frame.to_bytes()).await.map_err(FailedCall::Before)?;
             match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
                 Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(FailedCall::Before),
                 Ok(None) => Err(FailedCall::Before(io::ErrorKind::UnexpectedEof.into())),
-                // The connection ended inside a frame, so the daemon had already begun to answer the call.
+                // The connection to the daemon ended inside a frame, so the daemon had already begun to answer the
+                // call.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FailedCall::After(error)),
                 Err(error) => Err(FailedCall::Before(error)),
             }
@@ -268,8 +266,8 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
-        // The daemon knows the time limit of the call from the request, and normally answers before the timeout of the
-        // client.
+        // The daemon knows the time limit of the call from the request, and normally answers before this client's
+        // longer timeout.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
             Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),
@@ -305,8 +303,8 @@ impl ServedStore {
                 Err(FailedCall::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
-                // The daemon may have carried out the write before the connection failed, so the write must not be
-                // repeated.
+                // The daemon may have carried out the write before the connection failed, so the client must not repeat
+                // the write.
                 Err(FailedCall::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
@@ -359,7 +357,7 @@ impl Store for ServedStore {
         match watching.item().await {
             Ok(StoreReply::Watching) => Ok(unfold(watching, ServedWatch::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
-            // The daemon has not begun the watch, so the request for the watch can be repeated.
+            // The daemon has not begun the watch, so the client can repeat the request for the watch.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
                 Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
             }
@@ -379,9 +377,9 @@ impl Store for ServedStore {
 /// A watch that receives its events through a connection to the daemon.
 struct ServedWatch {
     store: ServedStore,
-    /// The connection to the daemon; `None` once the watch has ended.
+    /// The watch's connection to the daemon; `None` once the watch has ended.
     stream: Option<UnixStream>,
-    /// The revision at which the watch resumes, after the last received batch of events.
+    /// The revision at which the watch resumes, which follows the last received batch of events.
     resume_from: Revision,
 }
 

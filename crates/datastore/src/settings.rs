@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 /// A function that looks up an environment variable by its exact name, and returns `None` if the variable is not set.
 pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Reads an environment variable of this process. Bytes of the value that are not UTF-8 become replacement characters.
+/// Reads an environment variable of this process; bytes that are not UTF-8 become replacement characters.
 pub fn process_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -26,14 +26,14 @@ pub(crate) fn overriding(env: &Environment<'_>, name: &str) -> Option<String> {
     env(&format!("CALICO_{name}"))
 }
 
-/// Returns the value of the environment variable `CALICO_` + `name` if it is set, or else of the variable `name`.
-/// Returns an empty string if neither environment variable is set.
+/// Returns the value of the environment variable `CALICO_` + `name` if it is set, or else of `name`, or else an empty
+/// string.
 pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
     overriding(env, name).or_else(|| env(name)).unwrap_or_default()
 }
 
 /// Reads from the environment the settings that select a store. `KUBECONFIG` is ignored, because every Kubernetes user
-/// sets this variable. A caller that needs the kubeconfig adds it to the settings.
+/// sets this variable; callers that need it add it to the settings.
 pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     let get = |name| variable(env, name);
     Settings {
@@ -54,7 +54,7 @@ pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     }
 }
 
-/// The default path of the configuration file of `calicoctl`.
+/// The default path of the configuration file of the command `calicoctl`.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
 
 /// The path of the operator's configuration file, and whether the file must exist.
@@ -66,8 +66,8 @@ pub enum ConfigFile<'a> {
     IfThere(&'a Path),
 }
 
-/// The content of the operator's configuration file. As in Calico's strict decoder, unknown and duplicate fields are
-/// errors.
+/// The content of the operator's configuration file. As in Calico's strict decoder, unknown and duplicate fields in the
+/// configuration file are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename = "Document")]
 struct ConfigDocument {
@@ -137,7 +137,7 @@ struct ConfigSpec {
     _group: Option<IgnoredAny>,
 }
 
-/// Decodes a string field of the configuration file; a null value becomes the empty string.
+/// Decodes a string field of the configuration file; a null value becomes an empty string.
 fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
@@ -146,7 +146,7 @@ fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
 /// configuration file without a datastore type selects the Kubernetes API, unless the file has etcd settings.
 ///
 /// # Errors
-/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. Errors about the configuration
+/// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion` or `ConfigFileKind`. Errors about the configuration
 /// file never contain a value from the file.
 pub(crate) fn read_config_file(file: ConfigFile<'_>) -> ConfigResult<Option<Settings>> {
     let (path, may_be_absent) = match file {
@@ -209,18 +209,18 @@ const ETCD_DATASTORE_TYPE: &str = "etcdv3";
 /// Calico's `datastore_type` for the Kubernetes API.
 const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
-/// Returns true if the settings contain a datastore type, a store path, or any setting for a cluster.
+/// Returns true if the store settings contain a datastore type, a store path, or any setting for a cluster.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
     !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
 }
 
-/// Returns true if any setting, including the datastore type, is about etcd or Kubernetes.
+/// Returns true if any store setting, including the datastore type, is about etcd or Kubernetes.
 pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
     let is_calicos = matches!(settings.datastore_type.as_str(), ETCD_DATASTORE_TYPE | KUBERNETES_DATASTORE_TYPE);
     settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
 }
 
-/// Returns true if the datastore type in the settings belongs to a store in a folder.
+/// Returns true if the datastore type in the store settings belongs to a store in a folder.
 pub(crate) fn names_embedded(drivers: &Drivers, settings: &Settings) -> bool {
     scope_of(drivers, settings) == Some(Scope::Machine)
 }
@@ -229,7 +229,7 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
     drivers.of_type(&settings.datastore_type).map(|driver| driver.facts().scope)
 }
 
-/// Derives the location of the store from the settings. If no datastore type is set, the store is embedded only if no
+/// Derives the location of the store from the settings; without a datastore type, the store is embedded unless a
 /// setting is for a cluster.
 pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> ConfigResult<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
@@ -245,20 +245,20 @@ fn driver_of(drivers: &Drivers, settings: &Settings) -> ConfigResult<&'static dy
     drivers.of_type(named).ok_or_else(|| ConfigError::UnknownType(named.to_owned()))
 }
 
-/// The reason why a file does not contain readable text. `Display` formats the reason as a sentence about the file, for
-/// example `it is empty`.
+/// The reason why a configuration file does not contain readable text. `Display` formats the reason as a sentence about
+/// the file, for example `it is empty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TextFault {
-    /// The file contains only white space.
+    /// The text file contains only white space.
     Empty,
     /// The file contains only zero bytes, which can happen after a power cut.
     ZeroBytes,
     /// The file begins with the byte order mark of UTF-8 or UTF-16.
     ByteOrderMark,
-    /// The file is compressed with gzip.
+    /// The text file is compressed with gzip.
     Gzip,
-    /// The file is not valid UTF-8.
+    /// The text file is not valid UTF-8.
     NotUtf8,
 }
 
@@ -274,7 +274,7 @@ impl fmt::Display for TextFault {
     }
 }
 
-/// Returns the reason why a file's bytes are not readable text; `None` if the bytes are UTF-8 text. Call this function
+/// Returns the reason why a file's bytes are not readable text; `None` if the bytes are UTF-8 text. Call `text_fault`
 /// after a parser has refused the file, because the parser's own error would only be about the first byte.
 pub fn text_fault(content: &[u8]) -> Option<TextFault> {
     const BYTE_ORDER_MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];

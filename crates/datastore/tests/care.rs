@@ -16,7 +16,6 @@ fn locations(folder: &std::path::Path) -> [Location; 2] {
     ["sled", "redb"].map(|engine| stores::of_engine(engine, folder.join(engine).join("store")).unwrap())
 }
 
-/// Creates a store at `location` that contains one key.
 async fn make(location: &Location, key: &str) {
     let made = open(location, &Create::IfMissing.with_wait(WAIT)).await.unwrap();
     made.store().put(key, "1").await.unwrap();

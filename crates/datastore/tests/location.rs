@@ -1,5 +1,5 @@
-//! Tests opening etcd by its location. If a location is bad, opening the store must fail in time with a one-line error
-//! that explains the fault and contains no secret.
+//! Tests opening etcd stores by their location. If a store location is bad, opening the store must fail in time with a
+//! one-line error that explains the fault and contains no secret.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,8 +24,7 @@ fn store_url(url: &str) -> String {
     url.replace("http://", "etcd://").replace("https://", "etcd+https://")
 }
 
-/// Returns the error that opening the store at `location` returns. The function checks that the error is returned in
-/// time, has one line, and contains no secret.
+/// Opens the store at `location`, which must fail in time with a one-line error without secrets, and returns the error.
 async fn refused(location: &Location) -> Error {
     let begun = Instant::now();
     let error = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap_err();
@@ -164,14 +163,14 @@ async fn etcd_error_when_no_server_listens() {
     refused_with("etcd+unix:///nowhere/etcd.sock", Access::default(), &["check the address"]).await;
 }
 
-/// Starts a server that sends the bytes `says` on each connection and then closes the connection. Returns the store URL
-/// of the server.
+/// Starts a server that sends the bytes `says` on each connection and then closes it; returns the store URL of the
+/// server.
 fn stranger(says: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            // Writing fails if the client has disconnected already.
+            // Writing to the connection fails if the client has disconnected already.
             let _ = connection.unwrap().write_all(says);
         }
     });
@@ -220,7 +219,7 @@ async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
 
 /// Encodes the status response of an etcd server whose version is `version`.
 fn status(version: &str) -> Vec<u8> {
-    // Field 1 of the Protobuf message is a header with cluster id 1 and revision 1, and field 2 is the version.
+    // In etcd's status response, field 1 is a header with cluster id 1 and revision 1, and field 2 is the version.
     let mut status = vec![0x0a, 4, 0x08, 1, 0x18, 1, 0x12, u8::try_from(version.len()).unwrap()];
     status.extend(version.as_bytes());
     let mut framed = vec![0, 0, 0, 0, u8::try_from(status.len()).unwrap()];

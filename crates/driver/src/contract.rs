@@ -1,5 +1,4 @@
-//! Defines the traits that a kind of store must implement. Also defines the driver of every engine that keeps a store
-//! in a folder, and the driver of stores in memory.
+//! Defines the traits that a kind of store must implement, and the drivers of stores in folders and in memory.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -13,30 +12,29 @@ use kv_mvcc::MvccStore;
 use crate::error::{self, ConfigError};
 use crate::place::{Settings, StorePlace, absolute_path};
 
-/// A kind of store, for example etcd or redb, as programs use it. Each program is built with a list of drivers,
-/// [`Drivers`](crate::Drivers). Programs make decisions by the driver's [facts](DriverFacts), and never by the driver's
+/// A kind of store, for example etcd or redb, as programs use it. Each program is built with a list of drivers, its
+/// [`Drivers`](crate::Drivers). Programs base decisions on the driver's [facts](DriverFacts), and never on the driver's
 /// name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
     /// The facts about this driver's stores, by which programs make decisions.
     fn facts(&self) -> DriverFacts;
 
-    /// The form of this driver's store URLs, for help and error messages, for example `redb:///path`. After the URL
-    /// form a remark may follow, separated by a space. `None` if users cannot select the driver's stores by a URL.
+    /// The form of this driver's store URLs for help and error messages, for example `redb:///path`, perhaps with a
+    /// remark after a space. The URL form is `None` if users cannot select the driver's stores by a URL.
     fn url_form(&self) -> Option<String>;
 
-    /// Parses a URL of one of this driver's stores. `scheme` is the driver's name in lower case, alone or followed by
-    /// `+` and a suffix; `rest` is the text after `://`.
+    /// Parses a URL of one of this driver's stores. The argument `scheme` is the driver's name in lower case, alone or
+    /// followed by `+` and a suffix; `rest` is the text after `://`.
     ///
     /// # Errors
-    /// An error that says what is wrong with the URL. The error contains no text that may be a secret.
+    /// An error that says what is wrong with the URL, without text that may be a secret.
     fn place_of_url(&self, scheme: &str, rest: &str) -> error::ConfigResult<StorePlace>;
 
-    /// Derives where the store is from settings. In the settings, the `datastore_type` is this driver's type, or is not
-    /// set.
+    /// Derives the place of a store from settings whose `datastore_type` is this driver's type or is not set.
     ///
     /// # Errors
-    /// An error that says what is wrong with the settings. The error contains no text that may be a secret.
+    /// An error that says what is wrong with the settings, without text that may be a secret.
     fn place_of_settings(&self, settings: &Settings) -> error::ConfigResult<StorePlace>;
 
     /// Returns the URL of the store at the given place, or a description if the store has no URL.
@@ -45,18 +43,19 @@ pub trait Driver: Debug + Send + Sync {
     /// Opens the store at the given place, which must be of this driver's kind.
     ///
     /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store sends no request. With
-    /// `Blocking::InPlace`, the option `wait` limits the total time of all calls on the store, counted from the call of
-    /// `open`. Without `Blocking::InPlace`, opening a cluster's store checks that the cluster answers and accepts the
-    /// login.
+    /// `Blocking::InPlace`, the option `wait` limits the total time of all store calls, counted from the call of
+    /// `open`. Without [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store checks that the cluster
+    /// answers and accepts the login.
     ///
     /// # Errors
-    /// `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock was not free
-    /// in time. `Unsupported` if this driver cannot open stores of the place's kind. Otherwise any store error.
+    /// The error `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock
+    /// did not become free in time. The error `Unsupported` if the driver cannot open stores of the place's kind.
+    /// Otherwise any store error that opening the store causes.
     async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
-    /// The engine of this driver's stores, if the driver keeps stores in folders; `None` for other kinds of stores. By
-    /// means of the engine, a program can inspect a store without the store lock, and can shrink, upgrade and replace a
-    /// store.
+    /// The engine of this driver's stores, if the driver keeps stores in folders; `None` for other kinds of stores.
+    /// With the driver's engine, a program can inspect a store without the store lock, and can shrink, upgrade and
+    /// replace a store.
     fn engine(&self) -> Option<&dyn Engine> {
         None
     }
@@ -112,11 +111,11 @@ impl DriverFacts {
 pub enum Scope {
     /// Only one process uses the store, which is lost when the process ends.
     Process,
-    /// The processes of one machine share the store. The store is a folder that only one process at a time can open. A
-    /// node need not be registered to get addresses from the store.
+    /// The processes of one machine share the store, a folder that only one process at a time can open. A node need not
+    /// be registered to get addresses from a store on its own machine.
     Machine,
-    /// Many machines share the store. The store is a network service. A node must be registered before it can get
-    /// addresses from the store. The service may carry out a write after the process that sent it has died.
+    /// Many machines share the store, which is a network service. A node must be registered before it can get addresses
+    /// from a network store. A network store may carry out a write after the process that sent it has died.
     Cluster,
 }
 
@@ -139,13 +138,13 @@ pub trait Opened: Debug + Send + Sync {
     /// Checks that the store has enough space for an ordinary commit.
     ///
     /// # Errors
-    /// `NoSpace` if the space is not enough; otherwise any store error.
+    /// `NoSpace` if the store has too little space; otherwise any store error.
     async fn check_room(&self) -> Result<()>;
 
-    /// Waits for calls in flight, and then closes the store for all of its handles.
+    /// Waits for calls in flight, and then closes the store for all handles.
     ///
     /// # Errors
-    /// The engine's error. Even if closing fails, every acknowledged commit is durable.
+    /// The engine's error; even if closing the store fails, every acknowledged commit is durable.
     async fn close(&self) -> Result<()>;
 }
 
@@ -171,46 +170,45 @@ impl Opened for MvccStore {
 /// Operations of a store on a cluster that are about the whole cluster.
 #[async_trait]
 pub trait ClusterStore: Debug + Send + Sync {
-    /// The cluster's id; `None` until the cluster has answered for the first time. This function sends no request to
-    /// the cluster.
+    /// The cluster's id, without a request to the cluster; `None` until the cluster has answered for the first time.
     fn cluster_id(&self) -> Option<u64>;
 
     /// Asks a cluster member for a description of itself and the cluster, with one small request.
     ///
     /// # Errors
-    /// Any error of the request to the cluster.
+    /// Any error of the request that `about` sends to the cluster.
     async fn about(&self) -> Result<ClusterDescription>;
 
     /// Asks every cluster member about itself, with one small request for each member at the same time.
     ///
     /// # Errors
-    /// Any error of finding the members. The error of one member is in its [`MemberReport`].
+    /// Any error of finding the cluster's members. The error of a single member is in its [`MemberReport`].
     async fn members(&self) -> Result<Vec<MemberReport>>;
 }
 
 /// The answer of one member of a cluster, or the reason why the member did not answer.
 #[derive(Debug)]
 pub struct MemberReport {
-    /// The member's endpoint, as configured or found in DNS.
+    /// The member's endpoint, from the configuration or from DNS.
     pub endpoint: String,
     /// The member's description of itself and the cluster.
     pub description: Result<ClusterDescription>,
 }
 
-/// The part that a member has in its cluster.
+/// The role of a member in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberRole {
-    /// The member that orders all changes.
+    /// The member that orders all changes in the cluster.
     Leader,
-    /// A voting member that follows the leader.
+    /// A voting member that follows the cluster's leader.
     Follower,
-    /// A member without a vote, which serves no clients.
+    /// A cluster member without a vote, which serves no clients.
     Learner,
-    /// A member that knows no leader at the moment.
+    /// A cluster member that knows no leader at the moment.
     Leaderless,
 }
 
-/// The description of a cluster, as given by one of its members.
+/// The description of a cluster, as one of its members gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterDescription {
     /// The cluster's id.
@@ -219,13 +217,13 @@ pub struct ClusterDescription {
     pub endpoints: Vec<String>,
     /// The version of the member's server software.
     pub version: String,
-    /// The part that the member has in the cluster.
+    /// The role of the member in the cluster.
     pub role: MemberRole,
     /// The newest revision that the member knows.
     pub revision: Revision,
     /// The size of the member's database file, in bytes.
     pub db_bytes: u64,
-    /// The number of bytes in the member's database file that are in use.
+    /// The number of bytes in the member's database file that hold data.
     pub db_bytes_in_use: u64,
     /// The database size at which the member refuses writes, in bytes; `None` if the member does not report this size.
     pub db_quota_bytes: Option<u64>,
@@ -236,31 +234,32 @@ pub struct ClusterDescription {
 /// The parent folder of an embedded store for which the configuration has no path.
 const DEFAULT_FOLDER: &str = "/var/lib/margay";
 
-/// The driver of an engine that keeps a store in a folder. The store's URL is `NAME:///path`, where NAME is the
-/// engine's name. The `datastore_type` is the engine's name, and the default path is `/var/lib/margay/ipam.NAME`.
+/// The driver of an engine that keeps a store in a folder. The URL of a `LocalDriver`'s store is `NAME:///path`, where
+/// NAME is the engine's name. The `datastore_type` of a `LocalDriver` is the engine's name, and the default path is
+/// `/var/lib/margay/ipam.NAME`.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalDriver<E> {
     engine: E,
-    /// All facts about the driver, except the name, which is the engine's name.
+    /// The facts about the driver, except the name, which is the engine's name.
     facts: DriverFacts,
 }
 
 impl<E> LocalDriver<E> {
-    /// Creates the driver of the stores of an engine.
+    /// Creates the driver for the stores of an engine.
     pub const fn new(engine: E) -> Self {
         Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }
 
-    /// Sets the number of large transactions that a program should send concurrently. Concurrent transactions are
-    /// useful because the store commits all waiting transactions together.
+    /// Sets the number of large transactions that a program should send concurrently. Sending transactions concurrently
+    /// is useful because the store commits all waiting transactions together.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.facts = self.facts.with_writes_in_flight(writes);
         self
     }
 
-    /// Sets the maximum number of keys that a long reader reads before it yields the store to waiting processes. Use a
-    /// larger maximum for an engine that is slow to open.
+    /// Sets the maximum number of keys that a long reader reads before it yields the store to waiting processes. A
+    /// larger maximum suits an engine that is slow to open.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.facts = self.facts.with_keys_in_a_turn(keys);
@@ -313,8 +312,8 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     }
 }
 
-/// The driver of `memory:`, a store in memory that is lost when it is closed. This driver is only for tests, the
-/// conformance suite and benchmarks.
+/// The driver of `memory:`, a store in memory whose content is lost when it is closed. The memory driver is only for
+/// tests, the conformance suite and benchmarks.
 pub static MEMORY: MemoryDriver = MemoryDriver;
 
 /// The type of [`MEMORY`], the driver of stores in memory.
@@ -331,7 +330,7 @@ impl Driver for MemoryDriver {
         None
     }
 
-    /// Always fails: the URL `memory:` has no `//`, so [`Drivers::parse`](crate::Drivers::parse) handles it.
+    /// Always returns an error: the URL `memory:` has no `//`, so [`Drivers::parse`](crate::Drivers::parse) handles it.
     fn place_of_url(&self, scheme: &str, _rest: &str) -> error::ConfigResult<StorePlace> {
         Err(ConfigError::UnknownScheme(scheme.to_owned()))
     }

@@ -1,5 +1,5 @@
-//! Keeps the list of drivers with which a program is built, and finds the driver of a store. Also writes advice that
-//! names the kinds of stores that the program supports.
+//! Keeps the list of drivers with which a program is built, finds the driver of a store, and advises users on the kinds
+//! of stores.
 
 use std::fmt;
 use std::fs;
@@ -16,8 +16,7 @@ pub const DEFAULT_ENGINE: &str = "sled";
 /// The `datastore_type` of an embedded store with the default engine.
 const LOCAL_DATASTORE_TYPE: &str = "local";
 
-/// The drivers with which a program is built, in the order in which help and error messages list them. Cloning a
-/// `Drivers` is cheap.
+/// The drivers with which a program is built, in the order in which help and error messages list them; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Drivers(Arc<[&'static dyn Driver]>);
 
@@ -65,7 +64,7 @@ impl Drivers {
     /// The driver named [`DEFAULT_ENGINE`], or else the first driver that keeps stores in folders.
     ///
     /// # Errors
-    /// `UnknownType` if the program has no driver that keeps stores in folders.
+    /// The error `UnknownType` if the program has no driver that keeps stores in folders.
     pub fn default_driver(&self) -> ConfigResult<&'static dyn Driver> {
         let default = self.named(DEFAULT_ENGINE);
         default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL_DATASTORE_TYPE.to_owned()))
@@ -82,8 +81,7 @@ impl Drivers {
     /// Parses a store URL, and returns the store's location.
     ///
     /// # Errors
-    /// An unknown URL scheme, or the error of [`Driver::place_of_url`]. The error contains no text that may be a
-    /// secret.
+    /// An unknown URL scheme, or the error of [`Driver::place_of_url`], without text that may be a secret.
     pub fn parse(&self, url: &str) -> ConfigResult<Location> {
         let Some((scheme, rest)) = url.split_once("://") else {
             let in_memory = url.strip_suffix(':').and_then(|name| self.named(name));
@@ -101,9 +99,9 @@ impl Drivers {
     }
 
     /// Returns the driver of the store in a folder, or `None` if the folder has no store of a known engine. If the
-    /// folder has a file `store.id`, the driver is that of the engine named in this file. The result is `None` if the
-    /// program has no driver for that engine. Without the file `store.id`, the driver is the first one whose engine's
-    /// files are in the folder.
+    /// folder has a file `store.id`, the returned driver is that of the engine named in `store.id`. The result is
+    /// `None` if the program has no driver for the engine in `store.id`. Without the file `store.id`, the returned
+    /// driver is the first one whose engine's files are in the folder.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
         match kv_local::engine_in(folder) {
             Some(engine) => self.local_named(&engine),
@@ -111,7 +109,7 @@ impl Drivers {
         }
     }
 
-    /// Returns the drivers whose engine's files are in a folder.
+    /// Returns those drivers whose engine has files in a folder.
     pub fn with_files_in(&self, folder: &Path) -> impl Iterator<Item = &'static dyn Driver> {
         let has_files = |driver: &&dyn Driver| {
             driver.engine().is_some_and(|engine| fs::symlink_metadata(folder.join(engine.entry())).is_ok())
@@ -119,9 +117,9 @@ impl Drivers {
         self.local().filter(has_files)
     }
 
-    /// Returns the location of the store in a folder. The location's driver is the driver of the store that exists in
-    /// the folder. If no store exists, the driver is the one that the folder's file name extension names, or else the
-    /// default driver.
+    /// Returns the location of the store that is, or will be created, in a folder. If a store exists in the folder, the
+    /// location has this store's driver. If no store exists in the folder, the location has the driver that the
+    /// folder's file name extension names, or else the default driver.
     ///
     /// # Errors
     /// `UnknownType` if the program has no driver that keeps stores in folders.
@@ -147,7 +145,7 @@ impl Drivers {
         self.at(driver, StorePlace::Folder(folder.into()))
     }
 
-    /// The location of the store that programs use if no store is configured.
+    /// Returns the location of the store that programs use if no store is configured.
     ///
     /// # Errors
     /// See [`default_driver`](Self::default_driver).
@@ -155,7 +153,7 @@ impl Drivers {
         self.of_settings(self.default_driver()?, &Settings::default())
     }
 
-    /// The location of a store in the memory of this process.
+    /// Returns the location of a store in the memory of this process.
     pub fn memory(&self) -> Location {
         self.at(&crate::MEMORY, StorePlace::Memory)
     }
@@ -177,7 +175,7 @@ impl Drivers {
         either(forms.map(|form| form.split(' ').next().unwrap_or_default().to_owned()))
     }
 
-    /// Lists the URL form of each driver, with the remarks about the form.
+    /// Lists the URL form of each driver, with any remark about the form.
     pub fn url_forms(&self) -> String {
         self.iter().filter_map(Driver::url_form).collect::<Vec<_>>().join(", ")
     }
@@ -196,8 +194,8 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     }
 }
 
-/// The location of a store: the place of the store, and the driver that opens the store. `Display` prints the location
-/// as a store URL that [`Drivers::parse`] can parse.
+/// The location of a store: the place of the store, and the driver that opens the store. `Display` prints a location as
+/// a store URL that [`Drivers::parse`] can parse.
 #[derive(Clone)]
 pub struct Location {
     drivers: Drivers,
@@ -216,7 +214,7 @@ impl Location {
         self.driver
     }
 
-    /// All drivers with which the program is built.
+    /// All drivers with which the program is built, including the location's own driver.
     pub fn drivers(&self) -> &Drivers {
         &self.drivers
     }
@@ -258,11 +256,11 @@ impl Location {
         Self { place: StorePlace::Folder(path.into()), ..self.clone() }
     }
 
-    /// Returns this location with new credentials for its cluster: the result of `change`. If the location is not on a
-    /// cluster, the location is returned unchanged.
+    /// Returns this location with the credentials for its cluster that `change` returns; a location without a cluster
+    /// stays unchanged.
     ///
     /// # Errors
-    /// Any error that `change` returns.
+    /// Any error that the function `change` returns.
     pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
         let place = match self.place {
             StorePlace::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
@@ -273,8 +271,8 @@ impl Location {
         Ok(Self { place, ..self })
     }
 
-    /// Returns the store's address, with the endpoints of a cluster sorted and without duplicates. The returned address
-    /// can serve as a key in files about the store.
+    /// Returns the store's address with sorted and distinct endpoints, so that it can serve as a key in files about the
+    /// store.
     pub fn in_order(&self) -> String {
         match &self.place {
             StorePlace::Cluster(address) => self.driver.url(&StorePlace::Cluster(address.in_order())),
@@ -282,7 +280,8 @@ impl Location {
         }
     }
 
-    /// Returns true if both locations lead to the same store. Credentials and the order of endpoints are not compared.
+    /// Returns true if both locations lead to the same store, whatever their credentials and the order of their
+    /// endpoints.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {

@@ -2,22 +2,22 @@
 
 use std::path::PathBuf;
 
-/// The result of a function that reads a configuration.
+/// The result type of functions that read a store configuration.
 pub type ConfigResult<T> = Result<T, ConfigError>;
 
-/// A store that a file in the CNI configuration folder names.
+/// A store that some file in the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The store's URL, or a description of a store that has no URL.
     pub store: String,
-    /// The first configuration file that names the store.
+    /// The first file in the CNI configuration folder that names the store.
     pub file: PathBuf,
 }
 
-/// The reason why a configuration does not lead to a store. A `ConfigError` contains no text that may be a secret.
+/// The reason why a configuration does not lead to a store, without text that may be a secret.
 ///
-/// [`Display`](std::fmt::Display) says what is wrong, with Calico's message if Calico has an equal error.
-/// [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
+/// [`Display`](std::fmt::Display) says what is wrong with the configuration, with Calico's message if Calico has an
+/// equal error. [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -42,18 +42,18 @@ pub enum ConfigError {
     /// Only one of the certificate and the key for etcd is configured inline.
     #[error("could not initialize etcdv3 client: Certificate and Key must both be present inline.")]
     HalfInline,
-    /// The configuration file cannot be read.
+    /// The operator's configuration file cannot be read.
     #[error("cannot read {}: {reason}", .file.display())]
     UnreadableConfigFile {
-        /// The path of the configuration file.
+        /// The path of the configuration file that cannot be read.
         file: PathBuf,
-        /// The operating system's error on reading the file.
+        /// The operating system's error on reading the configuration file.
         reason: String,
     },
-    /// The configuration file is neither YAML nor JSON, or has unexpected content.
+    /// The configuration file is neither YAML nor JSON, or has content that is not expected.
     #[error("syntax error in {}: failed to parse config as YAML/JSON: {reason}", .file.display())]
     ConfigFileSyntax {
-        /// The path of the configuration file.
+        /// The path of the configuration file with the syntax error.
         file: PathBuf,
         /// What is wrong in the configuration file, with the line number if known.
         reason: String,
@@ -79,16 +79,16 @@ pub enum ConfigError {
     /// The configured path of a store is not absolute.
     #[error("{setting} is not an absolute path")]
     RelativePath {
-        /// The name of the setting that contains the path: `datastore_path` or `DATASTORE_PATH`.
+        /// The name of the setting that contains the path, `datastore_path` or `DATASTORE_PATH`.
         setting: &'static str,
     },
     /// The configured address of a store contains a user name or a password.
     #[error("a store's address has a user or a password in it")]
     SecretInAddress,
-    /// The given string should be a store URL, but is not a URL.
+    /// The string that the user gave should be a store URL, but is not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
-        /// The string that was given instead of a URL, if it is an absolute path.
+        /// The string that the user gave instead of a URL, if it is an absolute path.
         path: Option<String>,
     },
     /// No driver of the program has the scheme of the given URL.
@@ -106,7 +106,7 @@ pub enum ConfigError {
     /// The user has given a command a store in memory, which is lost when the command ends.
     #[error("a store in memory is gone when the command ends")]
     MemoryStore,
-    /// The files in the CNI configuration folder name several stores.
+    /// The files in the CNI configuration folder name several different stores.
     #[error("the CNI configuration names several stores:{}", .0.iter().map(|found| format!("\n  {} (in {})", found.store, found.file.display())).collect::<String>())]
     SeveralStores(Vec<Candidate>),
     /// No file in the CNI configuration folder names a store, and some of the files could not be read.
@@ -115,12 +115,12 @@ pub enum ConfigError {
     /// Environment variables select a store, but their values are invalid.
     #[error("in the environment: {0}")]
     InEnvironment(#[source] Box<ConfigError>),
-    /// The only configuration file that could name a store has invalid settings.
+    /// The only CNI configuration file that could name a store has invalid settings.
     #[error("{}: {error}", .file.display())]
     InFile {
-        /// The path of the configuration file.
+        /// The path of the configuration file with the invalid settings.
         file: PathBuf,
-        /// What is wrong with the settings in that file.
+        /// What is wrong with the settings in the configuration file.
         #[source]
         error: Box<ConfigError>,
     },

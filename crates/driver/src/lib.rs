@@ -3,7 +3,7 @@
 //! # Inside
 //!
 //! The trait [`Driver`] describes how programs use a kind of store. [`LocalDriver`] implements [`Driver`] for the
-//! stores of every [`kv_local::Engine`], and [`MEMORY`] is the driver of stores in memory. [`Drivers`] is the list of
+//! stores of every [`kv_local::Engine`], and [`MEMORY`] is the driver for stores in memory. [`Drivers`] is the list of
 //! drivers with which a program is built. A [`Location`] consists of the place of a store and the driver that opens the
 //! store.
 

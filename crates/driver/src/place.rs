@@ -1,5 +1,5 @@
-//! Defines the place of a store (the memory of a process, a folder, or the address of a cluster with credentials). Also
-//! defines the settings from which a driver derives the place of a store.
+//! Defines the place of a store (in memory, in a folder or on a cluster), and the settings from which a driver derives
+//! the place.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ pub enum StorePlace {
 
 /// The address of a cluster: either a list of endpoints, or a domain whose SRV records name the endpoints.
 ///
-/// Only the field `access` contains secrets, which neither [`url`](Self::url) nor `Debug` prints. No endpoint contains
-/// a user name or a password.
+/// Only the field `access` contains secrets, which neither [`url`](Self::url) nor `Debug` prints. No endpoint in a
+/// `ClusterAddress` contains a user name or a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterAddress {
     /// The endpoints of the cluster's members, each as `http://host:port`, `https://host:port` or `unix:///path`.
     pub endpoints: Vec<String>,
     /// The domain whose SRV records name the cluster's members; empty if `endpoints` is set.
     pub discovery_srv: String,
-    /// The credentials for the cluster.
+    /// The credentials with which clients connect to the cluster.
     pub access: Access,
 }
 
@@ -37,7 +37,7 @@ impl ClusterAddress {
     /// `NAME+unix:///path` for a unix socket.
     ///
     /// # Errors
-    /// An error that says what is wrong with the URL. The error contains no text that may be a secret.
+    /// An error that says what is wrong with the URL, without text that may be a secret.
     pub fn of_url(driver: &str, scheme: &str, rest: &str) -> ConfigResult<Self> {
         let endpoints = match scheme.strip_prefix(driver) {
             Some("") => members(rest, "http://")?,
@@ -51,7 +51,7 @@ impl ClusterAddress {
     /// Derives the address of a cluster from Calico's settings for etcd.
     ///
     /// # Errors
-    /// An error that says what is wrong with the settings.
+    /// An error that says what is wrong with the settings for etcd.
     pub fn of_settings(settings: &Settings) -> ConfigResult<Self> {
         if !settings.path.is_empty() {
             return Err(ConfigError::PathWithoutEmbedded);
@@ -64,7 +64,7 @@ impl ClusterAddress {
         Ok(Self { endpoints, discovery_srv, access: settings.access()? })
     }
 
-    /// Returns true if the address has only endpoints without TLS. Returns false if the address is an SRV domain.
+    /// Returns true if the address lists endpoints, all of them without TLS; false for an SRV domain.
     pub fn all_without_tls(&self) -> bool {
         let without = |endpoint: &String| endpoint.starts_with("http://") || endpoint.starts_with("unix:");
         self.discovery_srv.is_empty() && self.endpoints.iter().all(without)
@@ -79,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// Returns the URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints with
-    /// and without TLS, has no URL, so the result is a description of the cluster's address.
+    /// Returns the store URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints
+    /// with and without TLS, has no URL, for which the result is a description of the cluster's address.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);
@@ -110,7 +110,7 @@ fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
 }
 
 /// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and changes the URL scheme
-/// of each endpoint to lower case. The returned list is never empty.
+/// of each endpoint to lower case. The returned list of endpoints is never empty.
 fn endpoints(list: &str) -> ConfigResult<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
@@ -127,7 +127,7 @@ fn with_lower_scheme(endpoint: &str) -> String {
     }
 }
 
-/// The credentials with which a client connects to a cluster. `Debug` prints no secret of these credentials.
+/// The credentials with which a client connects to a cluster; `Debug` prints no secret of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// The CA that has signed the servers' certificates; if unset, the operating system's CAs are trusted.
@@ -139,7 +139,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Copies from `other` each credential that is missing in these credentials.
+    /// Copies from `other` each credential that is missing in `self`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -155,7 +155,7 @@ impl Access {
     }
 }
 
-/// A client certificate with its private key.
+/// A client certificate for TLS with its private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
     /// The client certificate, and any intermediate certificates.
@@ -167,14 +167,14 @@ pub struct ClientCertificate {
 /// A certificate or key in PEM format.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
-    /// The path of a file in PEM format.
+    /// The path of a file that contains the PEM text.
     File(PathBuf),
-    /// The PEM text.
+    /// The text of the certificate or key in PEM format.
     Inline(String),
 }
 
 impl fmt::Debug for Pem {
-    /// Prints the file's path, but never PEM text, which may be a secret.
+    /// Prints the path of a PEM file, but never PEM text, which may be a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
@@ -183,25 +183,25 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// A user name and a password.
+/// The user name and password for a login to a cluster.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
-    /// The user's name.
+    /// The name of the user who logs in.
     pub user: String,
-    /// The user's password.
+    /// The password of the user who logs in.
     pub password: String,
 }
 
 impl fmt::Debug for Login {
-    /// Prints the user name, but never the password.
+    /// Prints the user name of the login, but never the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
     }
 }
 
-/// The settings that select a store, from any source of configuration. The settings include Calico's settings for etcd,
-/// and the path of a store in a folder. An empty value counts as not set. `Debug` prints only the datastore type, since
-/// other settings may be secrets.
+/// The settings that select a store, from a NetConf, a file or the environment. The settings of a store include
+/// Calico's settings for etcd, and the path of a store in a folder. A setting with an empty value counts as not set.
+/// `Debug` prints only the datastore type of the settings, since others may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// The value of `datastore_type`: the kind of store.
@@ -220,7 +220,7 @@ pub struct Settings {
     pub etcd_username: String,
     /// The password of the etcd user.
     pub etcd_password: String,
-    /// Whether any setting shows that the datastore is the Kubernetes API.
+    /// Says whether any setting shows that the datastore is the Kubernetes API.
     pub orchestrator: Orchestrator,
     /// The name of the setting from which `path` was read, for error messages.
     pub path_setting: &'static str,
@@ -232,12 +232,12 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// A CA, a client certificate and its private key, as paths or as PEM text.
+/// A CA, a client certificate and its private key, each as a path or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
-    /// The private key of the client certificate.
+    /// The private key of the client certificate, as a path or as PEM text.
     pub key: String,
-    /// The client certificate.
+    /// The client certificate, as a path or as PEM text.
     pub certificate: String,
     /// The CA that has signed the servers' certificates, as a path or as PEM text.
     pub authority: String,
@@ -249,15 +249,15 @@ impl fmt::Debug for EtcdFiles {
     }
 }
 
-/// Whether any setting shows that the datastore is the Kubernetes API, for example a kubeconfig or the address of an
-/// API server. If the datastore is the Kubernetes API, missing etcd endpoints are an error, and the default store on
-/// this machine must not be used.
+/// Says whether any setting shows that the datastore is the Kubernetes API, for example a kubeconfig or the address of
+/// an API server. If the datastore is the Kubernetes API, missing etcd endpoints are an error, and programs must not
+/// use the default store on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
-    /// No setting is about Kubernetes.
+    /// No store setting is about Kubernetes.
     #[default]
     Absent,
-    /// At least one setting is about Kubernetes.
+    /// At least one store setting is about Kubernetes.
     Kubernetes,
 }
 
@@ -277,11 +277,11 @@ impl Settings {
             || !self.etcd_inline.is_empty()
     }
 
-    /// Returns the credentials for a cluster, taken from these settings. As in Calico, a user name without a password
-    /// is ignored, and so is a password without a user name.
+    /// Returns the credentials for a cluster, taken from the store settings. As in Calico, a user name without a
+    /// password is ignored, and so is a password without a user name.
     ///
     /// # Errors
-    /// A certificate without its key, a key without its certificate, or PEM text in addition to files.
+    /// A certificate without its key, a key without its certificate, or PEM text in addition to certificate files.
     pub fn access(&self) -> ConfigResult<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {
@@ -311,10 +311,10 @@ impl Settings {
     }
 }
 
-/// Parses the path of a folder in a store URL. The path is used as it is, without percent-decoding.
+/// Parses the path of a folder in a store URL, without percent-decoding.
 ///
 /// # Errors
-/// The path is not absolute, or the URL contains text after the path, a user name or a password.
+/// An error if the path is not absolute, or if the URL contains text after the path, a user name or a password.
 pub(crate) fn absolute_path(scheme: &str, rest: &str) -> ConfigResult<PathBuf> {
     if rest.contains('@') && !rest.starts_with('/') {
         return Err(ConfigError::SecretInAddress);

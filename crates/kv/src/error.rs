@@ -6,18 +6,18 @@ use std::fmt;
 
 use crate::key::{Key, Revision};
 
-/// The result type of this crate.
+/// The result type of the crate `kv`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The store operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Operation {
-    /// Opening or creating a store.
+    /// The operation opens or creates a store.
     Open,
     /// [`Store::range`](crate::Store::range).
     Range,
-    /// [`Store::txn`](crate::Store::txn), even if the transaction only reads.
+    /// A call of [`Store::txn`](crate::Store::txn), even if the transaction only reads.
     Txn,
     /// [`Store::watch`](crate::Store::watch).
     Watch,
@@ -47,9 +47,9 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Outcome {
-    /// The write did not happen and will not happen.
+    /// The failed write did not happen and will not happen.
     NotApplied,
-    /// The write may have happened already, or may still happen.
+    /// The failed write may have happened already, or may still happen.
     Unknown,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for InvalidArgument {
     }
 }
 
-/// The reason why a store rejected the caller's credentials or permissions.
+/// The reason why a store rejected the caller's login or permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -110,31 +110,30 @@ pub enum Auth {
     Unauthenticated,
     /// The user has no permission for this request.
     Denied,
-    /// The permissions changed while the request was in flight.
+    /// The user's permissions changed while the request was in flight.
     OldRevision,
 }
 
-/// The kind of a store error. Callers should match on the error's kind and not on its text.
+/// The kind of a store error; callers should match on the kind and not on the error's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The request is malformed and can never succeed.
     InvalidArgument(InvalidArgument),
-    /// The request, or a value in the request, exceeds the size limit.
+    /// The request, or a value in it, exceeds the size limit of the store.
     TooLarge {
-        /// The size of the request or the value in bytes.
+        /// The size in bytes of the request or value that is too large.
         bytes: usize,
     },
     /// The requested revision is below the compaction mark.
     Compacted {
-        /// The oldest readable revision; unset if the store did not report it.
+        /// The compaction mark: the oldest readable revision, or unset if the store did not report it.
         compact_revision: Revision,
     },
     /// The requested revision is above the store's revision.
     FutureRevision,
-    /// The store has no disk space left. On some stores, the write that failed for lack of space may have happened
-    /// anyway.
+    /// The store has no disk space left. On some stores, a write that failed with `NoSpace` may have happened anyway.
     NoSpace,
     /// The store is overloaded, and refused the request without executing any of it.
     Throttled,
@@ -146,13 +145,14 @@ pub enum ErrorKind {
     NoLeader,
     /// Another process held the store lock for longer than the caller waited.
     Locked,
-    /// After an earlier write error, this store handle is read-only. To write again, the caller must reopen the store.
+    /// After an earlier write error, this store handle is read-only; to write again, the caller must reopen the store.
     Poisoned,
-    /// The store handle was closed.
+    /// The store handle was closed before or during the call.
     Closed,
     /// The store's answer did not arrive in time.
     Timeout,
-    /// The connection broke. If the failed request is a watch, the caller can watch again from `resume_from`.
+    /// The connection to the store broke; if the failed request is a watch, the caller can watch again from
+    /// `resume_from`.
     Disconnected {
         /// The revision after the last revision that the watch delivered; unset if the failed request is not a watch.
         resume_from: Revision,
@@ -167,7 +167,7 @@ pub enum ErrorKind {
     Missing,
     /// The store is damaged.
     Corrupt,
-    /// The store has a format that this version of the program does not support.
+    /// The store has a format that this version of Margay does not support.
     UnknownFormat {
         /// The format number that the store contains.
         found: u32,
@@ -182,18 +182,18 @@ pub enum ErrorKind {
     },
     /// At every attempt of a transaction, another writer changed a guarded key.
     Conflict {
-        /// The number of attempts that the transaction made.
+        /// The number of attempts that the transaction made before it gave up.
         attempts: u32,
     },
     /// A put names a lease that does not exist.
     LeaseNotFound,
-    /// This store does not support the request.
+    /// The store does not support the request.
     Unsupported,
 }
 
 impl ErrorKind {
-    /// The outcome of a write that failed with this kind of error. The outcome is unknown, unless this kind of error
-    /// proves that the write did not happen.
+    /// The outcome of a write that failed with this kind of error: unknown, unless the kind proves that the write did
+    /// not happen.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)
@@ -285,7 +285,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error that a store operation returned.
+/// An error that an operation of a [`Store`](crate::Store) returned.
 pub struct Error(Box<ErrorFields>);
 
 struct ErrorFields {
@@ -317,15 +317,15 @@ impl Error {
         self
     }
 
-    /// Sets a sentence for the user that adds a fact or says what to do.
+    /// Sets the detail of the error: a sentence for the user that adds a fact or says what to do.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = Some(detail.into());
         self
     }
 
-    /// Replaces the outcome that follows from the error's kind. A caller that sets [`Outcome::NotApplied`] must have
-    /// proof that the write did not happen, for example from a read of the store.
+    /// Replaces the outcome of the failed write, which otherwise follows from the error's kind. A caller that sets
+    /// [`Outcome::NotApplied`] must have proof that the write did not happen, for example from a read of the store.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;
@@ -339,7 +339,7 @@ impl Error {
         self
     }
 
-    /// The kind of this error.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
@@ -365,7 +365,7 @@ impl Error {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }
 
-    /// A sentence for the user with a fact or advice about the error, if there is one.
+    /// The detail of the error, if there is one: a sentence for the user with a fact or advice.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }

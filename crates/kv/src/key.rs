@@ -1,8 +1,9 @@
 //! Defines keys, values, revisions, key ranges, and leases.
 //!
-//! A lease is a time to live for keys, as in etcd. A put attaches its key to a lease, or detaches it from any lease.
-//! When a lease expires or is revoked, its keys are deleted. The trait [`Store`](crate::Store) has no methods to grant
-//! or revoke leases; the program that counts the time to live grants and revokes leases.
+//! A lease is a time to live for keys, as in etcd. Each put attaches its key to a lease, or detaches it from any lease.
+//! When a lease expires or is revoked, the store deletes the keys that are attached to it. The trait
+//! [`Store`](crate::Store) has no methods to grant or revoke leases; a program that counts the time to live must grant
+//! and revoke leases itself.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,13 +12,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// A key: raw bytes in unsigned byte order. A key that is a prefix of a longer key sorts before the longer key.
+/// A key: raw bytes, ordered as unsigned bytes, so a key sorts before all longer keys that begin with it.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Key(Bytes);
 
 impl Key {
-    /// Creates a key from these bytes. The key's length is checked when a store gets a request with the key.
+    /// Creates a key from the given bytes. The store that gets a request with the key checks the key's length; `new`
+    /// does not.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -32,7 +34,7 @@ impl Key {
         self.0.clone()
     }
 
-    /// The smallest key that sorts after this key: this key's bytes plus a zero byte. The next page of a listing starts
+    /// The smallest key that sorts after this key: the key's bytes plus a zero byte. The next page of a listing starts
     /// at the successor of the last listed key.
     #[must_use]
     pub fn successor(&self) -> Self {
@@ -50,7 +52,7 @@ impl Key {
         Some(Self(bytes.into()))
     }
 
-    /// Returns true if the key has no bytes. No store accepts an empty key.
+    /// Returns true if the key has no bytes; no store accepts an empty key.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -99,13 +101,13 @@ impl Borrow<[u8]> for Key {
     }
 }
 
-/// A value in the store: raw bytes. A key with an empty value is not the same as an absent key.
+/// A value in the store: raw bytes, which may be empty; a key with an empty value is not absent.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Value(Bytes);
 
 impl Value {
-    /// Creates a value from these bytes.
+    /// Creates a value from the given bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -198,20 +200,20 @@ impl fmt::Display for Revision {
     }
 }
 
-/// The set of keys that a request covers. A key range includes its start and excludes its end. A key range that ends
+/// The set of keys that a request covers. A key range includes its start and excludes its end; a key range that ends
 /// before it starts is empty, which is not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
-    /// One key.
+    /// The range contains only this key.
     Key(Key),
-    /// All keys that begin with these bytes. The range of the empty prefix equals [`Range::All`].
+    /// All keys that begin with these bytes; the range of the empty prefix equals [`Range::All`].
     Prefix(Key),
     /// All keys from the first key (inclusive) to the second key (exclusive).
     FromTo(Key, Key),
     /// All keys from this key (inclusive) to the end of the store.
     From(Key),
-    /// Every key.
+    /// The range contains every key of the store.
     All,
 }
 
@@ -237,8 +239,7 @@ impl Range {
         }
     }
 
-    /// The part of this range that starts at the key `from`. The key `from` must not sort before the start of the
-    /// range.
+    /// The part of this range that starts at the key `from`, which must not sort before the start of the range.
     #[must_use]
     pub fn rest(&self, from: Key) -> Self {
         match self.bounds().1 {
@@ -314,7 +315,7 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// A granted lease.
+/// A lease that a store granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The id of the granted lease.
@@ -324,7 +325,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The longest time to live that a lease can have. The limit is the same as in etcd.
+    /// The longest time to live that a lease can have; the same limit as in etcd.
     pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 }
 

@@ -4,10 +4,10 @@
 //!
 //! Defines the trait [`Store`]: an ordered key-value map in which every write has a revision.
 //!
-//! Stores have the semantics of etcd v3. The file `SEMANTICS.md` in this crate lists the numbered rules, and the crate
-//! `conformance` tests a store against each rule.
+//! Stores have the semantics of etcd v3. The file `SEMANTICS.md` of the crate `kv` lists the numbered rules, and the
+//! crate `conformance` tests a store against each rule.
 //!
-//! - An **author of a store** implements the four methods of [`Store`].
+//! - The **author of a store** implements the four methods of [`Store`].
 //! - A **user of a store** has an `Arc<dyn Store>`, reads keys through [`StoreExt`], and changes keys with
 //!   [`transact!`].
 //! - A **test or a benchmark** puts a wrapper from [`wrap`] around a store.

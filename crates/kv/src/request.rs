@@ -28,7 +28,7 @@ pub enum Prev {
     Return,
 }
 
-/// Says whether a watch sends progress reports while the keys in its range do not change.
+/// Says whether a watch sends progress reports even while the keys in its range do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Progress {
@@ -44,9 +44,9 @@ pub enum Progress {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RangeRequest {
-    /// The range of keys to read.
+    /// The range of keys that the request reads.
     pub range: Range,
-    /// The revision to read at; a revision below 1 means the latest.
+    /// The revision at which the request reads; a revision below 1 means the latest.
     pub at: Revision,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
@@ -60,7 +60,7 @@ impl RangeRequest {
         Self { range, at: Revision::UNSET, limit: 0, content: Content::Full }
     }
 
-    /// Sets the revision to read at.
+    /// Sets the revision at which the request reads.
     #[must_use]
     pub fn with_at(mut self, at: Revision) -> Self {
         self.at = at;
@@ -97,7 +97,7 @@ pub enum CompareOp {
 }
 
 impl CompareOp {
-    /// Returns true if the operator holds for these two operands.
+    /// Returns true if the operator holds for the stored property and the given value.
     pub fn holds<T: Ord + ?Sized>(self, stored: &T, given: &T) -> bool {
         match self {
             Self::Equal => stored == given,
@@ -125,17 +125,17 @@ pub enum Target {
     Lease(i64),
 }
 
-/// A condition of a [`Txn`] that must hold for every key in a range. In a compare, a range without keys counts as one
+/// A condition of a [`Txn`] that must hold for every key in a range. In a `Compare`, a range without keys counts as one
 /// absent key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Compare {
-    /// The range of keys to check.
+    /// The range of keys whose property the compare checks.
     pub range: Range,
-    /// The operator of the compare.
+    /// The operator of the compare: equal, not equal, less or greater.
     pub op: CompareOp,
-    /// The property of the keys to check, and the value to compare it with.
+    /// The property of the keys that the compare checks, and the value to compare it with.
     pub target: Target,
 }
 
@@ -163,7 +163,7 @@ impl Compare {
         if found.peek().is_none() { self.holds(None) } else { found.all(|kv| self.holds(Some(kv))) }
     }
 
-    /// Creates a compare that holds if the key was last written at this revision. [`Revision::UNSET`] means that the
+    /// Creates a compare that holds if the key was last written at this revision; [`Revision::UNSET`] means that the
     /// key must be absent.
     pub fn unchanged(key: impl Into<Key>, mod_revision: Revision) -> Self {
         Self::new(Range::Key(key.into()), CompareOp::Equal, Target::ModRevision(mod_revision))
@@ -192,12 +192,12 @@ impl Compare {
     }
 }
 
-/// A read operation in a [`Txn`]. The read sees the writes of earlier operations in its branch.
+/// A read operation in a [`Txn`], which sees the writes of earlier operations in its branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TxnRange {
-    /// The range of keys to read.
+    /// The range of keys that the operation reads.
     pub range: Range,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
@@ -241,25 +241,25 @@ impl From<Range> for TxnRange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Op {
-    /// Writes a key.
+    /// The operation writes a key.
     Put {
-        /// The key to write.
+        /// The key that the operation writes.
         key: Key,
-        /// The new value.
+        /// The new value of the key.
         value: Value,
         /// Says whether the answer contains the previous state of the key.
         prev: Prev,
         /// The lease to attach the key to; `None` detaches the key from its lease.
         lease: Option<LeaseId>,
     },
-    /// Deletes every key of a range. If the range contains no keys, the operation succeeds and deletes nothing.
+    /// The operation deletes every key of a range, which may contain no keys.
     Delete {
-        /// The range of keys to delete.
+        /// The range of keys that the operation deletes.
         range: Range,
         /// Says whether the answer contains the previous state of the deleted keys.
         prev: Prev,
     },
-    /// Reads a range.
+    /// The operation reads the keys of a range.
     Range(TxnRange),
 }
 
@@ -295,7 +295,7 @@ impl Op {
         self
     }
 
-    /// Attaches the key of a put to a lease; if the lease does not exist, the put fails. On operations other than a
+    /// Attaches the key of a put to a lease; if the lease does not exist, the put fails. On an operation other than a
     /// put, `with_lease` has no effect.
     #[must_use]
     pub fn with_lease(mut self, to: LeaseId) -> Self {
@@ -317,8 +317,8 @@ impl Op {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Txn {
-    /// The conditions that are checked on the store's state before the transaction. The `success` operations run if all
-    /// compares hold, or if there are no compares.
+    /// The conditions on the store's state before the transaction; the `success` operations run if all conditions hold,
+    /// or if there are none.
     pub compares: Vec<Compare>,
     /// The operations that run, in order, if all compares hold.
     pub success: Vec<Op>,
@@ -333,8 +333,8 @@ impl Txn {
     }
 
     /// Creates a transaction that changes nothing, but fails if the caller has no permission to write one of `keys`.
-    /// The transaction deletes the keys under a condition that never holds: etcd checks the permissions before the
-    /// condition. A deletion needs no disk space, so it cannot trigger etcd's space alarm.
+    /// The trial transaction deletes the keys under a condition that never holds: etcd checks the permissions before
+    /// the condition. The trial uses deletions, which need no disk space, so it cannot trigger etcd's space alarm.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =
@@ -377,8 +377,8 @@ impl Txn {
 pub struct WatchRequest {
     /// The range of keys to watch, which must not be empty.
     pub range: Range,
-    /// The first revision whose events the watch delivers; at least 1. A watch cannot start at "now": read at revision
-    /// R, then watch from R + 1.
+    /// The first revision whose events the watch delivers; at least 1. A watch cannot start at "now": a caller reads at
+    /// revision R, then watch from R + 1.
     pub start: Revision,
     /// Says whether watch events contain the previous state of their keys.
     pub prev: Prev,
@@ -439,7 +439,7 @@ pub struct RangeResponse {
     /// The store's current revision, even if the read was of an older revision; in a transaction, the transaction's
     /// revision.
     pub revision: Revision,
-    /// The first keys of the range in ascending order, up to the limit; empty if the request was for the count only.
+    /// The first keys of the range in ascending order, up to the limit; empty if the request asked only for the count.
     pub kvs: Vec<Kv>,
     /// The number of keys in the range, whatever the limit.
     pub count: u64,
@@ -451,31 +451,31 @@ pub struct RangeResponse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum OpResult {
-    /// The answer to a put.
+    /// The answer to a put in a transaction.
     Put {
         /// The previous state of the key, if the put requested it and the key existed.
         prev: Option<Kv>,
     },
-    /// The answer to a deletion.
+    /// The answer to a deletion in a transaction.
     Delete {
         /// The number of keys that were deleted.
         count: u64,
         /// The previous states of the deleted keys in ascending order, if the deletion requested them.
         prevs: Vec<Kv>,
     },
-    /// The answer to a read.
+    /// The answer to a read in a transaction.
     Range(RangeResponse),
 }
 
-/// The answer to a transaction. A compare that does not hold is not an error: the field `succeeded` is then false.
+/// The answer to a transaction; if a compare does not hold, `succeeded` is false, and no error is returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TxnResponse {
     /// The store's revision after the transaction.
     pub revision: Revision,
-    /// True if all compares of the transaction held.
+    /// True if all compares of the transaction held, so the success branch ran.
     pub succeeded: bool,
-    /// One result for each operation of the branch that ran, in order.
+    /// One result for each operation of the branch (success or failure) that ran, in order.
     pub results: Vec<OpResult>,
 }
 
@@ -483,9 +483,9 @@ pub struct TxnResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
-    /// The key was written.
+    /// The event reports that the key was written.
     Put,
-    /// The key was deleted.
+    /// The event reports that the key was deleted.
     Delete,
 }
 
@@ -493,13 +493,13 @@ pub enum EventKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
-    /// The kind of change that happened to the key.
+    /// The kind of change that the event reports.
     pub kind: EventKind,
-    /// The state of the key after the change. For a deletion, only the key itself and `mod_revision`, the revision of
-    /// the deletion, are set.
+    /// The state of the key after the change that the event reports. In the event of a deletion, only the key itself
+    /// and `mod_revision`, the revision of the deletion, are set.
     pub kv: Kv,
-    /// The state of the key before the change, if the watch requested previous states. The previous state is `None` if
-    /// the key was created, and may be `None` if the previous state was compacted.
+    /// The state of the key before the change that the event reports, if the watch requested previous states. The
+    /// event's previous state is `None` if the key was created, and may be `None` if the previous state was compacted.
     pub prev: Option<Kv>,
 }
 
@@ -510,8 +510,8 @@ pub struct Event {
 pub struct Batch {
     /// The revision at which the events happened, or up to which progress is reported.
     pub revision: Revision,
-    /// The time at which the revision was committed, if the store recorded it. Commit times never decrease from one
-    /// revision to the next.
+    /// The time at which the revision was committed, if the store recorded it. Commit times of batches never decrease
+    /// from one revision to the next.
     pub time: Option<SystemTime>,
     /// The events of the batch's revision: at least one event, except in a progress report.
     pub events: Vec<Event>,

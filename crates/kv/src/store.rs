@@ -17,50 +17,50 @@ use crate::request::{
 /// The stream that [`Store::watch`] returns: one batch for each revision with events, and progress reports if
 /// requested. If the watch fails, the last item of the stream is its error.
 ///
-/// To end a watch, drop its stream.
+/// To end a watch, a caller drops its stream.
 pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
 /// An ordered map of keys to values with one revision counter.
 ///
-/// The numbered rules for stores are in `SEMANTICS.md` in this crate. In short, every implementation of this trait must
-/// meet five conditions:
+/// The numbered rules for stores are in the file `SEMANTICS.md` of the crate `kv`. In short, every implementation of
+/// [`Store`] must meet five conditions:
 ///
-/// 1. every method first calls `check` on its request: all stores then reject the same requests;
-/// 2. calls are strictly serialisable, in the order of their revisions;
-/// 3. an acknowledged write survives a crash, and no read or watch sees a write that is not durable yet;
-/// 4. a failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)); a store may
+/// 1. Every method of the store first calls `check` on its request, so all stores reject the same requests.
+/// 2. Calls of the store are strictly serialisable, in the order of their revisions.
+/// 3. An acknowledged write survives a crash, and no read or watch sees a write that is not durable yet.
+/// 4. A failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)); a store may
 ///    resend a write only if the first request was never sent;
-/// 5. no method of the store blocks the thread that polls it.
+/// 5. No method of the store blocks the thread that polls it.
 ///
-/// The crate `conformance` tests implementations of this trait.
+/// The crate `conformance` tests implementations of the trait [`Store`].
 #[async_trait]
 pub trait Store: Debug + Send + Sync + 'static {
     /// Reads the keys in a range at one revision. A read of the latest revision is linearizable.
     ///
     /// # Errors
-    /// `Compacted` if the requested revision is below the compaction mark, `FutureRevision` if it is above the store's
-    /// revision. A read of a range without keys also checks the requested revision.
+    /// `Compacted` if the requested revision is below the compaction mark, `FutureRevision` if the requested revision
+    /// is above the store's. A read of a range without keys also checks the requested revision.
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
 
     /// Runs one of the two branches of a transaction atomically, at one revision.
     ///
     /// # Errors
-    /// An invalid request is rejected before any of its operations runs. Any other error says in its
-    /// [`Outcome`](crate::Outcome) whether the transaction may have happened. A transaction whose compares do not hold
-    /// is not an error.
+    /// An invalid transaction is rejected before any of its operations runs. Any other error of a transaction says in
+    /// its [`Outcome`](crate::Outcome) whether the transaction may have happened. A transaction whose compares do not
+    /// hold is not an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
 
     /// Watches a key range from the request's `start` revision (inclusive). When `watch` returns, the store has
-    /// registered the watch.
+    /// registered the watch, so the watch misses no later change.
     ///
     /// # Errors
-    /// `InvalidArgument` if the range is empty or `start` is below 1. The stream ends with `Compacted` when the
-    /// compaction mark passes the next revision to deliver. The stream ends with `Disconnected` when the store cannot
-    /// continue without a gap.
+    /// `InvalidArgument` if the range is empty or `start` is below 1. A watch's stream ends with `Compacted` when the
+    /// compaction mark passes the next revision to deliver. A watch's stream ends with `Disconnected` when the store
+    /// cannot continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
-    /// Compacts the store: drops its history before `revision`. The state at `revision` stays readable; older states
-    /// become unreadable.
+    /// Compacts the store: drops its history before `revision`. After a compaction, the state at `revision` stays
+    /// readable; older states become unreadable.
     ///
     /// # Errors
     /// `Compacted` if the compaction mark is at or above `revision`, and `FutureRevision` if `revision` is above the
@@ -93,9 +93,9 @@ const MAX_PAGE_KEYS: usize = 500;
 
 /// The state of a key range at one revision, and a watch of all later changes.
 pub struct Snapshot {
-    /// The revision at which `kvs` was read.
+    /// The revision at which the keys in `kvs` were read.
     pub revision: Revision,
-    /// The keys as of `revision`, in ascending order.
+    /// The keys of the range as of `revision`, in ascending order.
     pub kvs: Vec<Kv>,
     /// The stream of changes after `revision`, without gaps or repetitions.
     pub changes: WatchStream,
@@ -110,7 +110,7 @@ impl Debug for Snapshot {
 /// The result of a write that happens only if its key is in a given state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionalOutcome {
-    /// The write happened at this revision.
+    /// The conditional write happened at this revision.
     Done(Revision),
     /// Nothing was written, because the key was not in the required state. The variant contains the key's current
     /// state, or `None` if the key is absent.
@@ -118,7 +118,7 @@ pub enum ConditionalOutcome {
 }
 
 impl ConditionalOutcome {
-    /// The revision of the write, or `None` if nothing was written.
+    /// Returns the revision of the conditional write, or `None` if nothing was written.
     pub fn done(&self) -> Option<Revision> {
         match self {
             Self::Done(revision) => Some(*revision),
@@ -138,8 +138,8 @@ pub trait StoreExt: Store {
         Ok(self.range(RangeRequest::new(Range::key(key))).await?.kvs.pop())
     }
 
-    /// Reads all keys of a range at one revision, in [`Pages`] of about a megabyte. With pages, each answer is small
-    /// enough for the store, and each read is short.
+    /// Reads all keys of a range at one revision, in [`Pages`] of about a megabyte. Reading in pages keeps each answer
+    /// small enough for the store, and each read short.
     ///
     /// # Errors
     /// `Compacted` if the revision was compacted between two pages, or any error of [`Store::range`].
@@ -148,7 +148,7 @@ pub trait StoreExt: Store {
     }
 
     /// Like [`list`](Self::list), but reads at the revision `at`, and only the requested parts of each key. A revision
-    /// below 1 means the latest.
+    /// `at` below 1 means the latest.
     ///
     /// # Errors
     /// Any error of [`list`](Self::list).
@@ -261,20 +261,19 @@ async fn conditional<S: Store + ?Sized>(
 
 /// Default size of a page of a listing: 1 MiB of keys and values.
 const PAGE_BYTES: usize = 1 << 20;
-/// Number of keys in the first page of a listing. The first page has few keys, because one value can be larger than a
-/// megabyte.
+/// Number of keys in the first page of a listing; few, because one value can be larger than a megabyte.
 const FIRST_PAGE_KEYS: usize = 16;
 /// Number of keys in the first page of a listing without values: 500 keys of maximum length are about two megabytes.
 const FIRST_PAGE_BARE_KEYS: usize = 500;
-/// Maximum ratio of the number of keys in one page to the number of keys in the previous page. Values in the next page
-/// may be larger, so pages must not grow too fast.
+/// Maximum ratio of the number of keys in one page to the number of keys in the previous page. The values in the next
+/// page may be larger, so the number of keys must not grow too fast.
 const MAX_PAGE_GROWTH: usize = 8;
 /// In the size of a page, each entry counts as at least this many bytes; this limits the number of tiny entries per
 /// page.
 const MIN_ENTRY_BYTES: usize = 64;
 
 /// Reads a key range at one revision in pages of about a megabyte, for callers that cannot hold the whole range in
-/// memory. Each page may be read through a different store handle, if all handles have the same data.
+/// memory. Each page of a range may be read through a different store handle, if all handles have the same data.
 #[derive(Debug)]
 pub struct Pages {
     range: Range,
@@ -287,14 +286,14 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Creates a reader for the pages of a key range at a revision. If `at` is unset, the first page is read at the
-    /// latest revision, and all further pages at the same revision.
+    /// Creates a reader for the pages of a key range at a revision. If `at` is unset, the first page of the range is
+    /// read at the latest revision, and all further pages at the same revision.
     pub fn new(range: Range, at: Revision) -> Self {
         let (content, bytes, limit, most) = (Content::Full, PAGE_BYTES, FIRST_PAGE_KEYS, usize::MAX);
         Self { rest: Some(range.clone()), range, at, content, bytes, limit, most }
     }
 
-    /// Sets which parts of each key the pages contain.
+    /// Sets which parts of each key the pages of the listing contain.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -302,16 +301,16 @@ impl Pages {
         self
     }
 
-    /// Limits each page to at most `keys` keys.
+    /// Limits each page of the listing to at most `keys` keys.
     #[must_use]
     pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;
         self
     }
 
-    /// Sets the size that pages should have, in bytes of keys and values. Smaller pages cost more: for each page, an
-    /// etcd cluster walks through all remaining keys of the range. On an embedded store,
-    /// larger pages make other processes wait longer, because no other process can use the store during a page.
+    /// Sets the size that the pages of a range should have, in bytes of keys and values. Smaller pages cost an etcd
+    /// cluster more: for each page, an etcd cluster walks through all remaining keys of the range. On an embedded
+    /// store, larger pages make other processes wait longer, because no other process can use the store during a page.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
@@ -352,14 +351,13 @@ impl Pages {
     }
 }
 
-/// Says whether a store handle is for any writes, or only for releases of addresses.
+/// Says whether a store handle may make writes of any kind, or only release addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// The handle may make writes of any kind.
+    /// The store handle may make writes of any kind.
     #[default]
     Any,
-    /// Releases of addresses. If the disk is full, an embedded store frees history and reserved space to let the
-    /// release of an address succeed.
+    /// The store handle may only release addresses.
     Release,
 }

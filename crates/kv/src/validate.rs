@@ -1,5 +1,5 @@
-//! Checks requests by the rules that all stores have in common. The limits on requests are in `SEMANTICS.md`, section
-//! X.
+//! Checks requests by the rules that all stores have in common. The limits on requests to a store are in
+//! `SEMANTICS.md`, section X.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ pub const MAX_KEY_BYTES: usize = 4096;
 /// Maximum length of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 1_500_000;
 /// Maximum size of a transaction: the bytes of all its keys and values, plus 32 bytes for each compare and operation.
-/// This transaction limit is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
+/// The limit on transactions is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
 /// Maximum number of compares in a transaction, and of operations in each of its branches.
 pub const MAX_TXN_OPS: usize = 128;
-/// The number of bytes that a compare or an operation adds on the wire, rounded up.
+/// The number of bytes that a compare or an operation adds to a request on the wire, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
 fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
@@ -28,7 +28,7 @@ impl RangeRequest {
     /// [`Store::range`](crate::Store::range) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument`, with `store` as the store's name in the error.
+    /// An error of the kind `InvalidArgument`, with `store` as the store's name.
     pub fn check(&self, store: &'static str) -> Result<()> {
         check_range(&self.range).or_else(|kind| refuse(kind, Operation::Range, store))
     }
@@ -39,7 +39,7 @@ impl WatchRequest {
     /// [`Store::watch`](crate::Store::watch) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument`, with `store` as the store's name in the error.
+    /// An error of the kind `InvalidArgument`, with `store` as the store's name.
     pub fn check(&self, store: &'static str) -> Result<()> {
         let checked = if self.range.is_empty() {
             Err(InvalidArgument::EmptyWatchRange.into())
@@ -53,11 +53,11 @@ impl WatchRequest {
 }
 
 impl Revision {
-    /// Checks that the revision is 1 or more. Every implementation of [`Store::compact`](crate::Store::compact) calls
-    /// `check` first.
+    /// Checks that the revision for a compaction is 1 or more. Every implementation of
+    /// [`Store::compact`](crate::Store::compact) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument` if the revision is below 1, with `store` as the store's name in the error.
+    /// An error of the kind `InvalidArgument` if the revision is below 1, with `store` as the store's name.
     pub fn check(self, store: &'static str) -> Result<()> {
         if self.is_set() {
             return Ok(());
@@ -71,17 +71,17 @@ impl Txn {
     /// [`Store::txn`](crate::Store::txn) calls `check` first.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge`, with `store` as the store's name in the error. Both errors prove that the
-    /// transaction wrote nothing.
+    /// An error of the kind `InvalidArgument` or `TooLarge`, with `store` as the store's name. Both errors of the check
+    /// prove that the transaction wrote nothing.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
-    /// Rejects a transaction that puts a key with a lease. Stores that do not support leases call `refuse_leases` after
+    /// Rejects a transaction that puts a key with a lease; stores that do not support leases call it after
     /// [`check`](Self::check).
     ///
     /// # Errors
-    /// `LeaseNotFound` if a put names a lease, with `store` as the store's name in the error.
+    /// An error of the kind `LeaseNotFound` if a put names a lease, with `store` as the store's name.
     pub fn refuse_leases(&self, store: &'static str) -> Result<()> {
         let names_one = |op: &Op| matches!(op, Op::Put { lease: Some(_), .. });
         if self.success.iter().chain(&self.failure).any(names_one) {
@@ -155,8 +155,8 @@ fn check_length(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES, key)
 }
 
-/// A page may start at the [successor](Key::successor) of the longest key, so a range bound may be one byte longer than
-/// a key.
+/// Checks a range bound, which may be one byte longer than a key, because a page may start at the
+/// [successor](Key::successor) of the longest key, so a range bound may be one byte longer than a key.
 fn check_bound(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES + 1, key)
 }
@@ -250,7 +250,7 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // The first transaction has exactly the maximum size; the second has one more byte in each value.
+        // In this test, the first transaction has exactly the maximum size; the second has one more byte in each value.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

@@ -1,11 +1,11 @@
-//! Converts fjall's errors into the store's error kinds. This is the only module that inspects fjall's errors.
+//! Converts fjall's errors into the store's error kinds; only this module inspects fjall's errors.
 
 use std::io;
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::io_kind;
 
-/// Converts the fjall error of a failed operation on the store `store`.
+/// Converts the fjall error of a failed operation on the store named `store`.
 pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }

@@ -1,4 +1,4 @@
-//! A key-value store on fjall, a log-structured merge tree in pure Rust. The crate shows that the trait
+//! A key-value store on fjall, a log-structured merge tree in pure Rust. This example shows that the trait
 //! [`kv_mvcc::Table`] also fits an engine that works differently from [SQLite](https://sqlite.org). The module
 //! `table.rs` keeps the store's rows in one fjall keyspace.
 
@@ -14,7 +14,7 @@ use kv_mvcc::Table;
 
 pub use table::FjallTable;
 
-/// The engine for [`kv_local`] that keeps a store's rows in fjall.
+/// The fjall engine for [`kv_local`] that keeps a store's rows in fjall.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fjall;
 

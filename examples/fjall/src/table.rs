@@ -14,18 +14,18 @@ use crate::error::from_fjall;
 /// The name of the fjall keyspace that contains the rows.
 const ROWS: &str = "rows";
 
-/// Size in bytes at which fjall writes a table from memory to the disk. Each time the store is opened, that is, at each
-/// plugin call, fjall reads its whole journal, which grows to 64 MB. Fjall skips the part of the journal that is
-/// already in tables on disk. With tables of 1 MiB, fjall reads the journal at 20 MB/s, and with the default of 64 MiB
-/// much more slowly.
+/// The size in bytes at which fjall writes a memory table to the disk. Each time the store is opened, that is, at each
+/// plugin call, fjall reads its whole journal, which can grow to 64 MB. Fjall skips the part of the journal that is
+/// already in tables on disk. With memory tables of 1 MiB, fjall reads the journal at 20 MB/s, and with the default of
+/// 64 MiB much more slowly.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// A table of rows in a fjall database with one keyspace. A read view is a fjall snapshot, which does not block
-/// commits.
+/// A table of rows in a fjall database with one keyspace. A read view of the table is a fjall snapshot, which does not
+/// block commits.
 pub struct FjallTable {
     path: PathBuf,
     store: String,
-    /// The open database; `None` only after reopening has failed.
+    /// The open database; `None` only after reopening the database has failed.
     opened: Mutex<Option<Opened>>,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Debug for FjallTable {
 
 impl FjallTable {
     /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
-    /// is the name of the store in errors.
+    /// names the store in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
@@ -53,7 +53,7 @@ impl FjallTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Opened>> {
-        // The database handles in this mutex stay valid even if a thread panics while it holds the lock.
+        // The fjall handles in the mutex stay valid even if a thread panics while it holds the lock.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -64,7 +64,7 @@ impl FjallTable {
 }
 
 fn open(path: &Path, store: &str) -> Result<Opened> {
-    // One worker thread of fjall is enough for the writes of one plugin call.
+    // One worker thread of a fjall database is enough for the writes of one plugin call.
     let open = || {
         let database = Database::builder(path).worker_threads(1).open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MAX_MEMTABLE_BYTES);
@@ -80,8 +80,8 @@ impl Table for FjallTable {
         Ok(Box::new(FjallView { store: &self.store, snapshot: database.snapshot(), rows }))
     }
 
-    /// By default, a commit of fjall stays in the operating system's buffers. With `SyncAll`, the commit is durable
-    /// before it becomes visible.
+    /// By default, a fjall commit stays in the operating system's buffers; with `SyncAll`, it is durable before it
+    /// becomes visible.
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let Opened { database, rows } = self.opened(Operation::Txn)?;
         let mut batch = database.batch().durability(Some(PersistMode::SyncAll));

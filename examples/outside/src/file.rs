@@ -1,5 +1,5 @@
-//! A table of rows that writes all its rows in each commit. Commits to this table are durable, and they are fast for up
-//! to some thousand rows. During a commit, the disk must have space for a second copy of the rows.
+//! Implements a table of rows that writes all its rows in each commit. Commits to this table are durable, and fast for
+//! up to some thousand rows. During a commit to this table, the disk must have space for a second copy of the rows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -13,7 +13,8 @@ use kv_mvcc::{Table, View, Write, io_kind};
 
 use crate::memory::{RowMap, Shared, apply};
 
-/// A table that keeps its rows both in memory and in a file. The file contains the rows and their checksum.
+/// A table that keeps its rows both in memory and in a file. The file of a `FileTable` contains the rows and their
+/// checksum.
 #[derive(Debug)]
 pub struct FileTable {
     folder: PathBuf,
@@ -23,7 +24,7 @@ pub struct FileTable {
 
 impl FileTable {
     /// Opens the table in a folder, and creates the folder and the table's file if they are missing. The string `store`
-    /// is the name of the store in errors.
+    /// names the store in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Io` or `NoSpace`.
@@ -50,7 +51,7 @@ impl FileTable {
         let rows = bincode::encode_to_vec(rows, config::standard()).map_err(io::Error::other)?;
         let draft = self.folder.join("draft");
         let placed = write_synced(&draft, &rows).and_then(|()| fs::rename(&draft, self.file()));
-        // If the disk is full, remove the draft file, which would take the space that the next commit needs.
+        // If the disk is full, remove the draft file, which would occupy the space that the next commit needs.
         placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
         self.sync_folder()
     }
@@ -60,8 +61,8 @@ impl FileTable {
     }
 
     fn read(&self) -> io::Result<RowMap> {
-        // The previous commit may have failed after it renamed the file and before it synced the folder. Sync the
-        // folder before reading the file, so that readers see only durable rows.
+        // The previous commit may have failed after it renamed the draft file and before it synced the folder. Sync the
+        // folder before reading the table's file, so that readers see only durable rows.
         self.sync_folder()?;
         decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kv::Result;
 use kv_mvcc::{MvccStore, Options, Table, View, Visit, Write};
 
-/// The rows of a table, ordered by key.
 pub(crate) type RowMap = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A table that keeps its rows in memory. Clones of a `Shared` table share their rows.
+/// A table that keeps its rows in memory; clones of a `Shared` table share their rows.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Arc<RowMap>>>);
 
@@ -19,7 +18,6 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a snapshot of the table's rows.
     pub(crate) fn now(&self) -> Arc<RowMap> {
         Arc::clone(&self.lock())
     }
@@ -41,7 +39,7 @@ pub(crate) fn apply(writes: &[Write], rows: &mut RowMap) {
 /// Opens a store that keeps its rows in memory.
 ///
 /// # Errors
-/// `Corrupt` if the rows are not a valid store.
+/// An error of the kind `Corrupt` if the rows are not a valid store.
 pub fn open(rows: &Shared) -> Result<MvccStore> {
     MvccStore::open(Box::new(rows.clone()), Options { name: "shared", ..Options::default() })
 }

@@ -46,7 +46,7 @@ impl Fixture for OneStore {
     }
 }
 
-/// Cases that need a store which another process can open, or whose size can be measured.
+/// Conformance cases that need a store which another process can open, or whose size can be measured.
 const IN_MEMORY: &[&str] =
     &["D10_power_cuts", "H16_bounded_room", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 

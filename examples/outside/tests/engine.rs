@@ -1,4 +1,4 @@
-//! Runs the engine tests of the crate kv-local on the engine that keeps rows in a file.
+//! Runs the engine tests of the crate kv-local on the engine [`outside::FileRows`].
 
 use std::process::ExitCode;
 

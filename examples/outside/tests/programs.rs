@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
-/// Runs a program and returns its standard output. Panics if the program fails.
+/// Returns the standard output of a program, and panics if the program has failed.
 #[track_caller]
 fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
@@ -25,7 +25,6 @@ fn url(store: &Path) -> String {
     format!("rows://{}", store.display())
 }
 
-/// Calls the CNI plugin on a store in a folder.
 #[track_caller]
 fn plugin(store: &Path, verb: &str) -> String {
     let network = json!({
@@ -67,8 +66,8 @@ fn container_gets_address_and_gives_it_back() {
 #[test]
 fn command_judges_store() {
     let folder = tempfile::tempdir().unwrap();
-    // The in-memory store is tested in `tests/conformance.rs`. The file-based store can also suffer crashes and damage,
-    // so more conformance cases apply to it.
+    // The in-memory store is tested in `tests/conformance.rs`; more conformance cases apply to a store in files, such
+    // as those for crashes and damage.
     let judged = margay().args(["conformance", "--case", "D", &url(&folder.path().join("judged"))]).output().unwrap();
     let judged = said(&judged);
     assert!(judged.contains(" passed, 0 failed"), "{judged}");

@@ -1,5 +1,4 @@
-//! Tests Margay's programs on a plugged store, that is, on an example store that was compiled in. One line in
-//! [`plugged::drivers`] adds a plugged store to the programs.
+//! Tests Margay's programs on a plugged store: an example store that one line in [`plugged::drivers`] compiles in.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +17,6 @@ use serde_json::{Value, json};
 use tested::{plugged_store, programs};
 use testkit::server;
 
-/// A temporary folder for the test stores.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -42,7 +40,7 @@ impl Place {
         command
     }
 
-    /// Runs the command `margay` on a store and returns its standard output. Panics if the command `margay` fails.
+    /// Runs the command `margay` on a store and returns its standard output; panics if the command fails.
     #[track_caller]
     fn margay(&self, store: &str, args: &[&str]) -> String {
         said(&self.command("margay").args(["--store", store]).args(args).output().unwrap())
@@ -80,14 +78,12 @@ impl Place {
         store
     }
 
-    /// Returns how many addresses in the store are in use.
     fn in_use(&self, store: &str) -> Value {
         let shown: Value = serde_json::from_str(&self.margay(store, &["ipam", "show", "-o", "json"])).unwrap();
         shown["pools"][0]["in_use"].clone()
     }
 }
 
-/// Returns the engine name of the plugged store.
 fn engine() -> &'static str {
     plugged_store().0
 }
@@ -99,7 +95,7 @@ fn said(output: &Output) -> String {
     out
 }
 
-/// A running daemon. Dropping a `Daemon` kills its process.
+/// A running daemon; dropping a `Daemon` kills its process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -237,8 +233,6 @@ fn torture_finds_nothing() {
     }
 }
 
-/// If a program was built without a store's engine, its error must name the engine, and it must create no file beside
-/// the store.
 #[test]
 fn files_of_unknown_engine_are_left_alone() {
     let place = Place::new();

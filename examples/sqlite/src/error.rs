@@ -1,9 +1,9 @@
-//! Converts SQLite's errors into the store's error kinds. This is the only module that inspects SQLite's errors.
+//! Converts SQLite's errors into the store's error kinds; only this module inspects SQLite's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;
 
-/// Converts the SQLite error of a failed operation on the store `store`.
+/// Converts the SQLite error of a failed operation on the store named `store`.
 pub(crate) fn from_sqlite(store: &str, operation: Operation, error: rusqlite::Error) -> Error {
     Error::new(kind(operation, &error), operation, store.to_owned()).with_source(error)
 }
@@ -14,8 +14,8 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
         // SQLite returns `Unknown`, `SchemaChanged` or `ConstraintViolation` if a statement does not fit the database
-        // schema, or if a value has the wrong type. Only this crate creates the schema, so a schema that does not fit
-        // means that the store is damaged.
+        // schema, or if a value has the wrong type. No other program creates the SQLite schema, so a schema that does
+        // not fit means that the store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
         // After an SQLite error that has no error kind of its own, the outcome of a commit is unknown.

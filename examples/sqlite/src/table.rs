@@ -13,13 +13,12 @@ use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::from_sqlite;
 
-/// The name of SQLite's database file. The engine needs a folder, because SQLite keeps its log beside the database
-/// file.
+/// The name of SQLite's database file; the engine needs a folder, because SQLite keeps its log beside this file.
 const FILE: &str = "db";
 
-/// With the setting `FULL`, SQLite syncs its log in each commit, before the commit is visible. With the exclusive lock,
-/// other programs that open the database fail at once. The processes that use this store are queued by [`kv_local`]. In
-/// SQLite, blobs are ordered by unsigned bytes.
+/// With SQLite's setting `FULL`, each commit syncs SQLite's log before the commit is visible. With SQLite's exclusive
+/// lock, other programs that open the database fail at once; [`kv_local`] queues the processes that use the store.
+/// SQLite orders blobs as unsigned bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;
     PRAGMA locking_mode = EXCLUSIVE;
@@ -28,19 +27,19 @@ const SETUP: &str = "
     CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A table of rows in a folder with a SQLite database file and its log. Read views and commits use one connection in
-/// turn, so a view is a snapshot and never shows an unfinished commit.
+/// A table of rows, in a folder with a SQLite database file and its log. Read views and commits take turns on one
+/// SQLite connection, so a view is a snapshot and never shows an unfinished commit.
 #[derive(Debug)]
 pub struct SqliteTable {
     path: PathBuf,
     store: String,
-    /// The open connection; `None` only after reopening the database has failed.
+    /// The open SQLite connection; `None` only after reopening the database has failed.
     connection: Mutex<Option<Connection>>,
 }
 
 impl SqliteTable {
-    /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
-    /// is the name of the store in errors.
+    /// Opens the SQLite database in a folder, and creates the folder and the database if they are missing. The string
+    /// `store` names the store in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
@@ -50,7 +49,7 @@ impl SqliteTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        // The connection in this mutex stays valid even if a thread panics while it holds the lock.
+        // The SQLite connection in the mutex stays valid even if a thread panics while it holds the lock.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -77,7 +76,7 @@ fn connect(folder: &Path, store: &str) -> Result<Connection> {
 }
 
 fn write_all(connection: &mut Connection, writes: &[Write]) -> rusqlite::Result<()> {
-    // If the transaction is dropped before its commit, SQLite rolls it back.
+    // SQLite rolls back a transaction that is dropped before its commit.
     let transaction = connection.transaction()?;
     for write in writes {
         match write {
@@ -110,7 +109,7 @@ impl Table for SqliteTable {
     }
 }
 
-/// A read view that blocks commits until it is dropped. The trait [`Table`] permits views that block commits.
+/// A read view of a SQLite table; it blocks commits until it is dropped, which the trait [`Table`] permits.
 struct SqliteView<'t> {
     table: &'t SqliteTable,
     connection: MutexGuard<'t, Option<Connection>>,

@@ -79,7 +79,6 @@ impl Fixture for OneStore {
     }
 }
 
-/// Returns the size in bytes of all files in a folder and its subfolders.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {
@@ -88,7 +87,7 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// Cases that cannot run in this environment, in addition to the cases that need servers.
+/// Conformance cases that cannot run on the SQLite store, in addition to the cases that need servers.
 const IGNORED: &[&str] = &[
     "D07_full_disk",
     "D08_data_gone",

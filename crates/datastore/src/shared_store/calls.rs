@@ -1,5 +1,6 @@
-//! Implements the reads, writes and watches of a shared store. Each read or write runs in its own task, and keeps the
-//! store open while the task runs. A watch can resume after a hand-over, because its only state is a revision.
+//! Implements the reads, writes and watches of a shared store. Each read or write of a shared store runs in its own
+//! task, and keeps the store open while the task runs. A watch of a shared store can resume after a hand-over, because
+//! its only state is a revision.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -13,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::{OpenGuard, SharedStore};
 
-/// A task that is aborted when this value is dropped.
+/// A task that is aborted when the `AbortingTask` is dropped.
 struct AbortingTask<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortingTask<T> {
@@ -23,11 +24,11 @@ impl<T> Drop for AbortingTask<T> {
 }
 
 impl SharedStore {
-    /// Runs `work` on the open store in its own task. The task continues if the caller stops polling the returned
-    /// future, and is aborted if the caller drops the future.
+    /// Runs `work` on the open store in its own task, which is aborted if the caller drops the future but continues if
+    /// the caller only stops polling.
     ///
     /// # Errors
-    /// Any error of opening the store, or of `work` itself.
+    /// Any error of opening the store, or any error that `work` returns.
     async fn with_store<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(OpenGuard) -> F,
@@ -37,17 +38,17 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // The error of a read or write whose task panicked, or whose runtime is shutting down.
+        // The error for a read or write whose task panicked, or whose runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
         done
     }
 
-    /// Runs `work` on the embedded store in its own task. `work` also receives the store's generation.
+    /// Runs `work` on the embedded store in its own task; `work` also receives the store's generation.
     ///
     /// # Errors
-    /// `Unsupported` if the store is not embedded; any error of opening the store, or of `work` itself.
+    /// `Unsupported` if the store is not embedded; any error of opening the store, or any error that `work` returns.
     pub async fn with_embedded<T: Send + 'static, F: Future<Output = Result<T>> + Send + 'static>(
         &self,
         work: impl FnOnce(MvccStore, u64) -> F + Send + 'static,
@@ -60,17 +61,17 @@ impl SharedStore {
         .await
     }
 
-    /// Returns whether the store can keep its own limits on its history, which depends on the store's format. The
-    /// result is also true if there is no store yet.
+    /// Returns whether the store can limit its own history, which depends on the store's format; true if there is no
+    /// store yet.
     pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
     }
 
-    /// Checks that the store has room for writes of every purpose, not only for releases of addresses.
+    /// Checks that the store has disk space for writes of every purpose, not only for releases of addresses.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room for writes of every purpose; any error of opening the store.
+    /// `NoSpace` if the store lacks disk space for writes of every purpose; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
@@ -78,13 +79,13 @@ impl SharedStore {
     /// Watches the store if it still has the generation `generation`.
     ///
     /// # Errors
-    /// `RevisionRegressed` if a different store is at the location now; any error of a watch.
+    /// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
     pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Watches the store until the store is closed. Fails if `of` is a generation and the store has a different one.
-    /// Returns the store's generation and the stream of watch events.
+    /// Opens a watch that lasts until this process closes the store. Fails if `of` is set and differs from the store's
+    /// generation. Returns the store's generation and the stream of watch events.
     ///
     /// # Errors
     /// See [`watch_of`](Self::watch_of).
@@ -100,8 +101,8 @@ impl SharedStore {
     }
 }
 
-/// Each call of a store method keeps the store open while the call runs. If the store is closed, a call waits for it
-/// until the deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
+/// Each call of a method of a shared store keeps the store open while the call runs. If the store is closed, a call
+/// waits until the store is open, at most until the deadline in [`SharedStoreOptions`](super::SharedStoreOptions).
 #[async_trait]
 impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
@@ -113,8 +114,8 @@ impl Store for SharedStore {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
-    /// A process that yields the store between two calls cannot use `watch`: a watch makes no further calls, so the
-    /// store would never be yielded.
+    /// A process that yields the store between two calls cannot use `watch`: a watch makes no further store calls, so
+    /// the process would never yield the store.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
@@ -127,15 +128,15 @@ impl Store for SharedStore {
     }
 }
 
-/// Watches the store, and resumes the watch after each hand-over of the store. If `of` is a generation, the watch ends
-/// when the store has a different generation.
+/// Watches the store, and resumes the watch after each hand-over of the store. If `of` is set, the watch ends when the
+/// store has a different generation.
 ///
 /// # Errors
-/// `RevisionRegressed` if a different store is at the location now; any error of a watch.
+/// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
     // From progress reports, a watch without events learns the revision at which it must resume after a hand-over. The
-    // revision at which the watch started may be compacted before the hand-over.
+    // revision at which the watch started is not enough, because it may be compacted before the hand-over.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
@@ -146,11 +147,10 @@ async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequ
 struct ResumableWatch {
     shared_store: SharedStore,
     generation: u64,
-    /// The request for the watch's event batches that have not been delivered yet.
+    /// The watch request for those event batches that were not delivered yet.
     request: WatchRequest,
-    /// Whether the client of the watch wants progress reports.
     wants_progress: bool,
-    /// The stream of the watch on the open store; `None` once the watch has ended.
+    /// The event stream of the watch on the open store; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -165,8 +165,8 @@ impl ResumableWatch {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // The future of `resume` is boxed because it is large and hand-overs are rare. Without the box,
-                    // each of thousands of watches would reserve memory for the future of `resume`.
+                    // The future of `resume` is boxed because it is large and hand-overs are rare. If it were not
+                    // boxed, each of thousands of watches would reserve memory for the future of `resume`.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));

@@ -1,9 +1,9 @@
 //! Holds the open store, counts the calls that use it, and decides which task may close it.
 //!
-//! The gate never grants a permit to a future that waits for the store. A future with a permit would hold the permit
-//! from the grant until its next poll, and might never be polled again. A caller that finds the store closed waits for
-//! a change of the gate's state, and then tries again. A use of the store begins in the same poll in which the caller
-//! receives the `StoreUse`.
+//! The gate never grants a permit to use the store to a future that waits for the store. A future with a permit would
+//! hold the permit from the grant until its next poll, and might never be polled again. A caller that finds the store
+//! closed waits for a change of the gate's state, and then tries again. A use of the store begins in the same poll in
+//! which the caller receives the `StoreUse`.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use driver::Opened;
 /// Minimum and maximum time for which waiting callers get the store after a hand-over, before the next hand-over.
 const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
-/// The open store, the number of its current users, and the right to close or open it.
+/// The gate's open store, the number of its current users, and the right to close or open it.
 pub(super) struct StoreGate {
     state: watch::Sender<GateState>,
     turn: Arc<Mutex<()>>,
@@ -26,8 +26,7 @@ pub(super) struct StoreGate {
 struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
     users: usize,
-    /// True while a task closes or opens the store. While a task closes or opens the store, no new use of the store can
-    /// begin.
+    /// True while a task closes or opens the store. While `is_turning` is true, no new use of the store can begin.
     is_turning: bool,
     /// True once the store is closed permanently.
     has_ended: bool,
@@ -39,22 +38,22 @@ struct GateState {
 /// The open store, or the reason why the store is not open now.
 pub(super) enum GateStatus {
     Open(StoreUse),
-    /// The store is closed, and no task is opening it.
+    /// The store is closed now, and no task is opening it.
     Closed,
-    /// A task is closing or opening the store.
+    /// A task is currently closing or opening the store.
     Turning,
     /// The store is closed permanently.
     Ended,
 }
 
-/// A use of the open store by one call. The store is not closed while a `StoreUse` exists.
+/// A use of the open store by one call; the store is not closed while a `StoreUse` exists.
 pub(super) struct StoreUse {
     gate: Arc<StoreGate>,
-    /// The open store; `None` only while this value is dropped.
+    /// The open store; `None` only while the `StoreUse` is being dropped.
     store: Option<Arc<Box<dyn Opened>>>,
 }
 
-/// The exclusive right of one task to close and open the store, until this value is dropped.
+/// The exclusive right of one task to close and open the store, until the `HandOverTurn` is dropped.
 pub(super) struct HandOverTurn {
     gate: Arc<StoreGate>,
     begun: Instant,
@@ -62,7 +61,7 @@ pub(super) struct HandOverTurn {
 }
 
 impl StoreGate {
-    /// Creates a gate that has no open store yet.
+    /// Creates a gate without an open store.
     pub(super) fn new() -> Arc<Self> {
         let now = Instant::now();
         let state =
@@ -70,7 +69,7 @@ impl StoreGate {
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
-    /// Begins a use of the store if the store is open; returns the reason if the store is not open.
+    /// Begins a use of the store if the store is open; otherwise returns why the store is not open.
     pub(super) fn enter(self: &Arc<Self>) -> GateStatus {
         let mut found = GateStatus::Closed;
         self.state.send_if_modified(|state| {
@@ -88,8 +87,8 @@ impl StoreGate {
         found
     }
 
-    /// Waits while a task is closing or opening the store. After the wait, begins a use of the store, or reports that
-    /// the store is closed.
+    /// Waits while a task is closing or opening the store, and then begins a use of the store or reports that the store
+    /// is closed.
     pub(super) async fn wait(self: &Arc<Self>) -> GateStatus {
         let mut changes = None;
         loop {
@@ -97,8 +96,8 @@ impl StoreGate {
                 GateStatus::Turning => {}
                 found => return found,
             }
-            // The first attempt to use the store is repeated after subscribing to the gate's state, because a state
-            // change before the subscription would be missed.
+            // Try once more to use the store after subscribing to the gate's state, because a state change before the
+            // subscription would be missed.
             match &mut changes {
                 None => changes = Some(self.state.subscribe()),
                 // Waiting for a state change cannot fail, because the sender exists as long as the gate.
@@ -107,20 +106,19 @@ impl StoreGate {
         }
     }
 
-    /// Ends the gate permanently: no further use of the store can begin.
+    /// Ends the gate permanently, so no further use of the store can begin.
     pub(super) fn end(&self) {
         self.state.send_modify(|state| state.has_ended = true);
     }
 
-    /// Waits until the store is open.
     pub(super) async fn wait_until_open(&self) {
         let is_open = |state: &GateState| state.store.is_some() && !state.is_turning;
         // Waiting for a state change cannot fail, because the sender exists as long as the gate.
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
 
-    /// Calls `look` on the open store without beginning a use of the store; returns `None` if the store is closed.
-    /// `look` must not block.
+    /// Calls `look` on the open store without beginning a use of the store; returns `None` if the store is closed. The
+    /// function `look` must not block.
     pub(super) fn peek<T>(&self, look: impl FnOnce(&dyn Opened) -> T) -> Option<T> {
         self.state.borrow().store.as_deref().map(|store| look(&**store))
     }
@@ -137,15 +135,15 @@ impl StoreGate {
         state.store.is_none() && !state.is_turning
     }
 
-    /// Waits until the callers that waited during the last hand-over have had the store for long enough.
+    /// Waits until the callers that waited during the last hand-over have had their share of time.
     pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
     }
 
     /// Waits until no other task has the right to close the store, and until all uses of the store have ended. No new
-    /// use of the store can begin until the returned `HandOverTurn` is dropped. This function must be awaited only in a
-    /// task that the `SharedStore` itself has spawned, because such a task is polled until it ends.
+    /// use of the store can begin until the returned `HandOverTurn` is dropped. `turn` must be awaited only in a task
+    /// that the `SharedStore` itself has spawned, because such a task is polled until it ends.
     pub(super) async fn turn(self: &Arc<Self>) -> HandOverTurn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {
@@ -166,8 +164,8 @@ impl StoreUse {
 
 impl Drop for StoreUse {
     fn drop(&mut self) {
-        // The handle is dropped before the count of users becomes zero, because the task that waits for zero users
-        // needs the only handle to close the store.
+        // The store handle is dropped before the count of users becomes zero, because the task that waits for zero
+        // users needs the only handle to close the store.
         self.store = None;
         self.gate.state.send_if_modified(|state| {
             state.users -= 1;
@@ -181,7 +179,7 @@ impl HandOverTurn {
         self.gate.state.borrow().store.is_some()
     }
 
-    /// Takes the store out of the gate, for the task that will close the store.
+    /// Takes the open store out of the gate, for the task that will close it.
     pub(super) fn take(&mut self) -> Option<Box<dyn Opened>> {
         let mut store = None;
         self.gate.state.send_if_modified(|state| {
@@ -191,7 +189,7 @@ impl HandOverTurn {
         store.and_then(Arc::into_inner)
     }
 
-    /// Puts an open store into the gate, where calls can use it once this `HandOverTurn` is dropped.
+    /// Puts an open store into the gate, where calls can use the store once the `HandOverTurn` is dropped.
     pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));
@@ -203,7 +201,8 @@ impl HandOverTurn {
 
 impl Drop for HandOverTurn {
     fn drop(&mut self) {
-        // Without a share of time for callers, a series of arriving processes could keep the store nearly all the time.
+        // Without a share of time for the callers in this process, a series of arriving processes could keep the store
+        // nearly all the time.
         let has_callers = self.gate.state.receiver_count() > 0;
         let share = if has_callers {
             self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())

@@ -2,16 +2,16 @@
 //! store over when other processes wait for the store lock. A long reader hands the store over between two of its
 //! calls. The main plugin hands the store over while another program runs.
 //!
-//! Each call of a store method has an [`OpenGuard`], and the store stays open while any guard exists. A hand-over waits
-//! until all guards are dropped, and closes the store. After closing the store, the hand-over waits until the queued
-//! processes have had the store, and opens it again. Calls that arrive during a hand-over wait until the hand-over has
-//! ended. Watches resume after a hand-over, because the only state of a watch is a revision. A watch ends with an error
-//! if a different store is at the location after the hand-over.
+//! Each call of a store method has an [`OpenGuard`], and the shared store stays open while any guard exists. A
+//! hand-over waits until all guards are dropped, closes the store, and opens it again after the queued processes have
+//! had it. Calls that arrive during a hand-over wait until the hand-over has ended. Watches resume after a hand-over,
+//! because the only state of a watch is a revision. A watch ends with an error if a different store is at the location
+//! after the hand-over.
 //!
-//! The owner of a future may stop polling it without dropping it. Examples are a stream whose client does not read, and
-//! an arm of a `select!` while another arm runs. A future that is returned to a caller must therefore not keep an
-//! [`OpenGuard`] across an `await`, and must not wait for a lock that a hand-over needs. Code that keeps the store open
-//! runs in its own task instead.
+//! The owner of a future may stop polling the future without dropping it. Examples of futures that are not polled are a
+//! stream whose client does not read, and an arm of a `select!` while another arm runs. A future that is returned to a
+//! caller must therefore not keep an [`OpenGuard`] across an `await`, and must not wait for a lock that a hand-over
+//! needs. Code that keeps the store open runs in its own task instead.
 
 mod calls;
 mod gate;
@@ -31,19 +31,18 @@ use self::gate::{GateStatus, HandOverTurn, StoreGate, StoreUse};
 use crate::maintenance::{self, QueueFile, open_here};
 use crate::served;
 
-/// After a Yield frame, the maximum time for which a hand-over waits until the sender of the frame has queued for the
+/// The maximum time after a Yield frame for which a hand-over waits until the sender of the frame has queued for the
 /// store lock.
 const YIELD_GRACE: Duration = Duration::from_millis(20);
-/// Maximum time that a failed call spends on finding out which process has the store open.
+/// Maximum time that a failed store call spends on finding out which process has the store open.
 const HOLDER_SEARCH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval at which a hand-over checks whether the process that announced itself has queued for the store lock.
 const HOLDER_SEARCH_INTERVAL: Duration = Duration::from_millis(1);
-/// A store that this process keeps open and hands over to other processes when they wait for it. Clones of a
-/// `SharedStore` are handles to the same store.
+/// A store that this process keeps open and hands over to other processes when they wait for it; cheap to clone.
 #[derive(Clone)]
 pub struct SharedStore {
     shared: Arc<SharedInner>,
-    /// The purpose of the transactions that are sent through this handle.
+    /// The purpose of the transactions that callers send through this handle.
     purpose: Purpose,
     /// The only store generation that this handle accepts; `None` if the handle accepts any store at the location.
     pinned: Option<u64>,
@@ -53,7 +52,6 @@ struct SharedInner {
     location: Location,
     name: String,
     gate: Arc<StoreGate>,
-    /// The identity, generation and queue file of the store that was opened last.
     seen: Mutex<CurrentStore>,
     holding: SharedStoreOptions,
     /// The oldest revision that clients of etcd's API may read, as known when the store was open the last time.
@@ -66,19 +64,19 @@ struct CurrentStore {
     identity: StoreIdentity,
     /// The two 64-bit halves of an embedded store's id.
     halves: (u64, u64),
-    /// The generation of the store: a number that is increased when a different store is found at the location.
+    /// The generation of the store: a number that increases when a different store is found at the location.
     generation: u64,
-    /// The queue file in which processes wait for the store lock.
     queued: Option<Arc<QueueFile>>,
 }
 
-/// A use of the open store by one task. The store stays open until the guard is dropped.
+/// A use of the open store by one task, which ends when the guard is dropped; until then, the store stays open.
 ///
-/// Drop this guard before you request another one. While a hand-over waits for guards to be dropped, no new use of the
-/// store begins, so the second request would wait for ever. Only a task that is polled until it ends may have a guard.
+/// A task must drop its guard before it requests another guard. While a hand-over waits for guards to be dropped, no
+/// new use of the store begins, so the request for a second guard would wait for ever. Only a task that is polled until
+/// it ends may have an `OpenGuard`.
 pub struct OpenGuard {
     used: StoreUse,
-    /// The generation of the store: a number that is increased when a different store is found at the location.
+    /// The generation of the store: a number that increases when a different store is found at the location.
     pub generation: u64,
 }
 
@@ -87,7 +85,7 @@ impl OpenGuard {
     /// was opened.
     ///
     /// # Errors
-    /// `Closed` if the store is closed, which does not happen while this guard exists.
+    /// `Closed` if the store is closed, which cannot happen while the guard exists.
     pub fn store(&self, purpose: Purpose) -> Result<Arc<dyn Store>> {
         let open = self.open()?;
         Ok(match open.embedded() {
@@ -96,9 +94,9 @@ impl OpenGuard {
         })
     }
 
-    /// Returns the store that this guard keeps open.
+    /// Returns the store that the guard keeps open.
     pub fn open(&self) -> Result<&dyn Opened> {
-        // The error `Closed` never occurs here, because a guard is only created with an open store.
+        // The error `Closed` never occurs, because an `OpenGuard` is only created with an open store.
         self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
@@ -116,8 +114,7 @@ impl fmt::Debug for OpenGuard {
 }
 
 impl SharedStore {
-    /// Creates a handle to the store at this location without opening the store. The first call on this handle opens
-    /// the store.
+    /// Creates a handle to the store at this location; the first call on the handle opens the store.
     pub fn new(location: Location, holding: SharedStoreOptions) -> Self {
         let (name, purpose) = (location.to_string(), holding.options.purpose);
         let seen =
@@ -136,11 +133,11 @@ impl SharedStore {
         }
     }
 
-    /// Opens the store at this location and returns a handle to the open store. Later calls fail with
+    /// Opens the store at this location and returns a handle to the open store. Later calls on the handle fail with
     /// `RevisionRegressed` if a different store has replaced the store at this location.
     ///
     /// # Errors
-    /// `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
+    /// The error `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
     pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
         let shared_store = Self::new(location, holding);
         let mut turn = shared_store.shared.gate.turn().await;
@@ -149,23 +146,22 @@ impl SharedStore {
         Ok(Self { pinned: Some(shared_store.generation()), ..shared_store })
     }
 
-    /// Returns a handle for transactions that only release addresses. Releases of addresses through this handle still
-    /// succeed when the disk is full.
+    /// Returns a handle for transactions that only release addresses, which still succeed when the disk is full.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { purpose: Purpose::Release, ..self.clone() }
     }
 
-    /// The store's location.
+    /// The location of the shared store.
     pub fn location(&self) -> &Location {
         &self.shared.location
     }
 
     /// Returns the identity of the store that was opened last, and its generation. If the store is closed and no
-    /// hand-over is running, this method opens the store first.
+    /// hand-over is running, `identity` opens the store first.
     pub async fn identity(&self) -> (StoreIdentity, u64) {
-        // After the store was closed, its last known identity may be outdated, for example because the store was moved
-        // away.
+        // After the store was closed, the store's last known identity may be outdated, for example because the store
+        // was moved away.
         if self.seen().identity == StoreIdentity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
@@ -182,13 +178,12 @@ impl SharedStore {
         (identity, generation)
     }
 
-    /// The identity of the store that was opened last.
     pub(crate) fn identity_seen(&self) -> StoreIdentity {
         self.seen().identity
     }
 
-    /// The generation of the store that was opened last: a number that is increased when a different store is found at
-    /// the location.
+    /// The generation of the store that was opened last: a number that increases when a different store is found at the
+    /// location.
     pub fn generation(&self) -> u64 {
         self.place().1
     }
@@ -210,7 +205,7 @@ impl SharedStore {
     /// Waits until the store is open, and returns a guard that keeps the store open.
     ///
     /// # Errors
-    /// `Locked` if other processes keep the store until the deadline `until`; any error of opening the store.
+    /// The error `Locked` if other processes keep the store until the deadline `until`; any error of opening the store.
     pub async fn keep_open(&self, until: Instant) -> Result<OpenGuard> {
         let locked = || self.error(ErrorKind::Locked, Operation::Open);
         loop {
@@ -220,8 +215,8 @@ impl SharedStore {
                 Ok(GateStatus::Closed | GateStatus::Turning) => {}
                 Err(_) => return Err(locked()),
             }
-            // If waiting for the store times out, the error names the process that has the store open. Finding out
-            // which process has the store open takes some time after the deadline.
+            // If the wait for the store times out, the returned error names the process that has the store open.
+            // Finding out which process has the store open takes extra time after the deadline.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -241,15 +236,14 @@ impl SharedStore {
         self.reopen(&mut turn, until.saturating_duration_since(Instant::now())).await
     }
 
-    /// Opens the store and records its identity.
     async fn reopen(&self, turn: &mut HandOverTurn, wait: Duration) -> Result<()> {
         let SharedStoreOptions { options, opens_when_full, history, observer, .. } = &self.shared.holding;
         let _wait = WaitNotice::begin(&**observer);
         let location = &self.shared.location;
         let options = options.clone().with_wait(wait);
         let open = match open_here(location, &options).await {
-            // On a full disk, the store is opened for releases of addresses only. The opened store refuses other writes
-            // until the disk space reserved for releases is restored.
+            // On a full disk, the store is opened for releases of addresses only. A store that was opened for releases
+            // only refuses other writes until the disk space reserved for releases is restored.
             Err(error) if *error.kind() == ErrorKind::NoSpace && *opens_when_full => {
                 open_here(location, &options.with_purpose(Purpose::Release)).await?
             }
@@ -292,7 +286,7 @@ impl SharedStore {
         Ok(())
     }
 
-    /// Waits until the store is open.
+    /// Waits until the shared store is open.
     pub async fn wait_until_open(&self) {
         self.shared.gate.wait_until_open().await;
     }
@@ -308,13 +302,14 @@ impl SharedStore {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        // The first of the queue's tickets belongs to this process itself.
+        // The first ticket in the store's queue belongs to this process itself.
         is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
     /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
-    /// announced itself, the hand-over waits at most 20 ms until that process has queued. Callers that waited during
-    /// the previous hand-over first get to use the store: for as long as that hand-over took, at most 250 ms.
+    /// announced that it will queue, the hand-over waits at most 20 ms until that process has queued. Before a
+    /// hand-over, callers that waited during the previous hand-over use the store for as long as that hand-over took,
+    /// at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -332,11 +327,11 @@ impl SharedStore {
                 sleep(HOLDER_SEARCH_INTERVAL).await;
             }
         }
-        // Processes that already wait for the store lock get it before this process does.
+        // Processes that already wait for the store lock get the lock before this process does.
         self.reopen_after_hand_over(&mut turn).await;
     }
 
-    /// Closes the store, so that other processes can open it. The next call on this handle opens the store again.
+    /// Closes the store until the next call on this handle, so that other processes can open it.
     pub async fn release_store(&self) {
         self.run_to_end(|shared_store| async move {
             let mut turn = shared_store.shared.gate.turn().await;
@@ -345,7 +340,7 @@ impl SharedStore {
         .await;
     }
 
-    /// Closes the store, so that other processes can open it. Returns false if the store was closed already.
+    /// Closes the store, so that other processes can open it; returns false if the store was closed already.
     async fn close_for_others(&self, turn: &mut HandOverTurn) -> bool {
         let Some(open) = turn.take() else { return false };
         self.shared.holding.observer.handed_over();
@@ -372,8 +367,8 @@ impl SharedStore {
         }
     }
 
-    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, this
-    /// method returns the last known revision.
+    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store,
+    /// `oldest_for_clients` returns the last known revision.
     pub fn oldest_for_clients(&self) -> Revision {
         let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
@@ -392,9 +387,9 @@ impl SharedStore {
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Runs `work` in a task that runs to its end even if the caller is dropped. If closing the store were interrupted,
-    /// a watch could still have a handle to the store, and the store lock would stay locked. Returns `None` if `work`
-    /// panicked, or if the runtime is shutting down.
+    /// Runs `work` in a task that runs to its end even if the caller's future is dropped. If closing the store were
+    /// interrupted, a watch could still have a handle to the store, and this process would keep the store lock.
+    /// `run_to_end` returns `None` if `work` panicked, or if the runtime is shutting down.
     async fn run_to_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> F,
@@ -418,18 +413,17 @@ impl SharedStore {
         self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
     }
 
-    /// Closes the store after all calls that keep it open have ended. The next call on this handle opens the store
-    /// again.
+    /// Closes the store after all calls that keep it open have ended; the next call on this handle opens it again.
     ///
     /// # Errors
-    /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
+    /// The engine's error. Every acknowledged commit is durable, even if closing the store fails.
     pub async fn close(&self) -> Result<()> {
         let closed = self.run_to_end(|shared_store| async move { shared_store.close_at_once().await }).await;
         closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Closes the store permanently, after all calls that keep it open have ended. Later calls on any handle of the
-    /// store fail with `Closed`.
+    /// Closes the store permanently, after all calls that keep it open have ended. After `end`, calls on any handle of
+    /// the store fail with `Closed`.
     ///
     /// # Errors
     /// See [`close`](Self::close).
@@ -451,14 +445,14 @@ impl SharedStore {
 /// Whether a process that wants the store has only announced that it will queue for the store lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
-    /// The process has announced itself, but may not be in the queue for the store lock yet.
+    /// The process has announced that it wants the store, but may not be in the queue for the store lock yet.
     Yes,
     /// The process already waits in the queue for the store lock.
     No,
 }
 
-/// The maximum wait for the store, which is used if a longer wait would overflow the clock. No process runs for the
-/// whole maximum wait.
+/// The maximum wait for the store, which is used if a longer wait would overflow the clock. No process runs for 30
+/// years, so this wait counts as unlimited.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
@@ -466,22 +460,22 @@ pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 /// The settings with which a process keeps a store open and shares it with other processes.
 #[derive(Clone)]
 pub struct SharedStoreOptions {
-    /// The options with which the store is opened each time.
+    /// The options with which this process opens the store each time.
     pub options: OpenOptions,
     /// The deadline for all waits for the store together; with `None`, [`OpenOptions::wait`] limits each wait
     /// separately.
     pub until: Option<Instant>,
-    /// The time that the store must have been open before it is yielded to a waiting process at the end of a store
-    /// call. With `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
+    /// The minimum time for which the store stays open before it is yielded to a waiting process at the end of a store
+    /// call. If `yields_after` is `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
     /// [`SharedStore::release_store`](SharedStore::release_store) yield the store.
     pub yields_after: Option<Duration>,
-    /// Whether a store on a full disk is opened for releases of addresses only; otherwise, opening it fails. Releases
-    /// of addresses may use disk space that is reserved for them.
+    /// Says whether a store on a full disk is opened for releases of addresses only; otherwise, opening the store
+    /// fails. On a full disk, releases of addresses may use disk space that is reserved for them.
     pub opens_when_full: bool,
     /// The limits on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
     /// limits.
     pub history: Option<Retention>,
-    /// The observer that is notified of the store's events.
+    /// The observer that the shared store notifies of its events.
     pub observer: Arc<dyn SharedStoreObserver>,
 }
 
@@ -494,22 +488,22 @@ impl SharedStoreOptions {
     /// Returns the deadline until which a store call that begins now waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
-        // If the deadline would overflow the clock, a practically unlimited wait is used.
+        // If the deadline would overflow the clock, the wait is practically unlimited.
         let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);
         self.until.map_or(end, |until| until.min(end))
     }
 }
 
-/// An observer that is notified of the events of a shared store.
+/// An observer that a shared store notifies of its events, for example of a hand-over.
 pub trait SharedStoreObserver: Send + Sync {
-    /// Called when the store was opened.
+    /// Called when this process has opened the store.
     fn taken(&self) {}
-    /// Called before the store is closed for other processes.
+    /// Called before this process closes the store for other processes.
     fn handed_over(&self) {}
-    /// Called before the store is closed at the owner's request. The next call on the store may open it again.
+    /// Called before the store is closed at the owner's request; the next call on the store may open it again.
     fn released(&self) {}
-    /// Called when a wait begins that must not count as a hang: for another process, or for an engine that is opening
-    /// the store.
+    /// Called when this process begins to wait for another process, or for an engine that opens the store; the wait is
+    /// not a hang.
     fn wait_begins(&self) {}
     /// Called when the wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}

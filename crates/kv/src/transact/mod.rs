@@ -1,9 +1,10 @@
-//! Runs optimistic, serialisable transactions. A transaction body reads at one revision; its writes are committed if
-//! the keys that it read have not changed.
+//! Runs optimistic, serialisable transactions. The body of a transaction reads at one revision; its writes are
+//! committed if the keys that it read have not changed.
 //!
-//! This file contains the attempts of a transaction, their guarded commits, and the code that finds out the outcome of
-//! a commit that was not answered. The docs of [`transact!`](crate::transact!) show why the outcome of a commit can be
-//! found out reliably. A [`Transaction`] provides the reads and writes for the body of a transaction.
+//! The module `transact` contains the attempts of a transaction, their guarded commits, and the code that finds out the
+//! outcome of a commit that was not answered. The docs of [`transact!`](crate::transact!) explain why `transact!` can
+//! find out the outcome of a commit reliably. A [`Transaction`] provides the reads and writes for the body of a
+//! transaction.
 
 mod transaction;
 
@@ -29,8 +30,8 @@ const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// The time limit of a whole [`transact!`](crate::transact!) call, including waits for locks.
 ///
-/// The last fifth of the time is reserved for finding out the outcome of an unanswered commit. No new attempt starts in
-/// the last fifth of the time.
+/// The last fifth of the time is reserved for finding out the outcome of an unanswered commit, so no new attempt starts
+/// then.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     start: Instant,
@@ -43,12 +44,12 @@ impl Deadline {
         Self { start: Instant::now(), budget }
     }
 
-    /// The time that is left until the deadline.
+    /// The time until the deadline.
     pub fn remaining(&self) -> Duration {
         self.budget.saturating_sub(self.start.elapsed())
     }
 
-    /// The time that is left in which a new attempt may start.
+    /// The time in which a new attempt of the transaction may still start.
     pub fn remaining_for_work(&self) -> Duration {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
@@ -58,27 +59,26 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Returns true if the time for new attempts is over, and only an unanswered commit may still be settled.
+    /// Returns true if no new attempt may start any more; the remaining time is for settling an unanswered commit.
     pub fn work_is_over(&self) -> bool {
         self.remaining_for_work().is_zero()
     }
 }
 
-/// The limits of a [`transact!`](crate::transact!) call, and extra keys to read in its first request.
+/// The limits of a [`transact!`](crate::transact!) call, and extra keys that its first request reads.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
-    /// The time limit of the whole [`transact!`](crate::transact!) call.
+    /// The time limit of the whole `transact!` call.
     pub deadline: Deadline,
-    /// Maximum number of times that the transaction is tried. The default number of attempts is 100, as in Calico's
-    /// clients.
+    /// Maximum number of times that the transaction is tried; 100 by default, as in Calico's clients.
     pub attempts: u32,
     /// Keys that the first request of each attempt reads in addition to the keys that the body reads first.
     pub extra_reads: Vec<Key>,
 }
 
 impl TransactOptions {
-    /// Creates options with the given deadline and at most 100 attempts.
+    /// Creates transaction options with the given deadline and at most 100 attempts.
     pub fn new(deadline: Deadline) -> Self {
         Self { deadline, attempts: 100, extra_reads: Vec::new() }
     }
@@ -90,7 +90,8 @@ impl TransactOptions {
         self
     }
 
-    /// Adds keys to the first request of each attempt; the body can then read them without another round trip.
+    /// Adds keys to the first request of each attempt; the transaction body can read these keys without another round
+    /// trip.
     #[must_use]
     pub fn with_extra_reads(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
         self.extra_reads.extend(keys);
@@ -101,9 +102,9 @@ impl TransactOptions {
 /// The result of a [`transact!`](crate::transact!) call that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
-    /// The value that the transaction's body returned.
+    /// The value that the transaction body returned.
     pub value: T,
-    /// The revision of the commit; if the body wrote nothing, the revision at which it read.
+    /// The revision of the commit; if the body wrote nothing, the revision at which the body read.
     pub revision: Revision,
     /// The number of attempts that the transaction made.
     pub attempts: u32,
@@ -127,35 +128,36 @@ pub struct Committed<T> {
 /// ```
 ///
 /// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times,
-/// so it must have no other side effects. When the body returns `Ok`, its writes are committed together. The commit
-/// fails if a key has changed that the body read through [`get`](Transaction::get) or [`list`](Transaction::list). If a
-/// key that the body read has changed, the body runs again on fresh data. When the body returns an error or writes
-/// nothing, the store stays unchanged, and the body's result is true for the one revision at which it read.
+/// so it must have no side effects apart from its writes through the [`Transaction`]. When the transaction body returns
+/// `Ok`, its writes are committed together. The commit fails if a key that the body read through
+/// [`get`](Transaction::get) or [`list`](Transaction::list) has changed; the body then runs again on fresh data. When
+/// the transaction body returns an error or writes nothing, the store stays unchanged, and the body's result is true
+/// for the one revision at which it read.
 ///
 /// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
 /// key shows the outcome of the commit:
 ///
-/// - If the commit writes a key that existed, the commit has a guard on the mod revision of this key. The guard holds
-///   until the first change of the guarded key, and never again. Because of this guard, the commit can happen at most
-///   once, so it is safe to send the commit again. If the repeated commit fails, `transact!` reads the first change of
-///   the key, which was made by this commit or by a faster writer.
-/// - If all written keys were absent, the guards hold again when other writers delete the keys that the commit created.
-///   Before it sends the commit again, `transact!` checks each state that one of the written keys has had since the
-///   attempt began. If the commit created the key in one of the checked states, the transaction has happened, even if
-///   the key was later changed or deleted. If the key's history was compacted, or has too many states, the outcome of
-///   the commit stays unknown.
+/// - If an unanswered commit writes a key that existed, the commit has a guard on the mod revision of this key. The
+///   guard on the mod revision holds until the first change of the guarded key, and never again. Because of the guard
+///   on the mod revision, the commit can happen at most once, so it is safe to send it again. If the repeated commit
+///   fails, `transact!` reads the first change of the key, which either this commit or a faster writer has made.
+/// - If all written keys were absent, the commit's guards hold again when other writers delete the keys that it
+///   created. Before `transact!` sends a key-creating commit again, it checks each state that one of the written keys
+///   has had since the attempt began. If the commit made one of these states, the transaction has happened, even if the
+///   key was later changed or deleted. If the history of the written key was compacted, or has too many states, the
+///   outcome of the commit stays unknown.
 ///
-/// A change counts as the transaction's own if all written keys have the written values at the revision of the change.
-/// There are two situations that `transact!` cannot recognise. First, a commit that only guards absent keys and is
-/// still in flight may be applied late, when its guards hold again after they had failed. Second, another writer's
-/// transaction with exactly the same keys and values is mistaken for this transaction.
+/// A change of a key counts as the transaction's own if all written keys have the written values at the revision of the
+/// change. `transact!` cannot recognise two situations. First, a commit that only guards absent keys and is still in
+/// flight may be applied late, when its guards hold again. Second, `transact!` mistakes another writer's transaction
+/// with exactly the same keys and values for its own.
 ///
 /// `transact!` is a macro because the future of an async closure with a reference argument is not `Send`.
 ///
 /// # Errors
-/// Any error of the transaction body or the store. `Conflict` after the last attempt, `Timeout` when the deadline has
-/// passed. An error with [`Outcome::Unknown`](crate::Outcome::Unknown) means that it could not be found out whether the
-/// commit has happened.
+/// Any error of the transaction body or the store. `Conflict` after the last attempt; `Timeout` when the deadline of
+/// the call has passed. An error with [`Outcome::Unknown`](crate::Outcome::Unknown) means that `transact!` could not
+/// find out whether the commit has happened.
 #[macro_export]
 macro_rules! transact {
     ($store:expr, $options:expr, |$tx:ident| $body:expr) => {{
@@ -178,15 +180,16 @@ macro_rules! transact {
     }};
 }
 
-/// The state of one [`transact!`](crate::transact!) call: its attempts so far. The loop in the `transact!` macro calls
-/// [`begin`](Self::begin) and [`end`](Self::end).
+/// The state of one [`transact!`](crate::transact!) call, whose loop calls [`begin`](Self::begin) and
+/// [`end`](Self::end) for each attempt.
 #[derive(Debug)]
 pub struct Attempts {
     store: Arc<dyn Store>,
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// Becomes false when an attempt relied on a peek and ended without a commit that confirmed the result of the peek.
+    /// Becomes false when an attempt of the transaction relied on a peek and ended without a commit that confirmed the
+    /// result of the peek.
     may_rely_on_peek: bool,
 }
 
@@ -196,7 +199,7 @@ impl Attempts {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
-    /// Begins the next attempt of the transaction. Before the second and every later attempt, `begin` pauses.
+    /// Begins the next attempt of the transaction, after a pause if an earlier attempt has failed.
     ///
     /// # Errors
     /// `Conflict` if all attempts are used up, `Timeout` if no time is left for another attempt.
@@ -218,11 +221,11 @@ impl Attempts {
         Ok(new.with_extra_reads(self.options.extra_reads.clone()))
     }
 
-    /// Commits an attempt whose transaction body returned `outcome`. Returns `None` if the transaction needs another
+    /// Commits an attempt whose transaction body returned `outcome`; returns `None` if the transaction needs another
     /// attempt.
     ///
     /// # Errors
-    /// The error of the transaction body, or any store error.
+    /// The error of the transaction body, or any error of the store.
     pub async fn end<T, E: From<Error>>(
         &mut self,
         mut attempt: Transaction,
@@ -239,7 +242,7 @@ impl Attempts {
         let value = outcome?;
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
-            // If the attempt has no writes left, because each key to delete was absent, there was no commit.
+            // If the attempt has no writes left, because each key to delete was absent, the attempt made no commit.
             Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
             Commit::Refused(error) => self.refusal = Some(error),
         }
@@ -257,28 +260,28 @@ impl Attempts {
 }
 
 enum Commit {
-    /// The attempt was committed at this revision. If the transaction body wrote nothing, this variant has the revision
-    /// at which the body read.
+    /// The attempt was committed at this revision. If the transaction body wrote nothing, `Done` has the revision at
+    /// which the body read.
     Done(Revision),
-    /// A key or key range that the attempt relied on has changed.
+    /// A key or key range that the attempt read with a guard has changed.
     Overtaken,
     /// The store refused the commit with a transient error, so the commit has not happened.
     Refused(Error),
 }
 
-/// Creates the error for a deadline that passed between two round trips, while no request was in flight.
+/// Creates the error of a deadline that passed between two requests, when no request was in flight.
 fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Sleeps for a random time, at most `longest`. The maximum pause grows with the number of attempts, so that writers
-/// that collided rarely collide again.
+/// Sleeps for a random time, at most `longest`; the maximum grows with the number of attempts, so that writers rarely
+/// collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
 }
 
-/// Maximum number of guards in one commit. A transaction may have 128 compares; a few of them are kept free.
+/// Maximum number of guards in one commit: a few less than the 128 compares that a transaction may have.
 const MAX_GUARDS: usize = 120;
 
 impl Transaction {
@@ -324,9 +327,9 @@ impl Transaction {
     }
 }
 
-/// Reduces the number of guards against new keys to at most `most`. Neighbouring ranges are merged into one range that
-/// spans both, beginning with the ranges that share the longest prefix. A merged guard may fail because of an unrelated
-/// key, but it detects every key that the original guards detect.
+/// Reduces the number of guards against new keys to at most `most`. To reduce the guards, `merged` merges neighbouring
+/// ranges into one range that spans both, beginning with the ranges that share the longest prefix. A merged guard may
+/// fail because of an unrelated key, but it detects every key that the original guards detect.
 fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Revision> {
     if guards.len() <= most {
         return guards.clone();
@@ -349,20 +352,19 @@ fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Re
     spans.into_iter().map(|(bounds, at)| (range(bounds), at)).collect()
 }
 
-/// Maximum number of times that an unanswered write is sent again after errors that are not transient.
+/// Maximum number of times that `transact!` sends an unanswered commit again after errors that are not transient.
 const MAX_HOPELESS_RESENDS: u32 = 2;
-/// Maximum number of states of a key that are read to find out when the key was created.
+/// Maximum number of states of a key that `transact!` reads to find out when the key was created.
 const MAX_SEARCHED_STATES: i64 = 1024;
 const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// The written key existed and was last written at this revision. The first change of the key after that revision
-    /// shows whether the commit has happened.
+    /// Before the commit, the written key existed and was last written at this revision. The first change of the
+    /// written key after that revision shows whether the commit has happened.
     Changed(Key, Revision),
-    /// All written keys were absent, including the key in this variant. If the commit has happened, it created this key
-    /// after the revision in this variant. The search for the key's creation has covered all revisions up to the
-    /// revision in this variant.
+    /// All written keys were absent, so the commit has created this key if it has happened; the search has covered the
+    /// key's history up to this revision.
     Created(Key, Revision),
 }
 
@@ -374,7 +376,7 @@ impl SettleClue {
     }
 }
 
-/// The reason why it could not be found out whether a commit has happened.
+/// The reason why `transact!` could not find out whether a commit has happened.
 enum SettleFailure {
     /// A later attempt to find out the commit's outcome may succeed.
     ForNow(Error),
@@ -383,8 +385,8 @@ enum SettleFailure {
 }
 
 impl Transaction {
-    /// Finds out whether a commit whose answer was lost has happened. If the commit has not happened and is still
-    /// possible, sends it again.
+    /// Finds out whether a commit whose answer was lost has happened; if it has not happened and is still possible,
+    /// sends it again.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -445,7 +447,7 @@ impl Transaction {
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
     }
 
-    /// Searches the store's history for the unanswered commit. Returns `None` if the commit has not happened so far.
+    /// Searches the store's history for the unanswered commit; returns `None` if it has not happened so far.
     async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
         let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {
@@ -463,7 +465,7 @@ impl Transaction {
     }
 
     /// If this attempt's commit made the first change of `key` after revision `guard`, returns the revision of that
-    /// change. The argument `written` is the current mod revision of the key.
+    /// change. In `find_change`, the argument `written` is the current mod revision of the key.
     async fn find_change(
         &self,
         key: &Key,
@@ -506,7 +508,8 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // The key has existed without interruption since its creation, so the search continues before the creation.
+            // The key has existed without interruption since its creation, so the search for an earlier creation
+            // continues before this one.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }
@@ -519,7 +522,7 @@ impl Transaction {
         self.store.range(request).await
     }
 
-    /// Returns true if all keys that this attempt writes were written at this revision with this attempt's values.
+    /// Returns true if all keys that this attempt writes were written at `revision` with the attempt's values.
     async fn is_ours(&self, revision: Revision) -> Result<bool> {
         let writes: Vec<_> = self.writes.iter().collect();
         for writes in writes.chunks(MAX_CONCURRENT_READS) {
@@ -537,13 +540,13 @@ impl Transaction {
         Ok(true)
     }
 
-    /// Returns the revision of the first change of `key` after this attempt read it. The caller must know that the key
+    /// Returns the revision of the first change of `key` after this attempt read it; the caller must know that `key`
     /// has changed.
     async fn first_change(&self, key: &Key) -> Result<Revision> {
         let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
         let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
         let mut changes = self.store.watch(request).await?;
-        // A timeout may drop the watch, because a watch only reads.
+        // Dropping the watch at a timeout is safe, because a watch only reads.
         match tokio::time::timeout(self.deadline.remaining(), changes.next()).await {
             Ok(Some(batch)) => Ok(batch?.revision),
             Ok(None) | Err(_) => Err(out_of_time()),
@@ -551,8 +554,8 @@ impl Transaction {
     }
 }
 
-/// Converts the error of a read that is made to find out a commit's outcome. An error that is not transient, for
-/// example about compacted history, ends the search for the outcome.
+/// Converts the error of a read that `transact!` makes to find out a commit's outcome. A read error that is not
+/// transient, for example about compacted history, ends the search for the outcome.
 fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }

@@ -14,16 +14,16 @@ use crate::request::{Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn
 use crate::store::{Store, StoreExt};
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a range whose keys are all guarded against changes. Each etcd member checks all keys of a
-/// guarded range when it applies the commit.
+/// Maximum number of keys in a range whose keys a transaction guards against changes. The limit exists because each
+/// etcd member checks all keys of a guarded range when it applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
-/// Maximum number of keys in a range that is guarded only against the creation of keys. `MAX_CREATION_GUARDED_KEYS` is
-/// higher than [`MAX_GUARDED_KEYS`] because guards against creation are rare.
+/// Maximum number of keys in a range that a transaction guards only against the creation of keys.
+/// `MAX_CREATION_GUARDED_KEYS` is higher than [`MAX_GUARDED_KEYS`] because guards against creation are rare.
 pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of a [`transact!`](crate::transact!) call.
 ///
-/// The first answer of the store fixes the revision at which this attempt reads. All later reads of the attempt, except
+/// The first answer of the store fixes the revision at which an attempt reads. All later reads of an attempt, except
 /// for peeks, are at the attempt's revision.
 ///
 /// | Method | The commit fails if | Round trips | Sees own writes |
@@ -50,7 +50,7 @@ pub struct Transaction {
     pub(super) at: Revision,
     /// The keys that the attempt has read, with their state at revision `at`; `None` for an absent key.
     seen: BTreeMap<Key, Option<Kv>>,
-    /// Ranges that were read completely: all their keys are in `seen`.
+    /// Ranges that the attempt read completely: all their keys are in `seen`.
     listed: Vec<Range>,
     /// The keys in ranges that the attempt read without values.
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
@@ -60,7 +60,7 @@ pub struct Transaction {
     pub(super) absent: BTreeMap<Key, Revision>,
     /// Keys that a peek found to be written after revision `at`, with their mod revisions.
     pub(super) newer: BTreeMap<Key, Revision>,
-    /// Keys that the commit requires to be absent, because they were absent in a peek; with the revision of the peek.
+    /// Keys that were absent in a peek and must be absent at the commit, with the revision of the peek.
     pub(super) presumed: BTreeMap<Key, Revision>,
     /// Keys that must not have changed when the attempt commits, with their mod revisions; unset for absent keys.
     pub(super) guards: BTreeMap<Key, Revision>,
@@ -75,8 +75,8 @@ pub struct Transaction {
     stale: bool,
     /// False if an earlier attempt relied on a peek and ended without a commit that confirmed the result of the peek.
     pub(super) may_rely_on_peek: bool,
-    /// True once a read has returned "absent" only because the key was absent in a peek. The peek read a newer revision
-    /// than the attempt.
+    /// True once the attempt treated a key as absent only because a peek, which reads a newer revision, did not find
+    /// it.
     pub(super) relied_on_peek: bool,
 }
 
@@ -114,15 +114,16 @@ impl Transaction {
         self.at
     }
 
-    /// Returns true if the attempt's revision was compacted: the transaction then needs another attempt.
+    /// Returns true if the attempt's revision was compacted: in this case the transaction needs another attempt.
     pub(super) fn is_stale(&self) -> bool {
         self.stale
     }
 
-    /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request. The
-    /// method `prefetch` adds no guards. If a range has [`Content::KeysOnly`], only
-    /// [`snapshot_keys`](Self::snapshot_keys) can use the result. A range with [`Content::CountOnly`] is not read,
-    /// because no later read uses a count. `prefetch` ignores the limits on the number of keys in the given ranges.
+    /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request to the
+    /// store. `prefetch` guards none of the keys that it reads. If a prefetched range has [`Content::KeysOnly`], only
+    /// [`snapshot_keys`](Self::snapshot_keys) can use the result. `prefetch` does not read a range with
+    /// [`Content::CountOnly`], because no later read uses a count. `prefetch` ignores the limits on the number of keys
+    /// in a range.
     ///
     /// # Errors
     /// Any store error.
@@ -140,12 +141,12 @@ impl Transaction {
         self.fetch(wanted).await
     }
 
-    /// Reads one key. The commit fails if the key changes after the attempt's revision.
+    /// Reads one key; the commit fails if the key changes after the attempt's revision.
     ///
     /// If a [`peek`](Self::peek) found the key absent, `get` returns `None` without a request. If `get` relied on a
-    /// peek, the commit fails if the key exists when the commit is applied. An attempt that relied on a peek and ended
-    /// without a commit is discarded, because a peek is newer than the attempt's revision. After a discarded attempt,
-    /// the next attempt reads the key.
+    /// peek, the commit fails if the key exists by then. An attempt that relied on a peek and ended without a commit is
+    /// discarded, because the peek is newer than the attempt's revision. After an attempt that was discarded because of
+    /// a peek, the next attempt reads the key from the store.
     ///
     /// # Errors
     /// Any store error.
@@ -165,12 +166,13 @@ impl Transaction {
         Ok(value)
     }
 
-    /// Reads all keys of a range, in ascending order. The commit fails if a key in the range was created or changed
-    /// since the attempt's revision. Deleted keys do not make the commit fail, so use `list` only where a missing entry
-    /// in the result does no harm. The commit needs one guard for the range, whatever the number of its keys.
+    /// Reads all keys of a range, in ascending order. After `list`, the commit fails if a key in the range was created
+    /// or changed since the attempt's revision. Deletions do not make the commit fail, so use `list` only where a
+    /// missing entry in the result does no harm. The guard of `list` is one compare for the range, whatever the number
+    /// of its keys.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
+    /// An error of the kind `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
     pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
@@ -181,8 +183,8 @@ impl Transaction {
         Ok(known)
     }
 
-    /// Reads the keys of a range without values and without a guard, in ascending order. The result does not show the
-    /// transaction's own writes.
+    /// Reads the keys of a range without values and without a guard, in ascending order. The result of `snapshot_keys`
+    /// does not show the transaction's own writes.
     ///
     /// # Errors
     /// Any store error.
@@ -204,7 +206,7 @@ impl Transaction {
         Ok(listing.kvs.into_iter().map(|kv| kv.key).collect())
     }
 
-    /// Returns true if a key range contains no key. The method `snapshot_is_empty` reads no values and adds no guard.
+    /// Returns true if a key range contains no key; reads no values and adds no guard.
     ///
     /// # Errors
     /// Any store error.
@@ -245,21 +247,21 @@ impl Transaction {
         Ok(self.known(range))
     }
 
-    /// Writes a key when the transaction commits. The transaction body must have read the key with [`get`](Self::get)
-    /// before the write.
+    /// Writes a key when the transaction commits; the transaction body must have read the key with [`get`](Self::get)
+    /// before.
     ///
     /// # Errors
-    /// `InvalidArgument` if the transaction has no guard on the key. Without a guard, the outcome of an unanswered
-    /// commit could not be found out.
+    /// An error of the kind `InvalidArgument` if the transaction has no guard on the key. Without a guard on the
+    /// written key, `transact!` could not find out the outcome of an unanswered commit.
     pub fn put(&mut self, key: &Key, value: impl Into<Value>) -> Result<()> {
         self.write(key, Some(value.into()))
     }
 
-    /// Deletes a key when the transaction commits. The transaction body must have read the key with [`get`](Self::get)
-    /// before the deletion.
+    /// Deletes a key when the transaction commits; the transaction body must have read the key with [`get`](Self::get)
+    /// before.
     ///
     /// # Errors
-    /// `InvalidArgument` if the transaction has no guard on the key.
+    /// An error of the kind `InvalidArgument` if the transaction has no guard on the key.
     pub fn delete(&mut self, key: &Key) -> Result<()> {
         self.write(key, None)
     }
@@ -268,7 +270,8 @@ impl Transaction {
         !self.writes.is_empty()
     }
 
-    /// Drops all writes of the attempt and returns their keys, for callers that only need the body's result.
+    /// Drops all writes of the attempt and returns their keys, for callers that only need the result of the transaction
+    /// body.
     pub fn forget_writes(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.writes).into_keys().collect()
     }
@@ -327,8 +330,8 @@ impl Transaction {
         present.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Reads ranges. In the first call of an attempt, one transaction reads all ranges and fixes the attempt's
-    /// revision. Later calls of `fetch` read at the attempt's revision.
+    /// Reads ranges; in the first call of an attempt, one transaction reads all of them and fixes the attempt's
+    /// revision. After the first call of `fetch`, further calls read at the attempt's revision.
     async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -373,7 +376,7 @@ impl Transaction {
         }
     }
 
-    /// Sends a read-only transaction to the store. If the store returns a transient error, repeats the transaction.
+    /// Sends a read-only transaction to the store, and repeats it after transient errors.
     async fn send_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
         let mut attempt = 0;
         loop {
@@ -384,7 +387,7 @@ impl Transaction {
         }
     }
 
-    /// Sends several reads concurrently. If one of the reads fails with a transient error, repeats all reads.
+    /// Sends several reads concurrently, and repeats all of them if one fails with a transient error.
     async fn send_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
         let mut attempt = 0;
         loop {
@@ -396,7 +399,8 @@ impl Transaction {
         }
     }
 
-    /// Pauses before a failed read is repeated. Returns the read's error if it is not transient, or if no time is left.
+    /// Pauses before a failed read is repeated, or returns the read's error if it is not transient or if no time is
+    /// left.
     async fn pause_after(&mut self, attempt: &mut u32, error: Error) -> Result<()> {
         if !error.kind().is_transient() || self.deadline.work_is_over() {
             self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
@@ -420,12 +424,12 @@ fn span<'m, V>(map: &'m BTreeMap<Key, V>, from: &Key, to: Option<&Key>) -> impl 
 
 impl Transaction {
     /// Reads keys at the latest revision in one request, and returns them in the order of `keys`; `None` for absent
-    /// keys. The returned states are hints: they are newer than the attempt's revision, have no guard, and do not show
-    /// the transaction's own writes.
+    /// keys. The states that a peek returns are hints: they are newer than the attempt's revision, have no guard, and
+    /// do not show the transaction's own writes.
     ///
-    /// After a peek, call [`get`](Self::get) for the key that the decision depends on. If the peek found the key
-    /// absent, `get` usually needs no request. If the peek found that the key was written after the attempt's revision,
-    /// the commit fails and the body runs again.
+    /// After a peek, the body must call [`get`](Self::get) for each key that its result depends on. If the peek found
+    /// the key absent, `get` usually needs no request. If the peek found that the key was written after the attempt's
+    /// revision, the commit fails and the transaction body runs again.
     ///
     /// # Errors
     /// Any store error.
@@ -454,9 +458,10 @@ impl Transaction {
         Ok(found.into_iter().map(|(kv, _)| kv).collect())
     }
 
-    /// Reads the keys in ranges, without values, and returns them in the order of `ranges`. Prefetched ranges are
-    /// returned as of the attempt's revision. Ranges that were not prefetched are read at the latest revision, in one
-    /// request. `peek_ranges` adds no guards, and its result does not show the transaction's own writes.
+    /// Reads the keys in ranges, without values, and returns them in the order of `ranges`. `peek_ranges` returns
+    /// prefetched ranges as of the attempt's revision. `peek_ranges` reads ranges that were not prefetched at the
+    /// latest revision, in one request. `peek_ranges` adds no guards, and its result does not show the transaction's
+    /// own writes.
     ///
     /// # Errors
     /// Any store error.
@@ -469,11 +474,11 @@ impl Transaction {
     }
 
     /// Reads the keys in a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a key
-    /// was created in the range after the read, so at the commit the returned list of keys is still complete. Changes
-    /// and deletions of the listed keys do not make the commit fail.
+    /// was created in the range after the read, so the returned list of keys is still complete at the commit. Changes
+    /// and deletions of the keys that `guard_creation` returned do not make the commit fail.
     ///
     /// # Errors
-    /// `ReadSetTooLarge` if the range has more than 4,096 keys, or any store error.
+    /// An error of the kind `ReadSetTooLarge` if the range has more than 4,096 keys, or any store error.
     pub async fn guard_creation(&mut self, range: &Range) -> Result<Vec<Key>> {
         let keys = self.peek_ranges(slice::from_ref(range)).await?.pop().unwrap_or_default();
         if keys.len() > MAX_CREATION_GUARDED_KEYS {
@@ -484,7 +489,7 @@ impl Transaction {
         Ok(keys)
     }
 
-    /// If the range or a wider range was read, returns the keys of the range and the revision of that read.
+    /// If the attempt has read the range or a wider range, returns the keys of the range and the revision of that read.
     fn keys_in(&self, range: &Range) -> Option<(Vec<Key>, Revision)> {
         if let Some(keys) = self.keys.get(range) {
             return Some((keys.clone(), self.at));
@@ -501,8 +506,8 @@ impl Transaction {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
-    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Each returned state
-    /// of a key has the revision of the answer in which it arrived.
+    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Each state of a key
+    /// that `read_newest` returns has the revision of the answer in which it arrived.
     async fn read_newest(
         &mut self,
         keys: &[Key],

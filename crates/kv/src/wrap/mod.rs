@@ -1,5 +1,5 @@
-//! Store wrappers that count calls and bytes, inject faults of networks and servers, log calls, or rehearse writes.
-//! Tests, metrics and benchmarks use these wrappers, so the stores themselves need no hooks.
+//! Provides store wrappers that count calls and bytes, inject faults of networks and servers, log calls, or rehearse
+//! writes. Tests, metrics and benchmarks use the store wrappers, so the stores themselves need no hooks.
 
 mod rehearsal;
 
@@ -21,7 +21,7 @@ use crate::store::{Store, WatchStream};
 
 pub use rehearsal::Rehearsal;
 
-/// The log targets of this crate.
+/// The log targets of the crate `kv`.
 pub mod tracing_targets {
     /// The log target for calls of a [`Store`](crate::Store).
     pub const STORE: &str = "margay::store";
@@ -29,7 +29,7 @@ pub mod tracing_targets {
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// Numbers of the calls and bytes that went through a [`CountingStore`]. Each store call is one round trip.
+/// Numbers of the calls and bytes that went through a [`CountingStore`]; each store call is one round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     /// Number of calls of [`Store::range`].
@@ -47,7 +47,7 @@ pub struct CallCounts {
 }
 
 impl CallCounts {
-    /// Number of reads plus number of transactions.
+    /// Returns the number of reads plus the number of transactions.
     pub fn round_trips(&self) -> u64 {
         self.ranges + self.txns
     }
@@ -63,7 +63,7 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
-/// A store wrapper that counts calls and bytes. Clones of a counting store share their counters.
+/// A store wrapper that counts calls and bytes; clones of a counting store share their counters.
 #[derive(Clone, Debug)]
 pub struct CountingStore<S> {
     inner: S,
@@ -76,7 +76,7 @@ impl<S: Store> CountingStore<S> {
         Self { inner, counters: Arc::default() }
     }
 
-    /// Returns the counts since the last `take`, and resets them to zero.
+    /// Returns the call and byte counts since the last call of `take`, and resets them to zero.
     pub fn take(&self) -> CallCounts {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
         CallCounts {
@@ -138,12 +138,12 @@ pub enum Fault {
     RequestLost,
     /// The store executes the request, but the answer is lost, and the caller gets `Disconnected`.
     ReplyLost,
-    /// The caller of the store gets `Timeout`. If the call is a transaction, [`FaultyStore::deliver_held`] executes it
+    /// The caller of the store gets `Timeout`; if the call is a transaction, [`FaultyStore::deliver_held`] executes it
     /// later.
     Held,
     /// The store call is delayed by this duration.
     Delay(Duration),
-    /// If the call is a watch, it ends with `Disconnected` after its first batch. Calls other than a watch fail with
+    /// If the store call is a watch, it ends with `Disconnected` after its first batch; other calls fail with
     /// `NotSent`.
     Disconnect,
 }
@@ -151,7 +151,7 @@ pub enum Fault {
 /// Decides which store calls fail, and how. A [`FaultyStore`] calls [`next`](Self::next) once for each store call, in
 /// the order in which these calls begin.
 pub trait Faults: Send + Sync + 'static {
-    /// The fault to inject into the next store call, if any.
+    /// Returns the fault to inject into the next store call, if any.
     fn next(&self, operation: Operation) -> Option<Fault>;
 }
 
@@ -161,7 +161,7 @@ impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
     }
 }
 
-/// A store wrapper that injects [`Faults`]. Clones of a faulty store share the faults and the held transactions.
+/// A store wrapper that injects [`Faults`]; clones of a faulty store share the faults and the held transactions.
 #[derive(Clone)]
 pub struct FaultyStore<S> {
     inner: S,
@@ -175,8 +175,8 @@ impl<S: Store> FaultyStore<S> {
         Self { inner, faults: Arc::new(faults), held: Arc::default() }
     }
 
-    /// Creates a wrapper that injects the listed faults into the first transactions, in order. All later transactions,
-    /// and all calls other than transactions, succeed.
+    /// Creates a store wrapper that injects the listed faults into the first transactions, in order; all other calls
+    /// succeed.
     pub fn script(inner: S, faults: impl IntoIterator<Item = Option<Fault>>) -> Self {
         let script: Mutex<VecDeque<Option<Fault>>> = Mutex::new(faults.into_iter().collect());
         Self::new(inner, move |operation| match operation {
@@ -188,7 +188,7 @@ impl<S: Store> FaultyStore<S> {
     /// Executes the held transactions in order, like a server that was frozen and continues.
     ///
     /// # Errors
-    /// The first error that the inner store returns. The transactions after the failed one stay held.
+    /// The first error that the inner store returns; the transactions after the failed one stay held.
     pub async fn deliver_held(&self) -> Result<Vec<TxnResponse>> {
         let mut answers = Vec::new();
         while let Some(txn) = self.pop_held() {
@@ -201,8 +201,8 @@ impl<S: Store> FaultyStore<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Injects the faults that happen before a call of the inner store. Returns the fault to inject after the call of
-    /// the inner store.
+    /// Injects the faults that happen before a call of the inner store, and returns the fault to inject after this
+    /// call.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {
@@ -218,7 +218,7 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// Injects the faults that happen after a call of the inner store.
+    /// Injects the faults that happen after a request of the inner store.
     fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
         match fault {
             Some(Fault::ReplyLost) => {

@@ -1,4 +1,4 @@
-//! A store wrapper that rehearses writes without changing the inner store.
+//! Defines a store wrapper that rehearses writes without changing the inner store.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use crate::store::{Store, StoreExt, WatchStream};
 
 const NAME: &str = "rehearsal";
 
-/// A store that keeps all writes in memory, on top of the state that the inner store had at the first call. The wrapper
-/// evaluates compares and counts revisions up, and its reads show the rehearsed writes. With this wrapper, a caller can
-/// rehearse a change of the store together with all checks of the change.
+/// A store that keeps all writes in memory, on top of the state that the inner store had at the first call. A rehearsal
+/// evaluates compares and counts revisions up, and its reads show the rehearsed writes. With a `Rehearsal`, a caller
+/// can rehearse a change of the store together with all checks of the change.
 ///
 /// The inner store must keep its history since the first call of the rehearsal. The methods `watch` and `compact` of a
 /// rehearsal fail with `Unsupported`.
@@ -30,7 +30,7 @@ pub struct Rehearsal<S> {
 struct RehearsalState {
     /// The revision of the inner store on which the rehearsal is based; unset before the first call.
     base: Revision,
-    /// The newest revision, including the revisions of rehearsed writes.
+    /// The newest revision of the rehearsal, including the revisions of rehearsed writes.
     newest: Revision,
     last: Revision,
     /// The rehearsed writes of each key, oldest first; `None` for a deletion.
@@ -56,7 +56,7 @@ impl<S: Store> Rehearsal<S> {
         Ok(state)
     }
 
-    /// Reads a key range at a revision, including the rehearsed writes. The caller must set the revision of the answer.
+    /// Reads a key range at a revision, including the rehearsed writes; the caller must set the revision of the answer.
     async fn read(&self, state: &RehearsalState, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
         let below = at.min(state.base);
         if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {

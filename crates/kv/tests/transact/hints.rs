@@ -27,14 +27,14 @@ async fn peek_guards_absent_key_without_reading_it() {
     .unwrap();
     assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
     let counts = store.take();
-    // The test makes seven transactions: the first read and the peek of both attempts, the failed commit, the
-    // successful commit, and the write between the attempts. The single range request is the final read of the test.
+    // The hint test makes seven transactions: the first read and the peek of both attempts, the failed commit, the
+    // successful commit, and the write between the attempts. The final read of the test is the single range request.
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
 #[tokio::test]
 async fn peek_alone_is_no_answer_without_commit() {
-    /// What a transaction body without writes saw, and the revision of its attempt.
+    /// The value that a transaction body without writes saw, and the revision of its attempt.
     type Answer = (Option<Value>, Revision);
     let (other, key) = (Key::from("other"), Key::from("k"));
     for ending in ["a value", "an error", "a deletion of nothing"] {
@@ -42,7 +42,7 @@ async fn peek_alone_is_no_answer_without_commit() {
         store.put("k", "old").await.unwrap();
         let saw: Result<Committed<Answer>, Box<dyn std::error::Error>> = transact!(shared(&store), options(), |tx| {
             tx.snapshot_get(&other).await?;
-            // In the first attempt, the key exists at the attempt's revision but is absent at the peek.
+            // In the first attempt, the key `k` exists at the attempt's revision but is absent at the peek.
             store.delete(Range::key("k")).await?;
             tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?;
             let seen = (tx.get(&key).await?, tx.revision());
@@ -82,7 +82,7 @@ async fn peek_alone_makes_no_key_again() {
             let peeked = tx.peek(std::slice::from_ref(&key), Content::Full).await?;
             let was_there = peeked[0].is_some();
             if attempts == 1 {
-                // The key is absent at the attempt's revision and at the commit, but exists in between.
+                // The key `k` is absent at the attempt's revision and at the commit, but exists in between.
                 store.delete(Range::key("k")).await?;
             }
             tx.get(&key).await?;
@@ -99,7 +99,7 @@ async fn peek_alone_makes_no_key_again() {
 async fn peek_settles_lost_reply_for_earlier_keys() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
-    // The list has a fault or `None` for each of three transactions: the first read, the peek and the commit.
+    // The list of faults has a fault or `None` for each of three transactions: the first read, the peek and the commit.
     let store = FaultyStore::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {
@@ -115,7 +115,7 @@ async fn peek_settles_lost_reply_for_earlier_keys() {
 
 #[tokio::test]
 async fn creation_guard_fails_for_new_keys_only() {
-    // Each test case consists of a write between the read and the commit, and the expected number of attempts.
+    // Each row of the table consists of a write between the read and the commit, and the expected number of attempts.
     for (key, is_new, is_deletion, expected) in
         [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
     {

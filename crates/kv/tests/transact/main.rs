@@ -22,12 +22,10 @@ fn number(value: Option<Value>) -> u64 {
     value.map_or(0, |value| std::str::from_utf8(value.as_bytes()).unwrap().parse().unwrap())
 }
 
-/// Converts a store to the type that `transact!` requires.
 fn shared(store: &(impl Store + Clone)) -> Arc<dyn Store> {
     Arc::new(store.clone())
 }
 
-/// Increments the number in the value of a key.
 async fn increment(store: &Arc<dyn Store>, key: &str) -> Result<Committed<u64>, Error> {
     let key = Key::from(key);
     transact!(Arc::clone(store), options(), |tx| {
@@ -72,7 +70,7 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());
         assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
-        // `Range::All` was not prefetched, but is read at the revision of the prefetch.
+        // `Range::All` was not prefetched, but `snapshot_list` reads it at the revision of the prefetch.
         let all = tx.snapshot_list(&Range::All).await?;
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)
@@ -210,7 +208,7 @@ async fn transact_writes_nothing_when_body_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_settles_lost_replies_and_requests() {
-    // The first transaction of each attempt is its read, and the second one is its commit.
+    // The first transaction of each attempt is its read, and the second transaction is its commit.
     for faults in [
         vec![None, Some(Fault::ReplyLost)],
         vec![None, Some(Fault::RequestLost)],
@@ -240,8 +238,8 @@ async fn transact_writes_once_when_write_lands_late() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_tells_other_writer_from_lost_reply() {
-    // The commit under test is lost on its way to the store. Another writer changes the key before the commit is sent
-    // for the second time.
+    // The commit under test is lost on its way to the store, and another writer changes the key before the commit is
+    // sent again.
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
     let other = inner.clone();
@@ -344,7 +342,7 @@ async fn transact_knows_absent_keys_from_listing() {
     assert_eq!(store.take().round_trips(), 1);
 }
 
-/// A store wrapper in which another writer adds 100 to a number after a given transaction.
+/// A store wrapper in which another writer adds 100 to the number in a key after a given transaction.
 #[derive(Clone, Debug)]
 struct Meddler<S> {
     inner: S,

@@ -13,7 +13,7 @@ use super::{options, shared};
 #[derive(Clone, Debug)]
 enum Deed {
     Write(Txn),
-    /// Compacts the store at its latest revision.
+    /// The other writer compacts the store at its latest revision.
     Compact,
 }
 
@@ -25,8 +25,8 @@ fn delete(key: &str) -> Deed {
     Deed::Write(Txn::new().with_success([Op::delete(key)]))
 }
 
-/// A store wrapper in which another writer changes keys just before and just after the second transaction (the first
-/// attempt's commit). The inner store injects a fault into the commit of the first attempt.
+/// A store wrapper in which another writer changes keys just before and after the first attempt's commit, which has a
+/// fault.
 #[derive(Clone, Debug)]
 struct Contended {
     inner: FaultyStore<MvccStore>,
@@ -117,7 +117,8 @@ async fn settling_does_not_repeat_creation_removed_since() {
         vec![put("k", "another's"), delete("k")],
         vec![delete("k"), put("k", "another's"), delete("k")],
         vec![delete("k"), delete("l")],
-        // The guarded key `config` has changed, so the commit under test cannot succeed when it is sent again.
+        // The guarded key `config` has changed, so the commit under test cannot succeed when `transact!` sends it
+        // again.
         vec![delete("k"), delete("l"), put("config", "new")],
         vec![delete("k"), put("k", "another's")],
         vec![put("config", "new")],
@@ -186,7 +187,7 @@ async fn settling_restarts_at_once_when_guard_broke() {
         tx.put(&"k".into(), "new")
     })
     .unwrap();
-    // No writer changes `k`, so settling must not wait for a change of `k`.
+    // No writer changes `k`, so settling the commit must not wait for a change of `k`.
     assert_eq!(committed.attempts, 2);
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
 }

@@ -22,12 +22,10 @@ use serde_json::Value;
 use tested::{command, drivers};
 use testkit::server;
 
-/// The number of commits to measure.
 const COMMITS: u32 = 500;
 const VALUE_BYTES: usize = 1024;
-/// How many times to open the store for the measurement.
 const OPENINGS: usize = 20;
-/// How long to wait for a store that another process uses, or until a daemon listens.
+/// How long the benchmark waits for a store that another process uses, or until a daemon listens.
 const WAIT: Duration = Duration::from_secs(30);
 
 /// The environment variables that set how long the long tests (torture, kills and power cuts) run, with their values.
@@ -40,16 +38,16 @@ const LONG_TESTS: [(&str, &str, &str); 3] = [
     ("60 power cuts", "cuts", "power_cuts_lose_nothing"),
 ];
 
-/// A store under measurement: its location, its folder and its servers. Opening this location creates the store.
+/// A store under measurement: its location, its folder and its servers; opening the location creates the store.
 struct Place {
     location: Location,
-    /// The folder with the store's files. The folder is `None` for a store without files.
+    /// The folder with the store's files; `None` for a store without files.
     folder: Option<PathBuf>,
-    /// Servers and temporary folders that must live as long as the store under measurement.
+    /// The servers and temporary folders that must live as long as the store under measurement.
     _kept: Vec<Box<dyn Any>>,
 }
 
-/// A running daemon. Dropping a `Daemon` kills its process.
+/// A running daemon; dropping a `Daemon` kills its process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -65,7 +63,6 @@ fn kinds() -> Vec<String> {
     [vec!["memory".to_owned()], local, vec!["etcd".to_owned(), "serve".to_owned()]].concat()
 }
 
-/// Prepares an empty store of the given kind for the measurements.
 fn place(kind: &str) -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -120,8 +117,8 @@ fn groups() -> (Vec<String>, BTreeMap<String, String>) {
     (groups, of_rule)
 }
 
-/// Runs the conformance cases on an empty store. Returns, for each group, the numbers of passed, failed and ignored
-/// cases; also returns the failed cases.
+/// Runs the conformance cases on an empty store; returns the numbers of passed, failed and ignored cases per group of
+/// rules, and the failed cases.
 fn judge(place: &Place, of_rule: &BTreeMap<String, String>) -> (BTreeMap<String, [u32; 3]>, Vec<String>) {
     let url = place.location.to_string();
     let output = Command::new(command()).args(["conformance", &url, "-o", "json"]).output().unwrap();
@@ -149,7 +146,6 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e3
 }
 
-/// Returns the disk space in bytes that all files in a folder and its subfolders take.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {
@@ -158,8 +154,8 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// Measures the time of a commit, the time of opening the store, and the disk space after the commits. Returns the
-/// measurements as strings for the scoreboard's table.
+/// Measures the time of a commit, the time of opening the store, and the disk space after the commits, as strings for
+/// the scoreboard's table.
 fn measure(place: &Place) -> [String; 3] {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -202,7 +198,6 @@ fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     if output.status.success() { "nothing lost" } else { "**failed**" }.to_owned()
 }
 
-/// Prints a row of the scoreboard's table.
 fn row<T: Deref<Target = str>>(name: &str, cells: impl IntoIterator<Item = T>) {
     let cells: Vec<String> = cells.into_iter().map(|cell| format!(" {} |", &*cell)).collect();
     println!("| {name} |{}", cells.concat());

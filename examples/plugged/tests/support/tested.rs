@@ -1,6 +1,5 @@
 //! The programs under test: those of `examples/plugged`, linked under the names of Margay's own programs. The
-//! environment variable `MARGAY_PLUGGED` names the store on which the tests run. If the variable is not set, the tests
-//! run on the first plugged store.
+//! environment variable `MARGAY_PLUGGED` names the store on which the tests run; by default, the first plugged store.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -10,8 +9,8 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// The names of the stores on which the tests can run. With each store name comes the path, relative to the store's
-/// folder, of the file to which commits are written.
+/// The names of the stores on which the tests can run, each with the path, relative to the store's folder, of the file
+/// that takes the commits.
 const PLUGGED: [(&str, &str); 4] =
     [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
@@ -34,8 +33,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Sections of the book whose sessions cannot run on a plugged store, each with the reason. The section name `*` means
-/// the whole page of the book.
+/// Sections of the book whose sessions cannot run on a plugged store, each with the reason; `*` means the whole page.
 pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("back-up-and-restore.md", "Move", "redb's store and sled's would be one"),
     ("beside-calico.md", "*", "its store is Calico's etcd, which Calico's network names"),
@@ -45,12 +43,10 @@ pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("secondary-networks.md", "*", "its store is Calico's etcd, which Calico's network names"),
 ];
 
-/// Returns the folder with the pages of the book.
 pub(crate) fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The store drivers that are compiled into the programs under test.
 pub(crate) fn drivers() -> Drivers {
     plugged::drivers()
 }
@@ -76,7 +72,6 @@ pub(crate) fn use_plugged() {
     testkit::programs::use_instead(testkit::programs::Programs { folder: programs, drivers });
 }
 
-/// Returns the path of the program `margay`, the operator's command.
 pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")
 }
