@@ -1,9 +1,9 @@
 //! Defines attachments, and the attributes by which a block records the holder of an address.
 //!
-//! A handle consists of the names of a network and a container. A handle does not identify an attachment. A container
-//! can have several interfaces in one network, and two nodes of a cluster can use the same container id. Margay
-//! therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps Margay's
-//! attributes.
+//! A handle consists of the names of a network and a container. A handle does not identify an attachment, because a
+//! container can have several interfaces in one network, and two nodes of a cluster can use the same container id.
+//! Margay therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps
+//! Margay's attributes.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +19,15 @@ pub const INTERFACE: &str = "margay.io/ifname";
 /// value is the first 8 characters of the boot id.
 ///
 /// The 8 recorded characters are 32 random bits, which are compared only with the boot id of the node's current boot.
-/// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Addresses
-/// of a boot with equal bits are kept until the next boot, or until other evidence shows that they are unused. The
-/// probability of equal bits is 1 in 4,294,967,296 at each boot. An address of a running container never counts as an
-/// address of an earlier boot, because the boot id does not change during a boot.
+/// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Such
+/// addresses are kept until the next boot, or until other evidence shows that they are unused. The probability that two
+/// boots have equal bits is 1 in 4,294,967,296. An address of a running container never counts as an address of an
+/// earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
 /// runs in a process id namespace of its own, a slash and the inode of the process id namespace are appended. After a
-/// reboot, the recorded namespace is meaningless.
+/// reboot, the recorded network namespace is meaningless.
 pub const NETNS: &str = "margay.io/netns";
 /// Margay's attribute for the node's name, in allocations of networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
@@ -120,12 +120,10 @@ pub struct Attachment {
 /// attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// The attachment holds the allocation.
     Own,
     /// The holder is known only by the handle: the allocation has no attributes of Margay, and does not name another
     /// node.
     Unmarked,
-    /// Another attachment holds the allocation.
     Foreign,
 }
 
@@ -137,7 +135,7 @@ impl Attachment {
     }
 
     /// Returns the attributes for a new allocation: the attributes in `attributes`, and the attributes that describe
-    /// the attachment. The attributes have Calico's or Margay's names, as `names` selects.
+    /// the attachment. `names` selects whether the attributes get Calico's or Margay's names.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,
