@@ -112,8 +112,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // A key under the affinities' prefix that is no affinity was stored by an old Calico version. Of the
-            // store's objects, it names only the node.
+            // A key under the affinities' prefix that is no affinity was stored by an old Calico version, and contains
+            // only a node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {

@@ -268,8 +268,8 @@ impl Ipam {
         Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
-    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a revision of the
-    /// store that is not newer than any of the blocks that were read.
+    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a store revision at
+    /// which, or after which, all these blocks were read.
     pub(crate) async fn read_near(
         &self,
         node: &str,
