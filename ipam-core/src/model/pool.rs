@@ -183,7 +183,7 @@ impl Pool {
     /// belongs to no CNI network configuration, even if this pool does.
     ///
     /// # Errors
-    /// None if `cidr` lies inside this pool.
+    /// `part` does not fail for a `cidr` inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
