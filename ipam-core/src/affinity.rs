@@ -3,9 +3,9 @@
 //!
 //! Each block is claimed or released in one commit, together with its affinity. If a call that claims or releases
 //! several blocks is interrupted, each block is either changed completely or not at all. Each commit guards the block
-//! and the owner's affinity to the block; a commit that claims a block also guards the pool and the settings. Releasing
-//! all blocks of an owner lists the owner's affinities without a guard, so it can miss an affinity that is created
-//! while it runs.
+//! and the owner's affinity to the block; a commit that claims a block also guards the pool and the settings. A release
+//! of all blocks of an owner lists the owner's affinities without a guard, so it can miss an affinity that is created
+//! during the release.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -280,14 +280,14 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. It lists them again after a
-/// listed affinity turned out to be stale, because the block may have got another owner meanwhile.
+/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. If a listed affinity is stale,
+/// its block may have got another owner since, so the affinities are listed again.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside any CIDR, of nodes and of virtual owners, for example before a pool is deleted or
-    /// divided. The caller should disable the pool first, because a block that is claimed during this call can be
-    /// missed. No address is released.
+    /// divided. The caller should disable the pool first, because the release can miss a block that is claimed while it
+    /// runs. No address is released.
     ///
     /// Calico's function that releases the blocks of a pool ignores blocks of virtual owners, and releases blocks in
     /// use as with [`ReleaseIf::Any`].
@@ -325,8 +325,8 @@ impl Ipam {
     }
 
     /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
-    /// pool's block size. When a node with such an affinity needs a block, Margay and Calico create the missing block,
-    /// which could overlap with blocks of the new pool. Returns the number of deleted affinities.
+    /// pool's block size. Otherwise, when the affinity's node needs a block, Margay or Calico would create the missing
+    /// block, which could overlap with blocks of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
     /// Any store error; some affinities may already be deleted.
@@ -365,12 +365,12 @@ impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
     /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
     /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
-    /// release the addresses of the node's containers by handle. The node's own document is not changed. If this
-    /// function fails, it can be called again.
+    /// release the addresses of the node's containers by handle. The node's own document is not changed. A failed
+    /// removal can be repeated.
     ///
     /// # Errors
-    /// Any error of [`release_all_affinities`](Self::release_all_affinities). Even if the blocks cannot be released,
-    /// the keys that old versions of Calico stored are deleted, unless the store cannot be reached.
+    /// Any error of [`release_all_affinities`](Self::release_all_affinities). If releasing the blocks fails,
+    /// `remove_owner` still deletes the keys of old Calico versions, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {

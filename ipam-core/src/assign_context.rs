@@ -20,8 +20,8 @@ const MAX_KEYS_DELETED: usize = 40;
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
 /// read. An assignment therefore never violates a pool, reservation or setting that was written during the assignment.
 /// Deletions of reservations are not guarded, because an assignment stays valid when a reservation is deleted. A commit
-/// can check at most 64 pools and at most 64 reservations. If a store has more of them, only the pool of the assigned
-/// addresses is guarded.
+/// can check at most 64 pools and at most 64 reservations. If a store has more pools or reservations, only the pool of
+/// the assigned addresses is guarded.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,

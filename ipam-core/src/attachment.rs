@@ -13,16 +13,16 @@ use crate::model::Attribute;
 
 /// The allocation attribute that contains the network's name.
 pub const NETWORK: &str = "margay.io/net";
-/// The allocation attribute that contains the name of the interface inside the container.
+/// The allocation attribute that contains the name of the container's interface.
 pub const INTERFACE: &str = "margay.io/ifname";
 /// The allocation attribute that identifies the boot of the host in which the address was assigned. The attribute's
 /// value is the first 8 characters of the boot id.
 ///
 /// The 8 recorded characters are 32 random bits, which are compared only with the boot id of the node's current boot.
-/// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Such
-/// addresses are kept until the next boot, or until other evidence shows that they are unused. The probability that two
-/// boots have equal bits is 1 in 4,294,967,296. An address of a running container never counts as an address of an
-/// earlier boot, because the boot id does not change during a boot.
+/// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Addresses
+/// of a boot with equal bits are kept until the next boot, or until other evidence shows that they are unused. The
+/// probability that two boots have equal bits is 1 in 4,294,967,296. An address of a running container never counts as
+/// an address of an earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin

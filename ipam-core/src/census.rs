@@ -32,8 +32,8 @@ pub enum AddressUse {
     Reserved,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The block's owner holds the address. Also used if the node of the block's owner or of the address's holder is
-    /// unknown.
+    /// The block's owner holds the address. An address also has this use if it is held and the node of its holder or of
+    /// the block's owner is unknown.
     Used,
     /// A node other than the block's owner holds the address.
     Borrowed,
@@ -314,7 +314,7 @@ pub struct NodeShare {
     /// The CIDR of each pool and the node's share of the pool, by the pool's name. Pools that the node does not use are
     /// included.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
-    /// The number of blocks, among those that were read, that lie in no pool.
+    /// The number of blocks outside of all pools, among the blocks that were read.
     pub orphaned: usize,
     /// The number of addresses that the node holds, by the boot id under which they were assigned. Addresses without a
     /// recorded boot are not counted.

@@ -47,7 +47,7 @@ pub struct CheckResult {
     /// All addresses that the attachment holds, including addresses under its handle without a recorded interface,
     /// unless they are recorded for another node.
     pub held: Vec<IpAddr>,
-    /// Each address that the runtime named, and who holds it.
+    /// Each address that the runtime named, with its [`Standing`].
     pub standings: Vec<(IpAddr, Standing)>,
 }
 
@@ -104,8 +104,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address in a stored block whose size differs from its pool's block size. The caller has
-/// already found the address free in the block of the pool's block size.
+/// Returns the state of an address in a stored block whose size differs from its pool's block size. Callers use this
+/// function if the address is free in the block of the pool's block size.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],

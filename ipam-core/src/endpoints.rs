@@ -37,8 +37,8 @@ pub enum EndpointOwner {
     /// The DEL deletes the endpoint without checking its container, since the endpoint's name already contains the
     /// container's id.
     Any,
-    /// The DEL deletes the endpoint only if the endpoint names this container or no container. Otherwise, a DEL of an
-    /// old sandbox could delete the endpoint of the pod's newer sandbox.
+    /// The DEL deletes the endpoint only if the endpoint names this container or no container, because a DEL of an old
+    /// sandbox must not delete the endpoint of the pod's newer sandbox.
     Container(String),
 }
 
@@ -51,9 +51,9 @@ impl EndpointToDelete {
     /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to another
     /// container.
     ///
-    /// A damaged endpoint is deleted if [`EndpointOwner::Any`] allows it. With [`EndpointOwner::Container`], a damaged
-    /// endpoint is kept, because it may belong to a newer sandbox of the pod. In both cases no error is returned, so
-    /// the caller can still release the container's addresses.
+    /// A damaged endpoint is not an error, so the caller can still release the container's addresses. With
+    /// [`EndpointOwner::Any`], a damaged endpoint is deleted. With [`EndpointOwner::Container`], a damaged endpoint is
+    /// kept, because it may belong to a newer sandbox of the pod.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };

@@ -83,7 +83,7 @@ pub enum Error {
     /// An address was not released, because its handle or sequence number differs from that of the release request.
     #[error(transparent)]
     ReleaseConflict(#[from] ReleaseConflict),
-    /// The operation needs an assigned address, but this address is not assigned.
+    /// The operation needs an assigned address, but the address in this error is not assigned.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
     /// The address was released and is still in cooldown.
@@ -127,7 +127,7 @@ pub enum Error {
     Exists {
         /// The kind of the resource that exists already.
         kind: ErrorSubject,
-        /// The name of the resource.
+        /// The name by which the error message identifies the resource.
         name: String,
     },
     /// A resource that the operation needs does not exist.
@@ -135,7 +135,7 @@ pub enum Error {
     NotFound {
         /// The kind of the resource that does not exist.
         kind: ErrorSubject,
-        /// The name of the resource.
+        /// The name by which the error message identifies the resource.
         name: String,
     },
     /// Another writer created the workload endpoint while the container's interface was being set up.
@@ -147,7 +147,7 @@ pub enum Error {
     /// The definition of a pool is invalid.
     #[error(transparent)]
     InvalidPool(#[from] InvalidPool),
-    /// This CIDR cannot be a block, for example because of its size.
+    /// A CIDR cannot be a block, for example because of its size.
     #[error(transparent)]
     UnusableBlock(#[from] UnusableBlock),
     /// The request is invalid; the message explains why.
@@ -230,7 +230,7 @@ pub enum BridgeError {
     SeveralPools {
         /// The address family of the candidate pools.
         family: Family,
-        /// The names of the pools that could be used.
+        /// The names of the pools between which the CNI network's configuration must choose.
         candidates: Vec<String>,
     },
     /// The pool cannot be used for a secondary network, because Calico also assigns addresses from the pool.
@@ -392,7 +392,7 @@ pub enum VmError {
     /// The pod is the target of a migration, and the virtual machine with this handle has no address.
     #[error("migration target pod but no IP allocated to VM handle {0}")]
     NothingToTake(String),
-    /// This address of the virtual machine no longer lies in any pool.
+    /// An address of the virtual machine no longer lies in any pool.
     #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
     OutsidePools(IpAddr),
 }

@@ -41,7 +41,7 @@ pub trait Hints: Send + Sync + fmt::Debug {
         FullBlocks::new()
     }
 
-    /// Adds blocks to those that [`Self::recall_full`] returns.
+    /// Remembers full blocks, so that [`Self::recall_full`] also returns them.
     fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
 
     /// Returns the CIDRs of pools in which no address was free for the attachment's node and network. Assignments try
@@ -50,7 +50,7 @@ pub trait Hints: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
-    /// Adds the CIDRs of pools to those that [`Self::recall_full_pools`] returns.
+    /// Remembers the CIDRs of full pools, so that [`Self::recall_full_pools`] also returns them.
     fn remember_full_pools(&self, _attachment: &Attachment, _pools: &[IpNet]) {}
 
     /// Records that a node is about to borrow addresses from blocks of other owners. The allocator records the
@@ -82,8 +82,8 @@ pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -
     blocks
 }
 
-/// Returns the remembered blocks of a family, most recently used first. The next address of the family is probably
-/// assigned from the first returned block.
+/// Returns the remembered blocks of a family, most recently used first. The node's next address of the family is
+/// probably assigned from the most recently used block.
 pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> impl Iterator<Item = IpNet> {
     recalled.iter().copied().filter(move |cidr| Family::of_net(*cidr) == family)
 }

@@ -72,7 +72,8 @@ pub struct ImportLock {
     pub source: String,
     /// The progress of the import or migration.
     pub state: ImportState,
-    /// The newest revision of the source store of which all keys were copied; 0 if there is none yet.
+    /// The newest revision of the source store of which all keys were copied; 0 if no revision was copied completely
+    /// yet.
     pub revision: i64,
 }
 

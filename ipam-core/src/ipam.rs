@@ -15,9 +15,9 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 use crate::pending_commits::{self, PendingCommits, RecordingStore};
 
-/// Runs a block of code as one transaction on the allocator's store, or on the store given after `on`, and returns the
-/// code's result. While the store has an [import lock](crate::import_lock), only transactions that are marked `reading`
-/// succeed.
+/// Runs a Rust block as one transaction on the allocator's store, or on the store given after `on`, and returns the
+/// block's result. While the store has an [import lock](crate::import_lock), only transactions that are marked
+/// `reading` succeed.
 #[macro_export]
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
@@ -47,8 +47,8 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 /// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// An assignment remembers the full blocks that it finds only if there are at least this many. Fewer full blocks can be
-/// read again at low cost.
+/// Minimum number of full blocks that an assignment must find in order to remember them. Fewer full blocks can be read
+/// again at low cost.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// Decides which nodes can get addresses.
@@ -275,8 +275,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the owner under the name by which the store knows it (see [`Self::known_name`]), even if the owner is a
-    /// node that is no longer registered.
+    /// Replaces the owner's name by the name under which the store knows the owner (see [`Self::known_name`]), even for
+    /// a node that is no longer registered.
     pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
         match owner {
             Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),
@@ -294,8 +294,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the name by which the store knows the node that is now called `name`. This is another name than `name`
-    /// only if no node is registered and the store has recorded another name for its only node.
+    /// Returns the name by which the store knows the node that is now called `name`. The store knows a node by another
+    /// name than `name` only if no node is registered and the store has recorded another name for its only node.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),

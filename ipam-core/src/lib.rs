@@ -8,8 +8,8 @@
 //! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
 //! [`utilization`] make decisions about stored documents without any I/O. Functions without I/O get the time, host
 //! names and random numbers as arguments, so every decision is reproducible. [`Ipam`] is the allocator of addresses.
-//! Most methods of [`Ipam`] run one transaction on a store, which reads documents, decides and writes. The largest of
-//! these operations is the assignment of addresses in [`assign`].
+//! Most methods of [`Ipam`] run one transaction on a store: they read documents, decide and write. The largest
+//! operation is the assignment of addresses, in [`assign`].
 //!
 //! The crate `margay-ipam-operator` implements the operations that an operator of a cluster runs. The modules
 //! [`write_set`], [`assign_context`], [`block_lookup`] and [`usage`] are public because the crate

@@ -112,8 +112,8 @@ pub fn overlap(a: IpNet, b: IpNet) -> bool {
 /// precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // True if the count is 2^128; then `low` is 0. This field is declared before `low`, so that the derived order is
-    // the numeric order.
+    // True if the count is 2^128; then `low` is 0. `all` is declared before `low`, so that the derived order of counts
+    // is the numeric order.
     all: bool,
     low: u128,
 }

@@ -8,12 +8,12 @@
 //! its addresses can be found in the store. If the guards of the repeated transaction fail, the transaction was
 //! executed before, or a guarded key has changed.
 //!
-//! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
-//! affinity and the handle are absent, and all three may be absent again when a delayed copy of the transaction
-//! arrives. To exclude a delayed execution, the process that settles the pending commit checks the existing keys that
-//! the transaction guards. If none of them has changed, the settling process rewrites one of them with an equal value,
-//! so that the guards of a delayed copy of the transaction fail. Each transaction guards at least one existing key,
-//! that of the pool's document.
+//! A changed key never gets its old revision again. But a transaction that creates a block guards that the keys of the
+//! block, the affinity and the handle are absent. When a delayed copy of the transaction arrives, these keys may be
+//! absent again. To exclude a delayed execution, the process that settles the pending commit checks the existing keys
+//! that the transaction guards. If none of the guarded keys has changed, the settling process rewrites one of them with
+//! an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction guards at least one
+//! existing key, that of the pool's document.
 //!
 //! If pending commits are recorded, each commit assigns addresses to one attachment only, so that each record belongs
 //! to one attachment.
@@ -54,7 +54,7 @@ pub struct PendingCommit {
 
 /// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
 /// the machine. Every assignment waits for the methods of this trait, so they must be fast and should not write to a
-/// disk, except if an earlier process left the record of a pending commit.
+/// disk. They may be slower only if an earlier process left the record of a pending commit.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
@@ -73,8 +73,8 @@ pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// store for its identity.
     ///
     /// # Errors
-    /// Any I/O error that prevents reading the records of the pending commits. An error of the store is returned as it
-    /// is.
+    /// Any I/O error that prevents reading the records of the pending commits. A store error that occurs while
+    /// comparing stores is returned unchanged.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 
@@ -172,8 +172,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // The rewrite of the key fails if another process has changed the key first, but then the guards of the pending
-    // transaction fail anyway.
+    // If another process has changed the key first, this rewrite fails, but the guards of the pending transaction then
+    // fail, too.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -215,8 +215,8 @@ impl RecordingStore {
         Self { inner, pending_commits, attachment, recorded: Mutex::default() }
     }
 
-    /// Records a transaction, unless it is a retry of the recorded transaction. To recognize a retry, the reads in the
-    /// failure branches of the two transactions are not compared, because only retries have such reads.
+    /// Records a transaction, unless it is a retry of the recorded transaction. To recognize a retry, transactions are
+    /// compared without the reads in their failure branches, because only retries have such reads.
     fn record(&self, txn: &Txn) -> kv::Result<()> {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded

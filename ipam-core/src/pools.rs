@@ -31,7 +31,7 @@ pub enum PoolError {
     /// No pool allows the use, such as `Tunnel`, for which the addresses are requested.
     #[error("cannot find a qualified ippool, no pools match the required use ({0})")]
     NoneForUse(PoolUse),
-    /// A selector of this pool cannot be parsed.
+    /// A selector of the pool with this name cannot be parsed.
     #[error("pool {0}: {1}")]
     BadSelector(String, #[source] SelectorError),
     /// A specifically requested address lies in no enabled pool.
@@ -126,7 +126,7 @@ pub enum Obstacle {
     NotEnabled,
     /// The pool is smaller than one of its blocks, or all addresses of a block would be reserved for the node.
     BlocksTooSmall,
-    /// The request names pools, but not this one.
+    /// The request names other pools, but not this pool.
     NotRequested,
     /// The pool's assignment mode is manual, and the request does not name the pool.
     Manual,
@@ -188,7 +188,6 @@ fn block_addresses(pool: &Pool) -> Option<Count> {
     (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_parts(first, pool.length()))
 }
 
-/// A pool, and the reason, if any, why no address is assigned from it.
 type JudgedPool<'a> = (&'a Pool, Option<Obstacle>);
 
 /// Returns the usable pools that the request names, in the order of the request. Returns all usable pools if the
@@ -252,7 +251,8 @@ pub fn start_of(host: &str) -> u64 {
 /// blocks) and continuing with the pool's first block after its last.
 ///
 /// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For a pool whose blocks
-/// have one address each, a random `start` is better, because the blocks that the host tried last time are in use.
+/// have one address each, a random `start` is better, because the blocks that the host tried first last time are in
+/// use.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
@@ -494,8 +494,8 @@ mod tests {
         assert_eq!(blocks_from(&four, 255).count(), 256);
         let one = make(new("p", "10.0.0.0/26"));
         assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
-        // Impossible block sizes, larger than the pool or longer than an address. Only programs other than Margay write
-        // such pools.
+        // Only programs other than Margay write pools with a block size larger than the pool or a prefix length longer
+        // than an address.
         for block_size in [20, 33, 255] {
             let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
             assert_eq!(blocks_from(&odd, 7).count(), 0);

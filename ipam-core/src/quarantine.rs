@@ -44,7 +44,7 @@ pub struct QuarantineEntry {
     pub since: String,
     /// The observation that led to the quarantine, as text.
     pub reason: String,
-    /// The node that has observed the device with this address.
+    /// The node that has observed a device with the quarantined address.
     pub node: String,
 }
 
@@ -84,8 +84,8 @@ fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
     parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
-/// Returns a reservation without the addresses whose time in quarantine is over. Assignments may use these addresses,
-/// and the CNI plugin probes them again.
+/// Returns a reservation without the addresses whose time in quarantine is over. Addresses whose quarantine is over can
+/// be assigned, and the CNI plugin probes them again when they are assigned.
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);

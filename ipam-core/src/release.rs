@@ -4,13 +4,13 @@
 //!
 //! The commit of a release guards every block that loses an address, and the handles of these addresses. An address
 //! that got another holder after the read is therefore not released. A release by handle reads the blocks that the
-//! handle names. If the handle holds no address in these blocks, nothing is written or guarded.
+//! handle names. If the handle holds no address in the named blocks, nothing is written or guarded.
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
 //! attachment only if its handle, network and interface match those of the attachment, and if the other node cannot
-//! have a container with an equal id: because runtimes generate such ids at random, or because the other node is no
-//! longer registered.
+//! have a container with an equal id. It cannot if runtimes generated the container id at random, or if the other node
+//! is no longer registered.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The addresses' block entries show whether another pod is an owner. The commit
@@ -79,8 +79,8 @@ impl Ipam {
     }
 
     /// Releases all addresses of an attachment, with additional information from the caller; see
-    /// [`release_attachment`](Self::release_attachment). `addresses` are the attachment's addresses, if known. They
-    /// only save a round trip, because their blocks are prefetched; all addresses of the attachment are released.
+    /// [`release_attachment`](Self::release_attachment). `addresses` are the attachment's addresses, if known. All
+    /// addresses of the attachment are released, but prefetching the blocks of `addresses` saves a round trip.
     /// `namespace` is the pod's namespace, which saves a round trip if namespaces have quotas. If `endpoint` is given,
     /// the commit also deletes this workload endpoint.
     ///
@@ -282,7 +282,7 @@ impl Ipam {
     }
 
     /// Releases the addresses under the handles whose block entries the `mine` predicate accepts, in the first `most`
-    /// blocks that the handles name. Also returns the number of the remaining blocks, which were not read.
+    /// blocks that the handles name. Also returns the number of blocks that the handles name but that were not read.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -371,7 +371,7 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` release requests, and any further requests for the address of the last of these.
+/// Returns the first `most` release requests, extended by the following requests for the same address as the last one.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();

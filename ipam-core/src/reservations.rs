@@ -23,7 +23,7 @@ pub struct SkippedReservation {
     pub entry: String,
 }
 
-/// Addresses of one family as integers, in inclusive spans, which are ascending and separated by gaps.
+/// Addresses of one family, as inclusive spans of integers, which are ascending and separated by gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Spans(Vec<(u128, u128)>);
 
@@ -35,7 +35,7 @@ impl Reservations {
     }
 
     /// Creates the set of all addresses in these reservations. As in Calico, entries that cannot be parsed reserve
-    /// nothing; they are also returned, so that the caller can log them.
+    /// nothing. The function also returns these entries, so that the caller can log them.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {
@@ -108,7 +108,7 @@ impl Reservations {
         let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
         let mut counted = (Count::ZERO, None);
         for (first, last) in self.of(Family::of_net(net)).within(first, last) {
-            // A subnet that contains the end of one span and the start of the next is counted once.
+            // A subnet that contains the end of one span and the start of the next span is counted once.
             let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
             counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
         }
@@ -140,7 +140,7 @@ impl Spans {
         Self(merged)
     }
 
-    /// Returns those parts of the reserved spans that lie between the addresses `first` and `last`, both inclusive.
+    /// Returns the parts of the reserved spans between the addresses `first` and `last`, both inclusive.
     fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
         let start = self.0.partition_point(|span| span.1 < first);
         let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);

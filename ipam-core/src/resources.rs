@@ -14,8 +14,9 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
 use crate::write_set::WriteSet;
 
-/// The key that commits guard instead of all pools, in stores with too many pools to guard each of them. In such a
-/// store, every commit that creates a pool guards and writes this key, so that concurrent creations of pools conflict.
+/// The key that commits guard instead of all pools, in stores with too many pools to guard each of them. In a store
+/// with so many pools, every commit that creates a pool guards and writes this key, so that concurrent creations of
+/// pools conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {

@@ -76,7 +76,7 @@ pub enum WaitEnd {
 }
 
 impl WaitEnd {
-    /// Returns the value of the attribute [`STICKY_UNTIL`] for this end of a wait.
+    /// Returns the end of a wait as the value of the attribute [`STICKY_UNTIL`].
     pub fn text(self) -> String {
         match self {
             Self::At(at) => rfc3339(at),
@@ -94,8 +94,8 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(WaitEnd::Forever, WaitEnd::At))
 }
 
-/// Another machine's clock may be ahead of the local clock by this much. If the machine's clock was further ahead, the
-/// end of a wait that the machine has recorded is corrected.
+/// Maximum time by which another machine's clock may be ahead of the local clock. If a machine's clock was further
+/// ahead, the end of a wait that the machine has recorded is corrected.
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
 /// Returns the corrected end of a sticky address's wait, as if the address were released now, if the recorded end is

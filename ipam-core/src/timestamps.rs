@@ -66,7 +66,7 @@ pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
 }
 
 /// Returns the number of nanoseconds since 1970; 0 for an earlier time. As in Calico, the sequence numbers of a new
-/// block start at this number.
+/// block start at the current time in nanoseconds.
 pub fn unix_nanos(at: OffsetDateTime) -> u64 {
     u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
 }

@@ -238,8 +238,8 @@ impl Ipam {
     }
 
     /// Returns the handle of an address, and the attributes of its active and its alternate owner. As in Calico, and in
-    /// contrast to [`holding`](Self::holding), the function fails for an address without a holder. It also finds
-    /// addresses of disabled pools, and addresses in blocks whose pool was deleted.
+    /// contrast to [`holding`](Self::holding), the function fails for an address without a holder. Addresses of
+    /// disabled pools, and addresses in blocks whose pool was deleted, are found as well.
     ///
     /// # Errors
     /// `Unassigned`, with Calico's error message, if the address has no holder. `CoolingDown` if the address was
@@ -269,7 +269,7 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
 pub struct BorrowedAddresses {
     /// The borrowed addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// The number of held addresses without a recorded node, which may be borrowed, too.
+    /// The number of held addresses without a recorded node, which may also be borrowed addresses.
     pub without_node: usize,
 }
 

@@ -24,8 +24,8 @@ use crate::write_set::WriteSet;
 
 /// The part of a virtual machine's handle that follows the network's name.
 pub const VM_INFIX: &str = ".vmi.";
-/// The key of the Calico document with the setting by which virtual machines keep their addresses. The IPAM settings,
-/// which are stored under another key, have a field of the same name, but no CNI plugin reads it.
+/// The key of the Calico document with the setting by which virtual machines keep their addresses. The IPAM settings
+/// under another key have a field of the same name, but no CNI plugin reads that field.
 const SWITCH_KEY: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
 
 /// A pod that runs a virtual machine, or to which the machine migrates.
@@ -41,7 +41,8 @@ pub struct VmPod {
     pub role: PodRole,
     /// Whether the virtual machine may run again after this pod has ended.
     pub fate: VmFate,
-    /// The attributes that describe the virtual machine. An assignment records them with the owner of each address.
+    /// The attributes that describe the virtual machine. An assignment records the attributes with the owner of each
+    /// address.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -168,8 +169,8 @@ impl Ipam {
     ///
     /// # Errors
     /// `Unassigned` if the address has no holder. `Owner` if the address is not held under the handle (for example,
-    /// because it is in cooldown), or if its owner is not the expected owner. Both errors have Calico's messages. Any
-    /// store error.
+    /// because it is in cooldown), or if its owner is not the expected owner. `Unassigned` and `Owner` have Calico's
+    /// error messages. Any store error.
     #[boxed_future]
     pub async fn set_owner_attributes(
         &self,

@@ -5,18 +5,19 @@
 //! After every commit of Margay, blocks, handles and affinities agree.
 //!
 //! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
-//! address, it decreases the count after it has written the block. Between the two writes, a handle's count exceeds the
-//! number of its addresses in the block. Margay does not lower such a count, because otherwise Calico's next step could
-//! leave an address without a handle. A handle's count for a block is removed only when the handle holds no address of
-//! the block any more. The commit that removes the count also rewrites the block, so another writer that is about to
-//! write the block fails and retries.
+//! address, it decreases the handle's count after it has written the block. Between Calico's two writes, a handle's
+//! count exceeds the number of its addresses in the block. Margay does not lower a count that is too high, because
+//! otherwise Calico's next step could leave an address without a handle. A handle's count for a block is removed only
+//! when the handle holds no address of the block any more. The commit that removes the count also rewrites the block,
+//! so another writer that is about to write the block fails and retries.
 //!
-//! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check reads
-//! the keys of possible overlapping blocks, and the commit guards that no such key is created after the check.
-//! Assignments from existing blocks create no blocks, so they do not conflict with this guard. Calico checks only the
-//! key of the block that it creates, so Calico can create overlapping blocks, as could Margay's first version. An
-//! assignment therefore also checks whether the existing block that it uses overlaps with another block. The check of
-//! an existing block has no guard, since Calico could create an overlapping block at any time.
+//! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
+//! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
+//! created after the check. Assignments from existing blocks do not conflict with this guard, because they create no
+//! blocks. Calico checks only the key of the block that it creates, so Calico can create overlapping blocks, as could
+//! Margay's first version. An assignment therefore also checks whether the existing block that it uses overlaps with
+//! another block. The check of an existing block has no guard, since Calico could create an overlapping block at any
+//! time.
 
 mod quotas;
 
@@ -64,10 +65,10 @@ pub struct WriteSet<'t> {
     claimed: BTreeSet<Key>,
     /// The handles whose addresses this transaction assigns or releases, each with the blocks of these addresses.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
-    /// The quotas, and how this transaction changes the numbers of addresses that count against them.
+    /// The quotas, and how this transaction changes the number of addresses that count against each quota.
     limits: QuotaLimits,
-    /// The last single block that [`Self::read_ahead_of`] has prefetched, with the key ranges that it has read to find
-    /// overlapping blocks.
+    /// The last single block that [`Self::read_ahead_of`] has prefetched, with the key ranges of overlapping blocks
+    /// that the prefetch has read.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
@@ -114,8 +115,8 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
-    /// the prefetch also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, these key ranges are
-    /// not read, because too many requests would be needed.
+    /// the prefetch also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
+    /// overlapping blocks are not read, because too many requests would be needed.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
@@ -389,8 +390,8 @@ impl WriteSet<'_> {
     /// Adds a new block, which the commit creates. The commit fails if another writer has created an overlapping block.
     ///
     /// # Errors
-    /// `Overlap` if an overlapping block exists, or if one commit cannot guard all keys of blocks that might overlap.
-    /// Any store error.
+    /// `Overlap` if an overlapping block exists, or if one commit cannot guard the keys of all blocks that might
+    /// overlap with the new block. Any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
         for range in self.ranges_to_guard(cidr).await?? {
@@ -403,8 +404,8 @@ impl WriteSet<'_> {
     }
 
     /// Returns the reason why a block cannot be created: a stored block overlaps with it, or one commit cannot guard
-    /// all keys of blocks that might overlap. Returns `None` if the block can be created. Costs one request, or none if
-    /// [`Self::probe_along`] was called for the block.
+    /// the keys of all blocks that might overlap with it. Returns `None` if the block can be created. This check costs
+    /// one request, or none if [`Self::probe_along`] was called for the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }
@@ -455,8 +456,8 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with a stored block of single addresses. Adds no guard. Costs one request, or
-    /// none if the transaction has already read the ranges of [`overlaps_of_addresses`].
+    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. It costs
+    /// one request, or none if the transaction has already read the ranges of [`overlaps_of_addresses`].
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
             // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.
@@ -485,8 +486,8 @@ impl WriteSet<'_> {
     }
 
     /// Returns the CIDRs in a pool in which no block can be created, because a stored block overlaps with them. For a
-    /// stored block that is smaller than the pool's block size, this is the pool's possible block that contains the
-    /// stored block; for any other stored block, it is the stored block itself. The keys of all blocks of the family
+    /// stored block that is smaller than the pool's block size, returns the pool's possible block that contains the
+    /// stored block. For a larger stored block, returns the stored block itself. The keys of all blocks of the family
     /// are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();

@@ -502,7 +502,7 @@ impl Assignment<'_> {
 
     /// Returns the gateway that the network requests in one of its pools: a configured gateway inside the pool, or else
     /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, the gateway
-    /// of `pool` is the one that its reservation records, or else the pool's first host address.
+    /// of `pool` is the gateway that the pool's reservation records, or else the pool's first host address.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

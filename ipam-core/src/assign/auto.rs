@@ -25,8 +25,8 @@ use crate::sticky::overdue;
 use crate::timestamps::unix_nanos;
 use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
-/// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that claimed a
-/// block more recently may be about to assign addresses from it.
+/// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that has just
+/// claimed a block may be about to assign addresses from the block.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
 /// Maximum number of a host's blocks whose values are read in one round trip. If a host has more blocks, the revisions
 /// of the blocks' last writes are queried first, in an additional round trip.
@@ -37,8 +37,8 @@ const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
 /// Number of a pool's blocks that are read in one round trip while searching for a block to take over; the first chunk
 /// is smaller.
 const BLOCKS_PER_SCAN: usize = 64;
-/// Maximum number of unclaimed blocks that are checked for overlaps in a pool with stored blocks of other sizes. Each
-/// check costs one request.
+/// Maximum number of unclaimed blocks that are checked for overlaps in a pool with stored blocks of other sizes.
+/// Checking a block for overlaps costs one request.
 const MAX_CANDIDATES_APART: usize = 16;
 /// Maximum number of the node's blocks that one assignment releases because the block's pool no longer selects the
 /// node.
@@ -204,8 +204,8 @@ impl FamilyAssigner<'_> {
 
     /// Completes or deletes the host's affinity to a block. Returns true if the host owns the block afterwards, so that
     /// addresses may be assigned from the block. A stale affinity is deleted, and an unconfirmed affinity is confirmed.
-    /// If the block is missing, it is created; but if its size differs from the pool's block size or it overlaps with a
-    /// stored block, the affinity is deleted.
+    /// A missing block is created, unless its size differs from the pool's block size or it overlaps with a stored
+    /// block; otherwise the affinity is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -281,8 +281,8 @@ impl FamilyAssigner<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// True if no other stored block overlaps with this block. Overlapping blocks may exist in the store, because
-    /// Calico and Margay 0.1.0 could create them.
+    /// True if no other stored block overlaps with this block. The store may have overlapping blocks, because Calico
+    /// and Margay 0.1.0 could create them.
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
@@ -327,9 +327,9 @@ impl FamilyAssigner<'_> {
         self.find_used(work, may_claim).await
     }
 
-    /// Takes over a stored block for the host, or else chooses a block from which an address can be borrowed. Calico
-    /// reads all blocks of all pools for this search. Once Margay knows a block from which an address can be borrowed,
-    /// it searches at most [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks for an empty block.
+    /// Takes over a stored block for the host, or else chooses a block from which an address can be borrowed. To find a
+    /// block, Calico reads all blocks of all pools. Once Margay knows a block from which an address can be borrowed, it
+    /// searches at most [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks for an empty block.
     async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
@@ -426,9 +426,8 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if the block has a free address, or an address that may become free. An address of this host may become
-    /// free because it is a leftover of an earlier boot, and a sticky address because its wait for its workload has
-    /// ended.
+    /// True if the block has a free address, or an address that may become free. An address may become free if it is a
+    /// leftover of this host's earlier boot, or a sticky address whose wait for its workload has ended.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0
@@ -527,8 +526,8 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
 
 /// The order in which a host searches for a block that is not stored yet. Blocks are searched in chunks, each in one
 /// round trip. The first chunk of blocks begins at the host's start block. In a large pool, the next chunks are
-/// scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. Finally, the remaining
-/// blocks of the pool are searched in ascending order.
+/// scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. The remaining blocks of
+/// the pool are searched last, in ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -586,7 +585,7 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
 }
 
 /// Fails if a pool without the prefix annotation, in which a new block of single addresses is wanted, has blocks of
-/// prefixes. Such a pool results when another program rewrites a pool of prefixes and drops the annotation.
+/// prefixes. A pool of prefixes loses its annotation if another program rewrites the pool without the annotation.
 ///
 /// # Errors
 /// `Invalid` if the pool has a block of prefixes; the error message names the block. Any store error.

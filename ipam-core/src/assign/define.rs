@@ -84,7 +84,7 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // Guard all stored pools one by one. If there are too many pools, one guard makes concurrent creations of pools
+    // Guard each stored pool, or in a store with too many pools a single key, so that concurrent creations of pools
     // fail and retry.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
@@ -236,8 +236,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// Returns the parts of a subnet that lie outside the inclusive ranges, as few CIDRs as possible. The result is empty
-/// if `ranges` is empty.
+/// Returns the parts of a subnet that lie outside the inclusive ranges, as few CIDRs as possible. Returns no CIDR if
+/// `ranges` is empty.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();
@@ -300,9 +300,9 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
         && !request.define.iter().any(|one| one.cidr == pool.cidr())
 }
 
-/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. A pool with too many
-/// blocks and affinities for one commit ([`AssignContext::deletable`]) is not deleted either. `stored` lists the stored
-/// blocks of the family; the blocks of the deleted pool are removed from this list.
+/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. A pool is also kept if
+/// one commit cannot delete all its blocks and affinities ([`AssignContext::deletable`]). `stored` lists the stored
+/// blocks of the family; the function removes the blocks of the deleted pool from `stored`.
 async fn delete_unused(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,

@@ -74,7 +74,7 @@ pub struct PoolStock {
     pub blocks: usize,
     /// The number of stored blocks of the pool that the node owns.
     pub own_blocks: usize,
-    /// The number of free addresses in those blocks of the pool that the node owns.
+    /// The number of free addresses in the pool's blocks that the node owns.
     pub own_free: usize,
 }
 
@@ -92,12 +92,12 @@ pub enum PredictedOutcome {
         block: IpNet,
         /// The CIDR of the pool from which the address is assigned.
         pool: IpNet,
-        /// The number of free addresses in that block before the assignment.
+        /// The number of free addresses in `block` before the assignment.
         free: usize,
         /// Whether the node owns, claims, takes over or borrows from the block.
         source: AddressSource,
     },
-    /// The assignment would fail with this error.
+    /// The assignment would fail with the error in this variant.
     Refused(Error),
 }
 

@@ -37,7 +37,8 @@ impl HandleRequest {
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
     }
 
-    /// Records these attributes with each assigned address. Calico's own programs record at least the attribute `node`.
+    /// Sets the attributes that are recorded with each assigned address. Calico's own programs record at least the
+    /// attribute `node`.
     #[must_use]
     pub fn with_attributes(mut self, attributes: BTreeMap<String, String>) -> Self {
         self.attributes = attributes;
@@ -60,7 +61,8 @@ impl HandleRequest {
         self
     }
 
-    /// Sets what the addresses are for, for example workloads or tunnels. Only pools that allow this use are tried.
+    /// Sets what the addresses are for, for example workloads or tunnels. Only pools that allow the use `usage` are
+    /// tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
@@ -74,7 +76,7 @@ impl HandleRequest {
         self
     }
 
-    /// Sets a maximum number of blocks for the owner, besides the limit in the settings; 0 for no such maximum.
+    /// Sets a limit of blocks for the owner, besides the limit in the settings; 0 for no additional limit.
     #[must_use]
     pub fn with_max_blocks(mut self, most: u32) -> Self {
         self.terms.max_blocks = most;
@@ -110,9 +112,10 @@ impl Ipam {
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. If the calling process is killed during the assignment, a store in another process
-    /// may still execute the commit. After such a kill, the handle should be released, because it may hold addresses
-    /// that no process knows. Two concurrent requests must differ in an attribute: requests with equal attributes write
-    /// equal values, so both may return the same address if the store's answer to one of them is lost.
+    /// may still execute the commit. After the calling process was killed, the handle should be released, because it
+    /// may hold addresses that no process knows. Two concurrent requests must differ in an attribute: requests with
+    /// equal attributes write equal values, so both may return the same address if the store's answer to one of them is
+    /// lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -151,7 +154,7 @@ impl Ipam {
 /// guards the handle.
 ///
 /// If the handle's count for a block differs from the addresses in the block, another writer was interrupted or is
-/// about to write the block. In this case, the function corrects the handle's count and rewrites the block, so that the
+/// about to write the block. The function corrects a wrong count of the handle and rewrites the block, so that the
 /// commit of a concurrent writer fails and is retried.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
@@ -178,7 +181,7 @@ async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAd
     Ok(())
 }
 
-/// A request for blocks of an owner: one block in each of the given families.
+/// A request that an owner has a block in each of the given families.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,
@@ -201,7 +204,8 @@ impl BlockRequest {
         self
     }
 
-    /// Sets what the addresses are for, for example workloads or tunnels. Only pools that allow this use are tried.
+    /// Sets what the addresses are for, for example workloads or tunnels. Only pools that allow the use `usage` are
+    /// tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;

@@ -49,7 +49,7 @@ use sticky::WorkloadAddresses;
 /// one key for every possible block size.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
-/// Findings of one attempt at an assignment that the next attempt needs.
+/// What one attempt at an assignment has found out and the next attempt needs.
 #[derive(Debug, Default)]
 struct AttemptFindings {
     /// The blocks from which the attempt assigned addresses, followed by the blocks that earlier assignments used, most
@@ -69,7 +69,7 @@ impl Ipam {
     /// commit, which also creates or repairs the keys that these assignments need. If one of the requested addresses
     /// cannot be assigned, nothing is written.
     ///
-    /// If an attachment requests its addresses again, it gets the same answer. If [pending
+    /// An attachment that requests its addresses again gets the same answer. If [pending
     /// commits](crate::pending_commits) are recorded, an interrupted earlier assignment to the attachment is settled
     /// first.
     ///
@@ -109,8 +109,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The leftovers must be listed before the evidence of live attachments is gathered. An attachment that gets an
-        // address while the evidence is gathered is then not in the list of leftovers.
+        // The leftovers must be listed before the evidence of live attachments is gathered. This order ensures that an
+        // attachment that gets an address while the evidence is gathered is not in the list of leftovers.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -133,14 +133,14 @@ impl Ipam {
         }
     }
 
-    /// Releases leftover addresses, so that their cooldown begins. Later assignments can use these addresses once their
-    /// cooldown has ended.
+    /// Releases leftover addresses, so that their cooldown begins. Later assignments can use the released addresses
+    /// once their cooldown has ended.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // Only one batch of leftovers is released, because an assignment in a store without a cooldown also frees only
-        // one batch.
+        // Only one batch of leftovers is released, because assignments in stores without a cooldown also free only one
+        // batch.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
@@ -331,9 +331,9 @@ fn is_beside(one: &Attachment, other: &Attachment) -> bool {
 }
 
 impl Ipam {
-    /// Assigns addresses to several attachments of one node in one commit. The result is that of calling
-    /// [`assign`](Self::assign) for each attachment in order, but each changed block is written only once. The answers
-    /// are in the order of the requests. About a hundred attachments fit into one commit.
+    /// Assigns addresses to several attachments of one node in one commit. Assigns the same addresses as calls of
+    /// [`assign`](Self::assign) for each attachment in order, but writes each changed block only once. The answers are
+    /// in the order of the requests. About a hundred attachments fit into one commit.
     ///
     /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. After an error, the
     /// caller should call [`assign`](Self::assign) for each attachment separately, which can also free leftover

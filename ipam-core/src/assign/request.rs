@@ -31,7 +31,7 @@ impl RequestedAddresses {
         Self { these: Vec::new(), any_v4: v4, any_v6: v6 }
     }
 
-    /// Requests only these specific addresses.
+    /// Requests only the specific addresses in `addresses`.
     pub fn these(addresses: impl Into<Vec<IpAddr>>) -> Self {
         Self { these: addresses.into(), ..Self::default() }
     }
@@ -145,11 +145,11 @@ impl PoolDefinition {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
-    /// The attachment that gets the addresses. Its handle and attributes are recorded with each address.
+    /// The attachment that gets the addresses, and whose handle and attributes are recorded with each address.
     pub attachment: Attachment,
     /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`, under
-    /// Calico's attribute names. For a secondary network, the assignment records them under Margay's names instead; see
-    /// [`AttributeNames`].
+    /// Calico's attribute names. For a secondary network, the assignment records these attributes under Margay's names
+    /// instead; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,
@@ -167,14 +167,14 @@ pub struct AssignRequest {
     pub namespace_labels: Labels,
     /// Whether `namespace_labels` contains the labels of the container's namespace.
     pub namespace: NamespaceLabels,
-    /// A maximum number of blocks that the node may own, besides the limit in the settings; 0 for no such maximum.
+    /// A limit of blocks that the node may own, besides the limit in the settings; 0 for no additional limit.
     pub max_blocks: u32,
     /// The addresses that are reserved for the node itself in each new block.
     pub host_reserved: Option<HostReserved>,
     /// The gateways that a bridged network requests; `None` for a routed network.
     pub bridge: Option<Bridge>,
-    /// The gateways in the configuration of a bridged network with several pools of a family. The pool that contains an
-    /// address of this list gets it as its gateway, instead of the gateway in the pool's definition.
+    /// The gateways in the configuration of a bridged network with several pools of a family. An address in this list
+    /// is the gateway of the pool that contains it, instead of the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
     /// The pools that the network's configuration defines. The assignment creates the defined pools that do not exist.

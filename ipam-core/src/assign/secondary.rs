@@ -5,9 +5,9 @@
 //! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore belong to virtual
 //! owners, one for each node, because Calico's routing ignores the blocks of virtual owners. From the time before
 //! Calico used the store, a node may still own blocks with addresses of secondary networks. An assignment that searches
-//! for free addresses moves such blocks from nodes to virtual owners. To move a block, the commit changes the block's
-//! owner, the affinities of both owners and the names of the recorded attributes. A block that also has addresses of
-//! Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
+//! for free addresses moves blocks of secondary networks from nodes to virtual owners. To move a block, the commit
+//! changes the block's owner, the affinities of both owners and the names of the recorded attributes. A block that also
+//! has addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
 
 use std::net::IpAddr;
 
@@ -57,9 +57,9 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has, since these also
-    /// count towards the node's block limit. For a secondary network, the function moves blocks of the node to the
-    /// virtual owner if possible, and assigns addresses from the moved blocks.
+    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has. Blocks of the
+    /// second owner also count towards the node's block limit. For a secondary network, the function moves blocks of
+    /// the node to the virtual owner if possible, and assigns addresses from the moved blocks.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,

@@ -28,8 +28,8 @@ pub(super) struct WorkloadAddresses {
     is_changed: bool,
     /// The block entry for an assigned address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot get its sticky address now. In these families, the workload gets
-    /// another address, which it does not keep.
+    /// The families in which the workload cannot get its sticky address now. In a family of this list, the workload
+    /// gets another address, which it does not keep.
     elsewhere: Vec<Family>,
 }
 
@@ -197,7 +197,7 @@ impl Assignment<'_> {
     }
 
     /// Moves full blocks from which sticky addresses were assigned to the end of the hints, because the next container
-    /// will find no free address in them.
+    /// will find no free address in full blocks.
     pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());

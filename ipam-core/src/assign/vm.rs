@@ -2,7 +2,7 @@
 //! gets the machine's existing addresses.
 //!
 //! The commit of an assignment guards the blocks that it changes. When a machine gets its first addresses, the commit
-//! also guards the machine's handle; two pods that start at the same time then get the same addresses. All the
+//! also guards the machine's handle, so that two pods that start at the same time get the same addresses. All the
 //! machine's addresses, of both families, get their new owner in one commit.
 
 use ipnet::IpNet;

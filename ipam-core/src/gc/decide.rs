@@ -19,10 +19,10 @@ pub struct JudgedAllocations {
     /// certainly unused.
     pub earlier: Vec<Allocation>,
     /// Allocations of this boot or of an unknown boot whose network namespace is gone and whose address is on no
-    /// interface. Callers regard these allocations as unused if a second scan has the same result.
+    /// interface. Callers free an allocation of this list only if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Allocations whose address is on no interface, but whose network namespace may still exist. They may be in use
-    /// without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may still exist. Such addresses may be
+    /// in use without an interface.
     pub idle: Vec<Allocation>,
     /// Allocations in use: the network namespace exists, an interface has the address, or another address of the
     /// attachment is in use.
@@ -116,9 +116,9 @@ impl Evidence {
         }
     }
 
-    /// True if the scan ran in a container, but the allocation's record says that it was made outside of containers. A
-    /// scan in a container does not see network namespaces outside of the container. Even the boot id that the scan
-    /// sees may not be the machine's, because some containers have a separate boot id.
+    /// True if the scan ran in a container, but the allocation was made outside of containers, according to its
+    /// attributes. A scan in a container does not see network namespaces outside of the container. Even the boot id
+    /// that the scan sees may not be the machine's, because some containers have a separate boot id.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()
@@ -209,8 +209,8 @@ impl RuntimeList {
         Self { network: None, made, entries }
     }
 
-    /// Restricts the runtime's list to the given network. The list then gives no evidence about allocations of other
-    /// networks.
+    /// Restricts the runtime's list to the given network. A restricted list gives no evidence about allocations of
+    /// other networks.
     #[must_use]
     pub fn only_for(mut self, network: impl Into<String>) -> Self {
         self.network = Some(network.into());

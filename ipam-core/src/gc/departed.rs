@@ -90,7 +90,7 @@ pub struct DepartedNodes {
     /// The names of the nodes in the store.
     pub known: KnownNodes,
     /// The names of all nodes that are registered or have addresses or blocks, even nodes for which the caller did not
-    /// ask. Nodes that have only endpoints are included if the caller asked for them.
+    /// ask. Nodes that have only endpoints are included if the caller asked for these nodes.
     pub nodes: BTreeSet<String>,
     /// The holdings of the nodes for which the caller asked, by node name. Nodes without holdings have no entry in this
     /// map.
@@ -386,8 +386,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // Delete the old node's affinity: either the new node's affinity to the block replaces it, or it is stale, because
-    // the block is missing or has another owner.
+    // The old node's affinity is deleted: the new node's affinity to the block replaces it, unless the affinity is
+    // stale because the block is missing or has another owner.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

@@ -35,7 +35,7 @@ impl Evidence {
 /// A source of evidence about the machine. Assignments ask for the evidence only when they find no free address.
 #[async_trait]
 pub trait LivenessSource: Send + Sync {
-    /// Returns the machine's current state, or `None` if a part of the machine cannot be scanned; then no address is
-    /// freed.
+    /// Returns the machine's current state. Returns `None`, so that no address is freed, if a part of the machine
+    /// cannot be scanned.
     async fn evidence(&self) -> Option<Evidence>;
 }

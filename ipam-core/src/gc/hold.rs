@@ -31,7 +31,8 @@ use crate::write_set::{BlockSlot, WriteSet};
 /// and its own endpoint, and one commit can change at most 120 keys.
 const MAX_HANDLES_PER_COMMIT: usize = 64;
 
-/// An address that a node holds, with everything that distinguishes this assignment of the address from later ones.
+/// An address that a node holds, with everything that distinguishes the current assignment of the address from later
+/// assignments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The held address, or the first address of the held prefix.
@@ -399,8 +400,8 @@ impl Ipam {
 /// Maximum number of leftover attachments that one assignment frees. When one assignment frees several attachments, the
 /// assignments after it find free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that one assignment changes to free leftovers. One commit can change more keys,
-/// but the commit also contains the assignment itself.
+/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit leaves room for the
+/// keys of the assignment itself in the same commit.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.

@@ -2,9 +2,9 @@
 //!
 //! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain. An
 //! address is regarded as unused if it was assigned in an earlier boot of the machine, if its network namespace is gone
-//! and no interface has the address, or if the container runtime's list does not contain its container. That no
-//! interface has an address is not enough evidence, because virtual machines and programs with a network card of their
-//! own use addresses without an interface.
+//! and no interface has the address, or if the container runtime's list does not contain its container. A missing
+//! interface alone is not enough evidence, because virtual machines and programs with a network card of their own use
+//! addresses without an interface.
 //!
 //! Callers of this module gather the evidence about addresses. [`judge`], [`find_stale`] and [`find_unlisted`] decide
 //! on the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. In the
@@ -225,11 +225,11 @@ pub struct ReadScope {
 /// Which blocks are read besides the node's own blocks and [`ReadScope::blocks`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
-    /// No further blocks are read.
+    /// Only the node's own blocks and [`ReadScope::blocks`] are read.
     #[default]
     None,
-    /// All blocks that were written after this revision are read. If this revision is unset, or is newer than the
-    /// store's revision, all blocks are read.
+    /// All blocks that were written after the revision in this variant are read. If the variant's revision is unset, or
+    /// is newer than the store's revision, all blocks are read.
     Since(Revision),
 }
 
@@ -268,8 +268,8 @@ impl Ipam {
         Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
-    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a store revision at
-    /// which, or after which, all these blocks were read.
+    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a store revision; all
+    /// blocks were read at this revision or later.
     pub(crate) async fn read_near(
         &self,
         node: &str,

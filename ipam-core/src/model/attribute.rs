@@ -84,7 +84,7 @@ impl Attribute {
     }
 
     /// Returns the network of the attachment that holds the addresses, or `None` if Margay did not assign them. The
-    /// network is not stored if it is the part of the handle before the last dot.
+    /// network's name is not stored if it equals the part of the handle before the last dot.
     pub fn network(&self) -> Option<&str> {
         self.stored(NETWORK).or_else(|| self.network_in_handle().filter(|_| self.stored(INTERFACE).is_some()))
     }
@@ -359,7 +359,7 @@ mod tests {
         changed.set_attributes(attributes);
         assert_eq!(serde_json::to_string(&changed).unwrap(), short);
         assert_eq!(read(short).attributes_with_network(), read(written_out).attributes_with_network());
-        // The container's id has a dot, so the network must be stored, because it does not follow from the handle.
+        // The container's id has a dot, so the network does not follow from the handle, and is stored.
         let entry = Attribute::new(
             Some("a.b.c"),
             [(NETWORK, "a"), (INTERFACE, "eth0")].map(|(name, value)| (name.to_owned(), value.to_owned())).into(),

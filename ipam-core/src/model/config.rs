@@ -58,8 +58,8 @@ document! {
 }
 
 impl Default for IpamConfig {
-    /// Returns the settings that apply when no settings are stored. They allow borrowing and new blocks, and have no
-    /// cooldown.
+    /// Returns the settings that apply when no settings are stored. The default settings allow borrowing and new
+    /// blocks, and have no cooldown.
     fn default() -> Self {
         Self {
             strict_affinity: Field::Absent,
@@ -99,7 +99,7 @@ impl IpamConfig {
     }
 
     /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments do not use this
-    /// setting, but that in Calico's `IPAMConfiguration` resource.
+    /// setting, but the setting of the same name in Calico's `IPAMConfiguration` resource.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,

@@ -39,12 +39,12 @@ spec_fields! {
     ALLOWED_SOURCES = "allowSpoofedSourcePrefixes";
 }
 
-/// The label that contains the endpoint's namespace. Calico sets this label whenever it writes an endpoint.
+/// The label that contains the endpoint's namespace, and that Calico sets whenever it writes an endpoint.
 const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
-/// The label that contains the orchestrator's name. Calico sets this label whenever it writes an endpoint.
+/// The label that contains the orchestrator's name, and that Calico sets whenever it writes an endpoint.
 const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
-/// The label that contains the name of the pod's service account. Calico sets this label if the account's name is
-/// shorter than 63 bytes.
+/// The label that contains the name of the pod's service account, and that Calico sets if the account's name is shorter
+/// than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// Maximum length of a service account's name in a label, in bytes.
 const MAX_ACCOUNT_LABEL_BYTES: usize = 62;

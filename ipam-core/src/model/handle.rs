@@ -13,7 +13,7 @@ use super::prefixes::beginning_of_node_prefix;
 document! {
     /// The stored document of a handle. The handle's id is part of its key, but not of the document.
     ///
-    /// A handle's count of addresses per block is only a hint, because Calico raises it before the addresses are
+    /// A handle's count of addresses per block is only a hint, because Calico raises the count before the addresses are
     /// assigned. Only the blocks record reliably which addresses a handle holds.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Handle {
@@ -119,8 +119,8 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// Returns the name that Calico gives to a workload endpoint. The name consists of the parts, joined by `-`; each `-`
-/// inside a part is doubled.
+/// Returns the name that Calico gives to a workload endpoint. An endpoint's name consists of its parts, joined by `-`;
+/// each `-` inside a part is doubled.
 ///
 /// Each element of `parts` consists of a part's name, which error messages mention, and its value. The parts of an
 /// endpoint's name are node, `k8s` or `cni`, pod or container id, and interface.
@@ -145,8 +145,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// Prefixes of the handles under which Calico holds a node's tunnel addresses, and by which it finds them. In a
-/// tunnel's handle, the node's name follows the prefix.
+/// Prefixes of the handles under which Calico holds and finds a node's tunnel addresses. In a tunnel's handle, the
+/// node's name follows the prefix.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",

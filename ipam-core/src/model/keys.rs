@@ -80,7 +80,7 @@ pub fn ipam_prefix() -> Key {
     IPAM.into()
 }
 
-/// Returns the key of a block. Calico does not recognize the keys of blocks of prefixes, and skips them.
+/// Returns the key of a block. Calico skips the keys of blocks of prefixes, because it does not recognize them.
 pub fn block(cidr: IpNet) -> Key {
     let family = Family::of_net(cidr).key_segment();
     format!("{IPAM}assignment/{family}/{}/{}", kind_of_block(cidr), net_segment(cidr)).into()
@@ -221,8 +221,8 @@ pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }
 
-/// Returns the key of a workload endpoint. If `name` is only the beginning of a name, returns the common key prefix of
-/// all endpoints whose names begin with it.
+/// Returns the key of a workload endpoint. If `name` is only the beginning of a name, returns the common prefix of the
+/// keys of all endpoints whose names begin with `name`.
 pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
 }

@@ -2,8 +2,8 @@
 //! document.
 //!
 //! An unchanged document is written back exactly as it was read: unknown fields and `null` fields are kept, and absent
-//! fields stay absent. Margay also reads documents of earlier Calico versions. It writes a changed document in the form
-//! of Calico's current version.
+//! fields stay absent. Margay also reads documents of earlier Calico versions. Margay writes a changed document in the
+//! form of Calico's current version.
 
 mod attribute;
 mod block;

@@ -59,7 +59,7 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // A block of prefixes that overlaps is larger than this block of addresses, and usually no such block is
+        // A block of prefixes that overlaps with this block of addresses is larger, and usually no such block is
         // stored.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
@@ -139,7 +139,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // If this group of an IPv6 address is zero, `::` can replace this group and zero groups before it, which changes
+    // If this group of an IPv6 address is zero, `::` can replace it together with zero groups before it, which changes
     // the text before the group.
     let mut zero = Vec::new();
     if numbers.low == 0 {

@@ -16,8 +16,8 @@ pub enum Owner {
     Host(String),
     /// An owner that is not a node, for example a load balancer.
     Virtual(String),
-    /// A stored owner text that names neither a node nor a virtual owner. Addresses of a block with such an owner can
-    /// only be borrowed, because no requester equals the owner.
+    /// A stored owner text that names neither a node nor a virtual owner. Addresses of a block with an owner of unknown
+    /// form can only be borrowed, because no requester equals this owner.
     Other(String),
 }
 
@@ -108,8 +108,8 @@ pub enum AffinityState {
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// The stored state of the claim is unknown to this version of Margay. Such an affinity must be treated as not
-    /// confirmed.
+    /// The stored state of the claim is unknown to this version of Margay. An affinity in an unknown state must be
+    /// treated as not confirmed.
     Unknown,
 }
 

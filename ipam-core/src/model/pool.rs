@@ -53,9 +53,9 @@ impl fmt::Display for PoolUse {
 /// Decides which requests may use a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
-    /// Requests that name the pool may use it. Other requests may use the pool if the pool's selectors match.
+    /// A request may use the pool if it names the pool, or if it names no pools and the pool's selectors match.
     Automatic,
-    /// Only requests that name the pool may use it.
+    /// Only requests that name the pool may use the pool.
     Manual,
 }
 
@@ -113,7 +113,7 @@ impl NewPool {
         self
     }
 
-    /// Makes the pool a pool of prefixes of the given length. Only requests that name the pool may use it.
+    /// Makes the pool a pool of prefixes of the given length, which only requests that name the pool may use.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);

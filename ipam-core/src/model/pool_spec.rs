@@ -211,7 +211,7 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
 }
 
 /// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client also
-/// applies these rules before it deletes a pool, because it updates a pool before the deletion.
+/// applies these rules before it deletes a pool, because it first updates the pool.
 ///
 /// # Errors
 /// [`InvalidPool`] for a field of a wrong type, for tunnel modes that exclude each other, and for selectors and uses

@@ -29,7 +29,7 @@ pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Optio
     handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
 }
 
-/// By default, a block of prefixes is this many bits larger than a prefix: 6 bits for 64 prefixes.
+/// By default, a block of prefixes has 2^6 = 64 prefixes.
 const DEFAULT_BLOCK_BITS: u8 = 6;
 /// Minimum number of host bits of a prefix, which must contain the container's address and at least one more.
 const MIN_HOST_BITS: u8 = 2;

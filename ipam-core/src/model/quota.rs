@@ -4,10 +4,10 @@
 //! All quotas are stored in one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under
 //! the name `*` applies to each namespace, network or node without a limit of its own.
 //!
-//! A quota counter is an upper bound of the number of addresses that its subject holds. It records the revision of the
-//! quotas document with which it is valid, so each change of the quotas invalidates all quota counters. The next
-//! assignment to each subject counts the subject's addresses again. This is needed because a subject that gets its
-//! first quota may already have addresses, which were not counted.
+//! A quota counter is an upper bound of the number of addresses that its subject holds. Each quota counter records the
+//! revision of the quotas document with which it is valid, so each change of the quotas invalidates all quota counters.
+//! After a change, the next assignment to each subject counts the subject's addresses again, because addresses of a
+//! subject without a quota were not counted before.
 
 use std::fmt;
 

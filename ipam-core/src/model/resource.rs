@@ -26,8 +26,8 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Creates a resource with an empty spec. The argument `uid` must be a random UUID, and the creation time is `now`,
-    /// truncated to seconds.
+    /// Creates a resource with an empty spec. `uid` must be a random UUID. The creation time is `now`, truncated to
+    /// seconds.
     pub fn new(kind: ResourceKind, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let document = serde_json::json!({
             "kind": kind.kind(),

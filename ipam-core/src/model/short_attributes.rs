@@ -2,9 +2,9 @@
 //!
 //! Every ADD and DEL writes a whole block, and etcd keeps each version of the block until a compaction. Written out,
 //! Margay's attributes for the interface, the boot and the network namespace would make a block a third larger than one
-//! that Calico writes. They are therefore stored as one attribute, [`SHORT`]: the boot id as 6 characters of base64url,
-//! then, after a dot, the inode of the network namespace. An entry with [`SHORT`] but without an interface has the
-//! interface `eth0`.
+//! that Calico writes. Margay therefore stores these attributes as one, [`SHORT`]: the boot id as 6 characters of
+//! base64url, then, after a dot, the inode of the network namespace. An entry with [`SHORT`] but without an interface
+//! has the interface `eth0`.
 //!
 //! Blocks in which earlier versions stored the attributes written out are read as well. In memory the attributes are
 //! always written out.
@@ -51,8 +51,8 @@ pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<&str, C
     stored
 }
 
-/// Replaces [`SHORT`] in the attributes of a stored allocation by the attributes that it stands for. A value of
-/// [`SHORT`] that [`shorten`] cannot have written is kept as an unknown attribute.
+/// Replaces the attribute [`SHORT`] of a stored allocation by the written-out attributes. A value of [`SHORT`] that
+/// [`shorten`] cannot have written is kept as an unknown attribute.
 pub(super) fn expand(attributes: &mut BTreeMap<String, String>) {
     let Some((boot, netns)) = attributes.get(SHORT).and_then(|short| parse(short)) else { return };
     attributes.remove(SHORT);

@@ -1,6 +1,6 @@
 //! Defines the kinds of documents that users write and read, their errors, and the fields of their specs. Each field of
 //! a spec has a name in JSON, a name in error messages, and possible values. The crate `margay-ipam-operator` reads and
-//! writes these documents for users.
+//! writes documents for users.
 
 use std::fmt;
 
@@ -71,7 +71,7 @@ pub enum DocumentError {
     /// The requested document does not exist.
     #[error("resource does not exist: {0}({1}) with error: <nil>")]
     NotFound(DocumentKind, String),
-    /// The document has changed since the caller read it.
+    /// Another writer has changed the document since the caller read it.
     #[error("update conflict: {0}({1})")]
     Conflict(DocumentKind, String),
     /// The document to write is invalid.

@@ -14,8 +14,7 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of quota counters that one commit lowers although that is optional. Each lowered counter needs a
-/// guard.
+/// Maximum number of quota counters that one commit lowers without having to. Each lowered counter needs a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
 /// Percentage of a quota in use from which a trial assignment logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
@@ -38,7 +37,7 @@ pub(super) struct QuotaChanges {
     at: Revision,
     /// For each subject, minus the number of its addresses in the changed blocks before their change.
     before: Vec<QuotaChange>,
-    /// True if the commit lowers only those counters that it must lower.
+    /// True if the commit lowers only the quota counters that it must lower.
     leaves: bool,
 }
 
@@ -50,8 +49,8 @@ struct QuotaChange {
     /// attachments.
     own: i64,
     /// The increase (or, if negative, decrease) of the number of the subject's addresses without attributes of an
-    /// attachment. The quota counter may not include these addresses, because other programs assign addresses without
-    /// updating the counter.
+    /// attachment. The quota counter may lack addresses without attributes of an attachment, because other programs
+    /// assign them without updating the counter.
     other: i64,
     /// The number of the subject's addresses before this change; `None` until [`WriteSet::check_quotas`] has succeeded.
     used: Option<u64>,
@@ -90,8 +89,7 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
     }
 }
 
-/// Adds the number of each subject's addresses in a block to the subject's change (if `sign` is 1), or subtracts it (if
-/// `sign` is -1).
+/// Adds the number of each subject's addresses in a block, multiplied by `sign`, to the subject's change.
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.network().is_some() { (sign, 0) } else { (0, sign) };
@@ -147,8 +145,8 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Makes the commit of a release leave the quota counters unchanged. Callers use this after several attempts that
-    /// may have conflicted on quota counters.
+    /// Makes the commit of a release leave the quota counters unchanged. Callers leave the counters after several
+    /// attempts that may have conflicted on quota counters.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         if let QuotaLimits::Some(counts) = &mut self.limits {
@@ -253,8 +251,8 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // The quota counter is set to an invalid value. Because of this write, the commit of a concurrent
-                // assignment that is counting addresses fails, and the assignment counts again.
+                // The quota counter is set to an invalid value. As a result, the commit of a concurrent assignment that
+                // is counting the subject's addresses fails, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };

@@ -95,9 +95,9 @@ pub enum AddressState<'a> {
 pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of recorded dates (release times and ends of waits) that were too far in the future and were
-    /// corrected. If any date was corrected, write the block even if nothing else changed; otherwise each read corrects
-    /// the dates again, and the cooldown never ends.
+    /// The number of release times and ends of waits that were too far in the future and were corrected. If any date
+    /// was corrected, write the block even if nothing else changed; otherwise each read corrects the dates again, and
+    /// the cooldown never ends.
     pub moved: usize,
 }
 
@@ -232,8 +232,8 @@ impl Block {
 
     /// Returns the time since the block was claimed. A claim dated up to a day in the future counts as made now.
     /// Returns `None` if the claim's time is not recorded, or is more than a day in the future because of a wrong
-    /// clock. Callers treat such a claim as very old; otherwise a wrong clock could keep other nodes from taking over
-    /// the block for years.
+    /// clock. Callers treat a claim without an age as very old; otherwise a wrong clock could keep other nodes from
+    /// taking over the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
@@ -509,8 +509,8 @@ impl Block {
     }
 }
 
-/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. With buffers of these sizes, encoding
-/// a block seldom reallocates.
+/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. They determine the initial size of
+/// the buffer for encoding a block, so that it seldom grows.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 

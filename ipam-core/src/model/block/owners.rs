@@ -125,8 +125,8 @@ pub struct OtherOwner {
 
 impl Block {
     /// Changes the owners of an address that the given handle holds. Returns false if the owners are already as
-    /// requested. Both owners are compared with the expected ones before either is changed. Other addresses keep their
-    /// owners, even if they shared a block entry with the changed address. The address keeps its sequence number,
+    /// requested. Both owners are compared with the expected owners before any owner is changed. Other addresses keep
+    /// their owners, even if they shared a block entry with the changed address. The address keeps its sequence number,
     /// because a change of owners is no new assignment.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ impl ReleaseRequest {
 /// The outcome of releasing addresses of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseResult {
-    /// The addresses that this call has released, in ascending order.
+    /// The released addresses, in ascending order.
     pub released: Vec<IpAddr>,
     /// The addresses that had no holder, because they were free, in cooldown, or outside this block.
     pub unallocated: Vec<IpAddr>,
@@ -61,7 +61,7 @@ impl ReleaseResult {
     }
 }
 
-/// The error for an address whose handle or sequence number differs from its release request. After this error, no
+/// The error for an address whose handle or sequence number differs from its release request. On a release conflict, no
 /// address is released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update conflict: {address}: {kind}")]
@@ -108,7 +108,7 @@ impl Block {
     /// waits for its workload; see [`crate::sticky`].
     ///
     /// Released addresses are in cooldown for `cooldown_seconds` from `now`, or are free immediately if
-    /// `cooldown_seconds` is 0 or less. This method also frees the addresses whose cooldown is over
+    /// `cooldown_seconds` is 0 or less. `release_where` also frees the addresses whose cooldown is over
     /// ([`Self::apply_cooldown`]).
     pub fn release_where(
         &mut self,

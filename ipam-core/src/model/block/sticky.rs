@@ -98,7 +98,7 @@ impl Block {
         self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
-    /// Frees, in memory, the sticky addresses whose wait for their workload has ended. Assignments call this method
+    /// Frees, in memory, the sticky addresses whose wait for their workload has ended. Assignments call `free_overdue`
     /// only if they find no other free address.
     pub fn free_overdue(&mut self, now: OffsetDateTime) {
         let over: Vec<usize> = self.overdue(now).filter_map(|(_, ip)| self.ordinal(ip)).collect();
