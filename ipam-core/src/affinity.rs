@@ -40,8 +40,8 @@ pub enum ReleaseIf {
 pub struct ClaimedBlocks {
     /// The blocks of the requested CIDR that the owner has after the call, including blocks that it had before.
     pub claimed: Vec<IpNet>,
-    /// The blocks that were not claimed. A block cannot be claimed if it has another owner, if it is ownerless and has
-    /// addresses in use, or if it would overlap with a stored block.
+    /// The blocks of the requested CIDR that were not claimed. A block cannot be claimed if it has another owner, if it
+    /// is ownerless and has addresses in use, or if it would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
@@ -161,8 +161,8 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block for an owner. Returns false if the block has another owner, if it is ownerless and has addresses
-    /// in use, or if it would overlap with a stored block.
+    /// Claims a block for an owner, or returns false if the block has another owner, if it is ownerless and has
+    /// addresses in use, or if it would overlap with a stored block.
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -365,8 +365,8 @@ impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
     /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
     /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
-    /// release the addresses of the node's containers by handle. The node's own document is not changed. A failed
-    /// removal can be repeated.
+    /// release the addresses of the node's containers by handle. The node's own document is not changed. After an
+    /// error, `remove_owner` can be called again.
     ///
     /// # Errors
     /// Any error of [`release_all_affinities`](Self::release_all_affinities). If releasing the blocks fails,

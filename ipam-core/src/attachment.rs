@@ -27,7 +27,7 @@ pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
 /// runs in a process id namespace of its own, a slash and the inode of the process id namespace are appended. After a
-/// reboot, the recorded network namespace is meaningless.
+/// reboot of the machine, the recorded device and inode are meaningless.
 pub const NETNS: &str = "margay.io/netns";
 /// Margay's attribute for the node's name, in allocations of networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
@@ -44,8 +44,8 @@ pub const POD: &str = "pod";
 /// Calico's attribute for the pod's namespace. Only allocations of Calico's networks have this attribute; see
 /// [`AttributeNames`].
 pub const NAMESPACE: &str = "namespace";
-/// Calico's attribute for the time of the assignment. Margay records the time of the holder's last request for the
-/// address.
+/// Calico's attribute for the time at which an address was assigned. Margay records the time of the holder's last
+/// request for the address.
 pub const TIMESTAMP: &str = "timestamp";
 
 /// The attribute names under which an allocation records its node, pod and namespace.
@@ -55,9 +55,9 @@ pub const TIMESTAMP: &str = "timestamp";
 /// are recorded under Margay's names, because kube-controllers ignores allocations without Calico's `node` attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeNames {
-    /// Calico's attribute names, for Calico's networks.
+    /// The allocation has Calico's attribute names, because it belongs to a network of Calico.
     Calicos,
-    /// Margay's attribute names, for all other networks.
+    /// The allocation has Margay's attribute names, because it belongs to a network that is not Calico's.
     Own,
 }
 
@@ -128,8 +128,8 @@ pub(crate) enum Ownership {
 }
 
 impl Attachment {
-    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id for a
-    /// container.
+    /// Returns the id of the handle that holds the attachment's addresses. Calico derives the handle of a container in
+    /// the same way.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }

@@ -83,19 +83,19 @@ pub struct NodeCensus {
 /// How all addresses and quotas of a store are used, at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
-    /// The store revision at which the census was taken.
+    /// The store revision at which all blocks and quotas were read.
     pub revision: Revision,
     /// All pools with their counted addresses, ordered by name.
     pub pools: Vec<PoolCensus>,
     /// Blocks that lie in no pool, in the order of their addresses.
     pub orphaned: Vec<BlockCensus>,
-    /// The nodes that have blocks or addresses.
+    /// The counts of each node that has blocks or addresses, by the node's name.
     pub nodes: BTreeMap<String, NodeCensus>,
-    /// The names of the registered nodes.
+    /// The names of the nodes that are registered in the store.
     pub registered: BTreeSet<String>,
     /// Each quota and how much of it is used, ordered by the kind and name of the quota's subject.
     pub quotas: Vec<QuotaUse>,
-    /// The addresses in quarantine.
+    /// The quarantined addresses of the store.
     pub quarantined: Quarantine,
 }
 
@@ -208,9 +208,9 @@ impl Census {
 pub struct QuotaUse {
     /// The namespace, CNI network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// Maximum number of addresses that the subject may hold.
+    /// Maximum number of addresses that the quota's subject may hold.
     pub limit: u64,
-    /// The number of addresses that the subject holds.
+    /// The number of addresses that the quota's subject holds.
     pub used: u64,
 }
 
@@ -306,7 +306,7 @@ pub struct PoolShare {
     pub free: usize,
 }
 
-/// A node's shares of all pools.
+/// How many blocks and addresses of each pool a node uses.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
     /// The store revision of the oldest read from which the shares were computed.

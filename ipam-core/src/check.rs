@@ -156,8 +156,8 @@ pub(crate) struct HeldAddress {
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks
-/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time of the
-/// request, if known.
+/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time at which
+/// the attachment's request arrived, if known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

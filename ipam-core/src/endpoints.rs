@@ -132,16 +132,16 @@ pub struct EndpointQuery {
     pub prefix: Option<String>,
     /// The name of the profile that the container's network needs, if any.
     pub profile: Option<String>,
-    /// Whether the query reads the pools.
+    /// Whether the query also reads all pools.
     pub pools: PoolsToRead,
 }
 
 /// Whether an [`EndpointQuery`] also reads the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolsToRead {
-    /// The query does not read the pools.
+    /// The [`EndpointQuery`] reads no pools.
     Skipped,
-    /// The query reads the pools.
+    /// The [`EndpointQuery`] reads all pools.
     Read,
 }
 

@@ -68,7 +68,7 @@ pub enum Error {
         assigned: usize,
         /// Number of addresses of the family that were requested.
         requested: usize,
-        /// Messages that explain why no more addresses are free.
+        /// Messages that explain why no more addresses could be assigned.
         messages: Vec<String>,
     },
     /// An address or a gateway of a bridged network cannot be assigned.
@@ -86,7 +86,7 @@ pub enum Error {
     /// The operation needs an assigned address, but the address in this error is not assigned.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
-    /// The address was released and is still in cooldown.
+    /// The operation needs an assigned address, but the address in this error was released and is in cooldown.
     #[error("address {0} is in cooldown")]
     CoolingDown(IpAddr),
     /// The owner of an address was not changed, because the address is not held under the given handle or has another
@@ -253,7 +253,7 @@ pub enum BridgeError {
     CalicosBlock {
         /// The requested address.
         ip: IpAddr,
-        /// The block that contains the requested address.
+        /// The block that contains the specifically requested address.
         block: IpNet,
         /// The node that owns the block.
         node: String,
@@ -288,7 +288,7 @@ pub enum BridgeError {
         }
     )]
     GatewayOutside {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         gateway: IpAddr,
         /// The pool's CIDR.
         cidr: IpNet,
@@ -297,7 +297,7 @@ pub enum BridgeError {
     /// broadcast address.
     #[error("gateway {gateway} is not a host address of {cidr}; name another one, or \"first\"")]
     BadGateway {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         gateway: IpAddr,
         /// The pool's CIDR.
         cidr: IpNet,
@@ -308,7 +308,7 @@ pub enum BridgeError {
          use that one, or delete the reservation when no container is left"
     )]
     OtherGateway {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         wanted: IpAddr,
         /// The gateway that the CNI network already uses.
         recorded: IpAddr,
@@ -318,7 +318,7 @@ pub enum BridgeError {
     /// The address of the gateway is assigned to a container.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         gateway: IpAddr,
         /// The handle that holds the gateway's address.
         handle: String,
@@ -346,7 +346,7 @@ pub enum OverlapError {
          --apply"
     )]
     Block {
-        /// The block that contains the requested address.
+        /// The block that contains the specifically requested address.
         block: IpNet,
         /// The stored block that overlaps with `block`.
         other: IpNet,
@@ -363,7 +363,7 @@ pub enum OverlapError {
     },
 }
 
-/// The error that an assignment would exceed a quota.
+/// The error for an assignment that would exceed a quota.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the quota of {subject} is used up: {used} of {limit} addresses are in use; end containers there, or raise it with: \
@@ -374,9 +374,9 @@ pub enum OverlapError {
 pub struct QuotaReached {
     /// The namespace, CNI network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// Maximum number of addresses that the subject may hold.
+    /// Maximum number of addresses that the quota's subject may hold.
     pub limit: u64,
-    /// Number of addresses that the subject holds.
+    /// Number of addresses that the quota's subject already holds.
     pub used: u64,
     /// True if the node holds leftover addresses of earlier boots, which a repeated assignment may be able to free.
     pub over_leftovers: bool,
@@ -402,7 +402,7 @@ pub enum VmError {
 pub struct BlockInUse {
     /// The block's CIDR.
     pub block: IpNet,
-    /// Number of addresses in use in the block.
+    /// Number of the block's addresses that are in use.
     pub addresses: usize,
     /// The names of the nodes that hold addresses of the block.
     pub nodes: Vec<String>,

@@ -25,7 +25,7 @@ const MAX_REMEMBERED_BLOCKS: usize = 32;
 /// Maximum number of addresses whose possible blocks are prefetched when an attachment is released.
 const MAX_HINTED_ADDRESSES: usize = 4;
 
-/// Stores hints: the blocks that a node recently used in a network. An implementation may forget hints at any time.
+/// Stores hints: the blocks that a node recently used in a network. Implementations may forget hints at any time.
 pub trait Hints: Send + Sync + fmt::Debug {
     /// Returns the blocks that attachments of the given attachment's node and network used last, most recent first.
     fn recall(&self, attachment: &Attachment) -> Vec<IpNet>;

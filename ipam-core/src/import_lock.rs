@@ -45,7 +45,7 @@ pub enum MoveKind {
     Migrate,
 }
 
-/// The progress of an import or a migration.
+/// How far an import or a migration has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportState {
@@ -70,7 +70,7 @@ pub struct ImportLock {
     /// The identity of the source: the id of the store from which a migration copies, or a checksum of the imported
     /// file and of the requested changes to the file's content.
     pub source: String,
-    /// The progress of the import or migration.
+    /// How far the import or migration has progressed.
     pub state: ImportState,
     /// The newest revision of the source store of which all keys were copied; 0 if no revision was copied completely
     /// yet.

@@ -51,7 +51,7 @@ pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 /// again at low cost.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
-/// Decides which nodes can get addresses.
+/// The rule for which nodes can get addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
     /// Only registered nodes can get addresses, as in a cluster.

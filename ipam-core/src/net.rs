@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// Returns the family's segment in store keys: `ipv4` or `ipv6`.
+    /// Returns the key segment of the family, which is `ipv4` or `ipv6`.
     pub fn key_segment(self) -> &'static str {
         match self {
             Self::V4 => "ipv4",
@@ -108,8 +108,8 @@ pub fn overlap(a: IpNet, b: IpNet) -> bool {
 
 /// A number of addresses, exact from 0 to 2^128. The type `u128` is too small, because there are 2^128 IPv6 addresses.
 ///
-/// Sums saturate at 2^128. A count is displayed and serialized as decimal text, because many JSON parsers lose
-/// precision beyond 2^53.
+/// A sum of counts saturates at 2^128. A count is displayed and serialized as decimal text, because many JSON parsers
+/// lose precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
     // True if the count is 2^128; then `low` is 0. `all` is declared before `low`, so that the derived order of counts

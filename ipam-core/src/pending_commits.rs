@@ -8,12 +8,12 @@
 //! its addresses can be found in the store. If the guards of the repeated transaction fail, the transaction was
 //! executed before, or a guarded key has changed.
 //!
-//! A changed key never gets its old revision again. But a transaction that creates a block guards that the keys of the
-//! block, the affinity and the handle are absent. When a delayed copy of the transaction arrives, these keys may be
-//! absent again. To exclude a delayed execution, the process that settles the pending commit checks the existing keys
-//! that the transaction guards. If none of the guarded keys has changed, the settling process rewrites one of them with
-//! an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction guards at least one
-//! existing key, that of the pool's document.
+//! A key that has changed never gets its old revision again. But a transaction that creates a block guards that the
+//! keys of the block, the affinity and the handle are absent. When a delayed copy of the transaction arrives, these
+//! keys may be absent again. To exclude a delayed execution, the process that settles the pending commit checks the
+//! existing keys that the transaction guards. If none of the guarded keys has changed, the settling process rewrites
+//! one of them with an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction
+//! guards at least one existing key, that of the pool's document.
 //!
 //! If pending commits are recorded, each commit assigns addresses to one attachment only, so that each record belongs
 //! to one attachment.
@@ -43,7 +43,7 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PendingCommitId(pub String);
 
-/// A recorded transaction with an unknown outcome.
+/// A recorded transaction whose outcome is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingCommit {
     /// The id of the pending commit's record.

@@ -45,11 +45,11 @@ pub enum PoolError {
     AddressNotForUse {
         /// The requested address.
         ip: IpAddr,
-        /// The name of the pool that contains the address.
+        /// The name of the pool that contains the requested address.
         pool: String,
         /// The use for which the address is requested.
         wanted: PoolUse,
-        /// The uses that the pool allows.
+        /// The uses, such as `Workload`, that the pool allows.
         allowed: Vec<String>,
     },
 }
@@ -71,7 +71,8 @@ pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpN
 pub struct PoolQuery<'a> {
     /// The family of the requested addresses.
     pub family: Family,
-    /// The CIDRs of the requested pools, in the order of the request. If empty, pools are chosen by their selectors.
+    /// The CIDRs of the requested pools, in the order of the request. If this list is empty, pools are chosen by their
+    /// selectors.
     pub requested: &'a [IpNet],
     /// The name of the node for which addresses are requested.
     pub node: &'a str,
@@ -117,7 +118,8 @@ pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'
     Ok(chosen.into_iter().map(|(pool, _)| pool).collect())
 }
 
-/// The first reason why no address is assigned from a pool. Reasons are checked in the order of the variants.
+/// The first reason why no address is assigned from a pool. The variants are in the order in which [`select_pools`]
+/// checks the reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// The pool's family is not that of the requested addresses.

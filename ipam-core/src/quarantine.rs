@@ -48,7 +48,7 @@ pub struct QuarantineEntry {
     pub node: String,
 }
 
-/// The quarantined addresses with their quarantine entries.
+/// The quarantined addresses, each with when and why it was quarantined.
 pub type Quarantine = BTreeMap<IpAddr, QuarantineEntry>;
 
 /// A quarantined address, as shown by `margay ipam quarantine list` (as JSON) and by the daemon's web page.
@@ -137,7 +137,7 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
 impl Ipam {
     /// Releases and quarantines addresses that were just assigned to an attachment but that another device uses, in one
     /// commit. `found` contains each address with the reason for its quarantine. Addresses that the attachment does not
-    /// hold are ignored. Returns the quarantined addresses.
+    /// hold are ignored. Returns the addresses that were quarantined.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged documents that the commit needs.

@@ -41,7 +41,8 @@ use crate::write_set::{WriteSet, likely_counters};
 /// Maximum number of blocks from which one commit releases addresses. The stored values of four blocks of the largest
 /// usual size have about one megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
-/// Maximum number of single addresses that one commit releases. The commit must guard a handle for each address.
+/// Maximum number of single addresses that one commit releases. The commit must guard the handle of each address, and
+/// one commit can have at most 120 guards.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 /// Number of attempts in which a release lowers the quota counters. Later attempts do not, because concurrent releases
 /// may conflict on the counters again and again.
@@ -50,7 +51,7 @@ const MAX_COUNTER_ATTEMPTS: usize = 3;
 /// The outcome of [`Ipam::release_ips`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// The addresses that were released.
+    /// The requested addresses that were released.
     pub released: Vec<IpAddr>,
     /// The requested addresses that had no holder, so that nothing was to be released.
     pub unallocated: Vec<IpAddr>,
@@ -85,7 +86,7 @@ impl Ipam {
     /// the commit also deletes this workload endpoint.
     ///
     /// # Errors
-    /// Any error of [`release_attachment`](Self::release_attachment). No error is returned for a damaged endpoint.
+    /// Any error of [`release_attachment`](Self::release_attachment). A damaged `endpoint` causes no error.
     #[boxed_future]
     pub async fn release_attachment_of(
         &self,
@@ -325,7 +326,7 @@ impl Ipam {
             match found {
                 HandleEntry::Others => continue,
                 // The handle names a block in which it holds no address, because another writer was interrupted. The
-                // commit removes the block from the handle.
+                // commit removes the handle's entry for this block.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =
@@ -348,7 +349,7 @@ impl Ipam {
     }
 }
 
-/// The outcome of a release by handle.
+/// What a release by handle has released, and which blocks it concerned.
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,

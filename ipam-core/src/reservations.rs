@@ -17,9 +17,9 @@ pub struct Reservations {
 /// An entry of a reservation that reserves nothing, because it is neither a CIDR nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
-    /// The name of the reservation.
+    /// The name of the reservation with the entry.
     pub reservation: String,
-    /// The text of the reservation's entry.
+    /// The text of the entry that reserves nothing.
     pub entry: String,
 }
 

@@ -123,8 +123,9 @@ impl Ipam {
 
     /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
     /// if another writer changed the settings before the commit; so no change is lost, whereas Calico overwrites
-    /// concurrent changes. Unknown fields of the stored settings are kept. Unchanged settings are not written. The
-    /// commits of assignments that have read the old settings fail and are retried. Existing allocations are kept.
+    /// concurrent changes. Unknown fields of the stored settings are kept. If `change` changes nothing, nothing is
+    /// written. The commits of assignments that have read the old settings fail and are retried. A change of the
+    /// settings affects no existing allocation.
     ///
     /// The commit guards the key of the settings.
     ///

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::census::{AddressUse, Census, NodeShare, PoolCensus, QuotaUse};
 
-/// One value of a metric, with its labels.
 #[derive(Debug, Serialize)]
 struct Sample {
     name: &'static str,

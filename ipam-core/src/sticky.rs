@@ -69,9 +69,9 @@ impl Sticky {
 /// When a sticky address stops waiting for its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitEnd {
-    /// The address waits until this time.
+    /// The sticky address stops waiting at the given time.
     At(OffsetDateTime),
-    /// The address waits for ever.
+    /// The sticky address waits for its workload for ever.
     Forever,
 }
 

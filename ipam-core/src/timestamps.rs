@@ -86,7 +86,7 @@ impl StoredTime {
         Self { text, at }
     }
 
-    /// Returns the parsed time.
+    /// Returns the stored text as a parsed time.
     pub fn at(&self) -> OffsetDateTime {
         self.at
     }

@@ -41,7 +41,7 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Creates a reader whose reads fail after the deadline.
+    /// Creates a reader whose reads fail after `deadline`.
     pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
     }
@@ -55,7 +55,7 @@ impl SnapshotReader {
     }
 }
 
-/// Checks that a deadline has not passed.
+/// Checks that the deadline of a read has not passed.
 ///
 /// # Errors
 /// `Timeout` after the deadline.
@@ -69,7 +69,7 @@ pub fn in_time(deadline: Deadline) -> kv::Result<()> {
 /// Whether an address is held, in cooldown or free; with the address's block entry unless it is free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
-    /// The address has no holder.
+    /// The address has no holder and is not in cooldown.
     Free,
     /// The address was released and is in cooldown; the block entry may describe the former holder.
     InCooldown(Attribute),
@@ -87,8 +87,8 @@ pub struct Inventory {
 }
 
 impl Ipam {
-    /// Counts the used, reserved and available addresses of all pools at one revision. The counts are exact for pools
-    /// of any size.
+    /// Counts the used, reserved and available addresses of all pools at one revision. Counts are exact even for IPv6
+    /// pools with up to 2^128 addresses.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.
@@ -278,9 +278,9 @@ pub struct BorrowedAddresses {
 pub struct BorrowedAddress {
     /// The borrowed address.
     pub ip: IpAddr,
-    /// The node that holds the address.
+    /// The node that holds the borrowed address.
     pub node: String,
-    /// The block that contains the address.
+    /// The block that contains the borrowed address.
     #[serde(serialize_with = "as_text")]
     pub block: IpNet,
     /// The owner of the block; empty if the block has no owner.

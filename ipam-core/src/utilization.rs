@@ -19,7 +19,7 @@ pub struct Usage {
     pub capacity: Count,
     /// The number of addresses that are in use, or in cooldown.
     pub in_use: Count,
-    /// The number of reserved addresses.
+    /// The number of reserved addresses of the pool or block.
     pub reserved: Count,
     /// The number of addresses that are neither in use nor reserved.
     pub available: Count,
@@ -65,8 +65,8 @@ pub struct Utilization {
 }
 
 impl Utilization {
-    /// Keeps only the counts of the pools in `named`, given by name or CIDR. Unknown pools are ignored. As in Calico,
-    /// the counts of blocks outside of all pools are dropped.
+    /// Keeps only the counts of the pools in `named`, given by name or CIDR. Names of unknown pools are ignored. As in
+    /// Calico, the counts of blocks outside of all pools are dropped.
     #[must_use]
     pub fn of_pools(mut self, named: &[&str]) -> Self {
         self.pools.retain(|pool| named.iter().any(|name| *name == pool.name || *name == pool.cidr.to_string()));

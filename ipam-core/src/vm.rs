@@ -60,7 +60,7 @@ pub enum PodRole {
 pub enum VmFate {
     /// The virtual machine may run again, and then needs its addresses.
     Stays,
-    /// The virtual machine is being deleted.
+    /// The virtual machine is being deleted, and needs its addresses no longer.
     Ends,
 }
 
@@ -143,8 +143,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects the wrong counts of the handle. Each block with a wrong count is also rewritten, so that a concurrent
-    /// writer of the block fails and retries.
+    /// Corrects wrong counts of addresses per block in the virtual machine's handle. Each block with a wrong count is
+    /// also rewritten, so that a concurrent writer of the block fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;

@@ -79,7 +79,7 @@ pub enum BlockSlot<'w> {
     Absent,
     /// The value under the block's key is not a valid block.
     Damaged,
-    /// The block is stored.
+    /// The block is stored and valid.
     There(&'w Block),
 }
 
@@ -217,7 +217,8 @@ impl<'t> WriteSet<'t> {
         self.blocks.insert(cidr, block);
     }
 
-    /// Guards a block, and calls `change` with it. Returns the result of `change`; `None` if the block does not exist.
+    /// Guards a block, and calls `change` with the block. Returns the result of `change`; `None` if the block does not
+    /// exist.
     pub async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
         self.prepare(cidr).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(change))
@@ -474,8 +475,8 @@ impl WriteSet<'_> {
     /// Returns the revisions of blocks like [`Self::probe`]; the same request also reads the key ranges that
     /// [`Self::obstacle`] needs for the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Neighboring blocks share key ranges. Blocks that are scattered over a pool need more key ranges, so the
-        // ranges of fewer blocks fit into one request.
+        // Neighboring blocks share the key ranges in which overlapping blocks would be. Blocks that are scattered over
+        // a pool need more key ranges, so the ranges of fewer blocks fit into one request.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
             .find_map(|most| {

@@ -244,8 +244,8 @@ impl Assignment<'_> {
         }
     }
 
-    /// Returns the CIDRs of the pools that the request defines or names for a family. Creates the defined pools that do
-    /// not exist.
+    /// Returns the CIDRs of the pools that the request defines or names for a family. If a pool that the request
+    /// defines does not exist, creates the pool.
     pub(super) async fn requested_pools(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.definitions(family) {

@@ -156,7 +156,7 @@ impl FamilyAssigner<'_> {
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
 
-    /// Assigns addresses from the given blocks. Returns the number of visited blocks that the host owns.
+    /// Assigns addresses from the host's blocks in `blocks`. Returns the number of visited blocks that the host owns.
     async fn take_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -516,9 +516,9 @@ const MIN_SCATTERED_POOL_BITS: u8 = 9;
 /// the key of each possible block.
 const MAX_PROBED_POOL_BITS: u8 = 12;
 
-/// Returns all possible blocks of a pool, in the order in which a host tries them. Different hosts start at different
-/// blocks. In a pool whose blocks have one address each, a host needs many blocks, so each search of the host starts at
-/// another block.
+/// Returns all possible blocks of a pool, in the order in which a host tries them. Different hosts usually start at
+/// different blocks. In a pool whose blocks have one address each, a host needs many blocks, so each search of the host
+/// starts at another block.
 fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })

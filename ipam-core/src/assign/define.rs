@@ -279,18 +279,18 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of a family. If a family has more stored blocks, its unused pools are not replaced,
-/// because the commit would have to guard every block of the family.
+/// Maximum number of stored blocks of a family for which unused pools are replaced. If a family has more stored blocks,
+/// its unused pools are kept, because the commit would have to guard every block of the family.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of keys that are deleted with each pool, besides its blocks and affinities: the keys of the pool and of its
 /// two reservations.
 const KEYS_PER_POOL: usize = 3;
 
 /// True if the new pool with the CIDR `cidr` may replace `pool`. An earlier configuration of the CNI network must have
-/// created `pool`, and the current configuration must not define it. The pool must have the family of `cidr`. A pool
-/// that an operator has disabled, or opened to other CNI networks, is not replaced. A pool that overlaps with `cidr`
-/// must have the new pool's block size; otherwise a new block would overlap with an old block, which exists until the
-/// commit deletes it.
+/// created `pool`, and the current configuration must not define it. `pool` must have the address family of `cidr`. A
+/// pool that an operator has disabled, or opened to other CNI networks, is not replaced. A pool that overlaps with
+/// `cidr` must have the new pool's block size; otherwise a new block would overlap with an old block, which exists
+/// until the commit deletes it.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)

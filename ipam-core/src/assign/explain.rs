@@ -27,7 +27,7 @@ const NAMESPACE_NAME: &str = "projectcalico.org/name";
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The store revision for which the explanation is valid.
+    /// The store revision at which the pools and blocks were read.
     pub revision: Revision,
     /// The node's name, as registered in the store.
     pub node: String,
@@ -64,7 +64,7 @@ pub struct PoolState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStock {
-    /// The numbers of addresses of the pool by use. Addresses in cooldown count as in use.
+    /// How many addresses of the pool are in use, reserved and available. Addresses in cooldown count as in use.
     pub usage: Usage,
     /// The number of quarantined addresses in the pool. Quarantined addresses also count as reserved.
     pub quarantined: usize,
@@ -82,7 +82,7 @@ pub struct PoolStock {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PredictedOutcome {
-    /// The assignment would return this address or prefix.
+    /// The assignment would succeed, and return the address or prefix in this variant.
     Given {
         /// The assigned address, or the first address of the assigned prefix.
         address: IpAddr,
@@ -118,9 +118,9 @@ pub enum AddressSource {
 impl Ipam {
     /// Predicts an assignment of one address on a node, without a write. The explanation names the block that would be
     /// used, and the reason why each unsuitable pool would not be used. The quotas of the node and of the namespace are
-    /// checked, but the quotas of networks are not. The namespace's name is read from the namespace's labels. If
-    /// `family` is `None`, the family of the named pools is used, or else IPv4. `namespace` has the labels of the pod's
-    /// namespace; `None` if these labels are unknown.
+    /// checked, but the quotas of networks are not. The name of the pod's namespace is read from the label
+    /// `projectcalico.org/name`. If `family` is `None`, the family of the named pools is used, or else IPv4.
+    /// `namespace` has the labels of the pod's namespace; `None` if these labels are unknown.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged settings. If the assignment is predicted to fail, the result is

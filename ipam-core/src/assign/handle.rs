@@ -46,7 +46,7 @@ impl HandleRequest {
     }
 
     /// Sets the maximum number of addresses that the handle may hold in each requested family, including the addresses
-    /// that it already holds. A request that would exceed the maximum fails.
+    /// that it already holds. A request that would exceed this maximum fails.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
@@ -212,7 +212,8 @@ impl BlockRequest {
         self
     }
 
-    /// Sets the addresses that are reserved for the owner itself in a new block. Existing blocks are not changed.
+    /// Sets the addresses that are reserved for the owner itself in a new block. The owner's existing blocks are not
+    /// changed.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);

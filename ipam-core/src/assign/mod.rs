@@ -389,10 +389,10 @@ impl Ipam {
     }
 }
 
-/// The result of a trial assignment.
+/// What an assignment would assign and write, as found out by [`Ipam::would_assign`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AssignTrial {
-    /// The addresses that would be assigned.
+    /// The addresses that the assignment would assign.
     pub assigned: Vec<AssignedAddress>,
     /// The keys that the commit of the assignment would write.
     pub keys: Vec<Key>,

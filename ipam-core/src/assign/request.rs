@@ -17,7 +17,7 @@ const MAX_LIKELY_BLOCKS: usize = 4;
 /// The requested addresses: specific addresses, and a number of additional addresses that the allocator chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestedAddresses {
-    /// The specifically requested addresses.
+    /// The specific addresses that are requested.
     pub these: Vec<IpAddr>,
     /// The number of IPv4 addresses that the allocator chooses, in addition to the specific addresses.
     pub any_v4: usize,
@@ -65,7 +65,7 @@ pub enum RepeatPolicy {
     Refused,
 }
 
-/// Whether the labels of the container's namespace are known.
+/// Whether a request contains the labels of the container's namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceLabels {
     /// The request contains the labels of the container's namespace. A namespace that does not exist counts as a
@@ -111,7 +111,7 @@ impl Bridge {
 /// A pool that a CNI network configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolDefinition {
-    /// The name of the pool.
+    /// The name of the defined pool.
     pub name: String,
     /// The pool's CIDR.
     pub cidr: IpNet,

@@ -41,11 +41,11 @@ enum StickyState {
     Pinned,
     /// A container of an earlier boot of the machine holds the address, under the handle in this variant.
     Leftover(String),
-    /// Another container of the workload holds the address.
+    /// Another container of the workload holds the sticky address.
     InUse,
     /// A container of the workload holds the address in another network or on another interface.
     OnOther,
-    /// No block keeps the address for the workload.
+    /// No block keeps the address for the workload any more.
     Gone,
 }
 

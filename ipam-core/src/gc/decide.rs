@@ -21,8 +21,8 @@ pub struct JudgedAllocations {
     /// Allocations of this boot or of an unknown boot whose network namespace is gone and whose address is on no
     /// interface. Callers free an allocation of this list only if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Allocations whose address is on no interface, but whose network namespace may still exist. Such addresses may be
-    /// in use without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may still exist. Virtual machines, for
+    /// example, use addresses without an interface.
     pub idle: Vec<Allocation>,
     /// Allocations in use: the network namespace exists, an interface has the address, or another address of the
     /// attachment is in use.
@@ -126,7 +126,7 @@ impl Evidence {
 }
 
 /// Splits the value of the attribute [`NETNS`](crate::attachment::NETNS) into the name of the network namespace and the
-/// process id namespace that may follow after a slash. Returns `None` if the value has another form.
+/// process id namespace that may follow after a slash. Returns `None` if the attribute's value has another form.
 fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     let (name, container) = match recorded.split_once('/') {
@@ -175,7 +175,8 @@ pub fn find_stale(
     stale
 }
 
-/// Minimum number of characters of a shortened container id. Container runtimes print shortened ids of 12 characters.
+/// Minimum number of characters of a shortened container id. Container runtimes print container ids shortened to 12
+/// characters.
 const MIN_ID_CHARS: usize = 12;
 
 /// An entry of a container runtime's list of attachments.
@@ -185,7 +186,7 @@ pub struct ListedAttachment {
     pub container: String,
     /// The interface's name, or `None` for all interfaces of the container.
     pub interface: Option<String>,
-    /// The network's name, or `None` for all networks.
+    /// The name of the attachment's network, or `None` for all networks.
     pub network: Option<String>,
 }
 

@@ -27,10 +27,10 @@ use crate::usage::{SnapshotReader, reread};
 use crate::vm::is_vms;
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The names of the nodes in a store.
+/// The names of the registered nodes of a store, and the pinned name of an embedded store's only node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownNodes {
-    /// The names of the registered nodes.
+    /// The names of the nodes that are registered in the store.
     pub registered: BTreeSet<String>,
     /// The pinned name of the store's only node, if the store is an embedded store without registered nodes.
     pub pinned: Option<String>,
@@ -47,7 +47,7 @@ pub struct BlockPart {
     pub addresses: usize,
     /// The handles of the departed node's tunnels and own prefixes that hold addresses in the block.
     pub tunnels: Vec<String>,
-    /// The size in bytes of the stored block.
+    /// The size of the stored block, in bytes.
     bytes: usize,
 }
 
@@ -87,12 +87,12 @@ impl DepartedNode {
 /// The holdings of the departed nodes of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNodes {
-    /// The names of the nodes in the store.
+    /// The registered nodes of the store, and the pinned node of an embedded store.
     pub known: KnownNodes,
     /// The names of all nodes that are registered or have addresses or blocks, even nodes for which the caller did not
     /// ask. Nodes that have only endpoints are included if the caller asked for these nodes.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the nodes for which the caller asked, by node name. Nodes without holdings have no entry in this
+    /// The holdings of the nodes for which the caller asked, by node name. A node without holdings has no entry in this
     /// map.
     pub departed: BTreeMap<String, DepartedNode>,
 }
@@ -240,15 +240,16 @@ impl Ipam {
 /// Maximum number of keys that one hand-over commit may change for its blocks. The commit also changes a few other
 /// keys, which belong to no block.
 const MAX_KEYS_PER_COMMIT: usize = 96;
-/// Maximum total size of the blocks in one hand-over commit, in bytes. A larger block gets a commit of its own.
+/// Maximum total size of the blocks in one hand-over commit, in bytes. A block that is larger than this maximum gets a
+/// commit of its own.
 const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
 /// The blocks, addresses and handles that one commit of a hand-over has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandOverResult {
-    /// The blocks that the new node now owns.
+    /// The blocks that the new node owns after the commit.
     pub blocks: Vec<IpNet>,
-    /// The addresses that are now recorded for the new node.
+    /// The addresses that are recorded for the new node after the commit.
     pub addresses: Vec<IpAddr>,
     /// The renamed handles, each with its old and its new name.
     pub handles: Vec<(String, String)>,

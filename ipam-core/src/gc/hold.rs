@@ -39,9 +39,9 @@ pub struct Hold {
     pub address: IpAddr,
     /// The held address or prefix as a CIDR.
     pub unit: IpNet,
-    /// The block that contains the address.
+    /// The block that contains the held address.
     pub block: IpNet,
-    /// The handle that holds the address, if any.
+    /// The handle under which the node holds the address, if any.
     pub handle: Option<String>,
     /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
@@ -123,7 +123,7 @@ impl From<&Allocation> for Hold {
 /// Which addresses and workload endpoints a commit has freed or kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeResult {
-    /// The addresses that are now free or in cooldown.
+    /// The freed addresses, which are now free or in cooldown.
     pub released: Vec<IpAddr>,
     /// The addresses that were not freed, because they were reassigned or released after they had been read.
     pub changed: Vec<IpAddr>,
@@ -416,7 +416,7 @@ pub(crate) struct Leftover {
 
 impl Leftover {
     /// Returns the leftovers of earlier boots in the given blocks, oldest first, for the node that is named in `asks`.
-    /// Each attachment is returned once. The requesting attachment `asks` is left out.
+    /// An attachment with several such addresses is returned once. The requesting attachment `asks` is left out.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
@@ -449,7 +449,7 @@ impl Leftover {
 /// The leftovers that an assignment may free, and the evidence that they are unused.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
-    /// The leftovers of earlier boots, oldest first.
+    /// The leftover attachments of earlier boots, oldest first.
     pub(crate) found: Vec<Leftover>,
     /// The evidence about the machine, gathered after the leftovers were found.
     pub(crate) evidence: Evidence,

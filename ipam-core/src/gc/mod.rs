@@ -6,9 +6,9 @@
 //! interface alone is not enough evidence, because virtual machines and programs with a network card of their own use
 //! addresses without an interface.
 //!
-//! Callers of this module gather the evidence about addresses. [`judge`], [`find_stale`] and [`find_unlisted`] decide
-//! on the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. In the
-//! opposite order, an address that was assigned between gathering the evidence and reading the holdings could be freed.
+//! This module does not gather the evidence; its callers do. [`judge`], [`find_stale`] and [`find_unlisted`] decide on
+//! the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. In the opposite
+//! order, an address that was assigned between gathering the evidence and reading the holdings could be freed.
 //!
 //! Only allocations that have Margay's attributes and belong to the requesting node can be freed. Addresses of tunnels
 //! and load balancers, and addresses that Windows hosts reserve for themselves, lack Margay's attributes, so they are
@@ -68,17 +68,17 @@ pub struct Allocation {
     pub handle: String,
     /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
-    /// The name of the CNI network.
+    /// The name of the attachment's CNI network.
     pub network: String,
     /// The container's id.
     pub container: String,
-    /// The interface's name in the container.
+    /// The name of the container's interface.
     pub interface: String,
     /// The boot in which the address was assigned, if recorded.
     pub boot: Option<String>,
     /// The network namespace for which the address was assigned, if recorded.
     pub netns: Option<String>,
-    /// The recorded time of the assignment.
+    /// The recorded time of the address's assignment.
     pub timestamp: Option<String>,
     /// The stored block entry of the address, with all attributes.
     entry: Attribute,
@@ -155,7 +155,7 @@ impl Allocation {
 /// The addresses that a node holds, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The name of the node in the store.
+    /// The name by which the store knows the node.
     pub node: String,
     /// The allocations with Margay's attributes, ordered by block and address.
     pub allocations: Vec<Allocation>,

@@ -47,8 +47,8 @@ impl Attribute {
         Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
-    /// Returns the handle exactly as stored. Calico's old migration from host-local may have left a carriage return and
-    /// more text in the stored handle. To compare handles, call [`Self::has_handle`].
+    /// Returns the holder's handle exactly as stored. Calico's old migration from host-local may have left a carriage
+    /// return and more text in the stored handle. To compare handles, call [`Self::has_handle`].
     pub fn handle_id(&self) -> Option<&str> {
         self.handle_id.get().map(SmolStr::as_str)
     }
@@ -58,8 +58,8 @@ impl Attribute {
         self.handle_id.get().filter(|_| self.released_at().is_none())
     }
 
-    /// Returns the handle up to the first carriage return. Calico's old migration from host-local may have left a
-    /// carriage return and more text in the stored handle.
+    /// Returns the holder's handle up to the first carriage return. Calico's old migration from host-local may have
+    /// left a carriage return and more text in the stored handle.
     pub fn handle(&self) -> Option<&str> {
         self.handle_id().map(|id| id.split('\r').next().unwrap_or(id))
     }

@@ -14,9 +14,9 @@ const DEFAULT_MAX_BLOCKS: u32 = 20;
 /// Whether a virtual machine keeps its addresses when its pod is recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPersistence {
-    /// The virtual machine keeps its addresses (the default).
+    /// The virtual machine keeps its addresses when its pod is recreated (the default).
     Enabled,
-    /// The virtual machine gets new addresses.
+    /// The virtual machine gets new addresses when its pod is recreated.
     Disabled,
 }
 
@@ -84,7 +84,7 @@ impl IpamConfig {
     }
 
     /// Returns the number of blocks that a host may claim: the smaller of the configured and the requested limit. A
-    /// limit of 0 counts as unset. If neither the settings nor the request sets a block limit, the limit is 20.
+    /// block limit of 0 counts as unset. If neither the settings nor the request sets a block limit, the limit is 20.
     pub fn block_limit(&self, requested: u32) -> u32 {
         [self.max_blocks_per_host(), requested]
             .into_iter()

@@ -91,7 +91,7 @@ fn kind_of_block(cidr: IpNet) -> &'static str {
     if is_of_prefixes(cidr) { PREFIXES } else { "block" }
 }
 
-/// Parses the key of a block.
+/// Parses the key of a block, and returns the block's CIDR.
 pub fn parse_block(key: &Key) -> Option<IpNet> {
     let rest = text(key)?.strip_prefix(IPAM)?.strip_prefix("assignment/")?;
     let (family, rest) = rest.split_once('/')?;

@@ -104,9 +104,10 @@ pub enum AffinityState {
     /// The owner's claim to the block is complete. An affinity with an empty state, or with the empty value of old
     /// Calico versions, also counts as confirmed.
     Confirmed,
-    /// The owner is about to claim the block. Until the claim is confirmed, another owner may claim the block.
+    /// The owner is about to claim the block of this affinity. Until the claim is confirmed, another owner may claim
+    /// the block.
     Pending,
-    /// The owner is about to release the block.
+    /// The owner is about to release the block of this affinity.
     PendingDeletion,
     /// The stored state of the claim is unknown to this version of Margay. An affinity in an unknown state must be
     /// treated as not confirmed.

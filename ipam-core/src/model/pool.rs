@@ -22,7 +22,7 @@ use crate::selector::{Selector, SelectorError};
 /// The annotation that names the CNI network whose configuration defines the pool.
 pub const NETWORK_ANNOTATION: &str = "margay.io/network";
 
-/// What an address of a pool is used for.
+/// What an address of a pool is for: a container, a tunnel or a load balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
     /// The address is for a container.
@@ -50,7 +50,7 @@ impl fmt::Display for PoolUse {
     }
 }
 
-/// Decides which requests may use a pool.
+/// Whether requests must name a pool in order to use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
     /// A request may use the pool if it names the pool, or if it names no pools and the pool's selectors match.
@@ -73,7 +73,7 @@ impl AssignmentMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewPool {
-    /// The name of the pool.
+    /// The name of the new pool.
     pub name: String,
     /// The pool's CIDR.
     pub cidr: IpNet,
@@ -85,7 +85,7 @@ pub struct NewPool {
     pub node_selector: String,
     /// The selector of the namespaces that may use the pool; empty for all namespaces.
     pub namespace_selector: String,
-    /// What the pool's addresses may be used for.
+    /// The purposes for which the pool's addresses may be used.
     pub allowed_uses: Vec<PoolUse>,
     /// The assignment mode, which decides which requests may use the pool.
     pub assignment_mode: AssignmentMode,
@@ -139,7 +139,7 @@ impl NewPool {
         self
     }
 
-    /// Sets what the pool's addresses may be used for.
+    /// Sets the purposes for which the pool's addresses may be used.
     #[must_use]
     pub fn with_allowed_uses(mut self, uses: impl Into<Vec<PoolUse>>) -> Self {
         self.allowed_uses = uses.into();

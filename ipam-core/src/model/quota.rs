@@ -24,7 +24,7 @@ use super::codec::{Document, Malformed, from_json, to_json};
 pub enum QuotaKind {
     /// A Kubernetes namespace of pods.
     Namespace,
-    /// A network, identified by the name in its configuration.
+    /// A CNI network, identified by the name in its configuration.
     Network,
     /// A node that holds addresses.
     Node,

@@ -65,16 +65,16 @@ impl fmt::Display for DocumentKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
-    /// The document to create exists already.
+    /// A document that was to be created exists already.
     #[error("resource already exists: {0}({1})")]
     Exists(DocumentKind, String),
-    /// The requested document does not exist.
+    /// A document that was to be read, changed or deleted does not exist.
     #[error("resource does not exist: {0}({1}) with error: <nil>")]
     NotFound(DocumentKind, String),
     /// Another writer has changed the document since the caller read it.
     #[error("update conflict: {0}({1})")]
     Conflict(DocumentKind, String),
-    /// The document to write is invalid.
+    /// A document that was to be written is invalid.
     #[error("{0}")]
     Invalid(String),
     /// An operator's command, for example `apply`, does not support documents of this kind.

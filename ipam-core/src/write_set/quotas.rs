@@ -120,7 +120,7 @@ impl QuotaLimits {
 }
 
 impl WriteSet<'_> {
-    /// Reads and guards the quotas, for an assignment.
+    /// Reads and guards the quotas, for an assignment, which must not exceed a quota that is changed before the commit.
     ///
     /// # Errors
     /// `Malformed` if the quotas are damaged. Any store error.

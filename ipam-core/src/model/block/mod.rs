@@ -30,7 +30,7 @@ pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block counts as empty
-/// if only this handle holds addresses in the block. The handle is compared case-insensitively.
+/// if only this handle holds addresses in the block. This handle is compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
 /// Maximum number of addresses of a block that can be read. Valid pools have at most 4096 addresses per block.
@@ -85,7 +85,7 @@ pub enum AddressState<'a> {
     Free,
     /// The address was released at the given time and is in cooldown.
     CoolingDown(OffsetDateTime),
-    /// The address is held.
+    /// The address has a holder, which the entry in this variant records.
     Assigned(&'a Attribute),
 }
 
@@ -372,7 +372,7 @@ impl Block {
 
     /// Assigns an address to its current holder again: sets the given attributes, removes attributes whose given value
     /// is `None`, and records a new sequence number for the address. Other addresses keep their attributes, even if
-    /// they shared an entry with this address. An address without a holder is not changed.
+    /// they shared an entry with this address. `renew` does not change an address without a holder.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -643,7 +643,7 @@ pub struct AlreadyAssigned(pub IpAddr);
 /// The error for an assignment from a block that the requesting owner does not own, when strict affinity is on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
-    /// The block has another owner.
+    /// The block has an owner, but not the requesting one.
     #[error("Block host affinity does not match")]
     Other,
     /// The block has no owner.

@@ -11,10 +11,10 @@ const NAMESPACE: &str = "namespace";
 /// The owner that an address must have for a change of its owner to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
-    /// The address may have any owner or no owner.
+    /// The address may have any owner, or none, before the change.
     #[default]
     Anyone,
-    /// The address must have no owner.
+    /// The address must have no owner before the change.
     None,
     /// The address must be owned by the given pod, according to the attributes `namespace` and `pod`.
     Pod {
@@ -124,10 +124,10 @@ pub struct OtherOwner {
 }
 
 impl Block {
-    /// Changes the owners of an address that the given handle holds. Returns false if the owners are already as
-    /// requested. Both owners are compared with the expected owners before any owner is changed. Other addresses keep
-    /// their owners, even if they shared a block entry with the changed address. The address keeps its sequence number,
-    /// because a change of owners is no new assignment.
+    /// Changes the owners of an address that the given handle holds. Returns false if the address already has the
+    /// requested owners. Both owners are compared with the expected owners before any owner is changed. Other addresses
+    /// keep their owners, even if they shared a block entry with the changed address. The address keeps its sequence
+    /// number, because a change of owners is no new assignment.
     ///
     /// # Errors
     /// [`OwnerRefusal`] if the handle does not hold the address, or if an owner of the address is not the expected one.

@@ -1,4 +1,4 @@
-//! Releases addresses of a block.
+//! Releases the addresses of a block, in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -42,10 +42,10 @@ impl ReleaseRequest {
     }
 }
 
-/// The outcome of releasing addresses of a block.
+/// Which addresses a release has freed, and which had no holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseResult {
-    /// The released addresses, in ascending order.
+    /// The addresses that had a holder and were released, in ascending order.
     pub released: Vec<IpAddr>,
     /// The addresses that had no holder, because they were free, in cooldown, or outside this block.
     pub unallocated: Vec<IpAddr>,
