@@ -48,7 +48,7 @@ pub struct ClaimedBlocks {
 /// The blocks that a call such as [`Ipam::release_affinity`] released or left, without the blocks of other owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
-    /// The blocks that the owner had before the call and no longer has.
+    /// The blocks that the owner lost because of the call.
     pub released: Vec<IpNet>,
     /// The blocks that were not released, because some of their addresses are in use ([`ReleaseIf::Empty`] only).
     pub in_use: Vec<IpNet>,
@@ -161,8 +161,7 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block for an owner, or returns false if the block has another owner, if it is ownerless and has
-    /// addresses in use, or if it would overlap with a stored block.
+    /// Claims a block for an owner. Returns false for a block that cannot be claimed; see [`ClaimedBlocks::failed`].
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);

@@ -40,7 +40,7 @@ pub(crate) struct AssignContext {
     /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
     /// Calico creates its ClusterInformation document before all others and never deletes it. The commit does not guard
     /// the ClusterInformation document. An assignment that runs just before the ClusterInformation document is created
-    /// may still create blocks of secondary networks for a node; a later assignment moves these blocks to a virtual
+    /// may still create blocks of secondary networks for a node. A later assignment moves such blocks to a virtual
     /// owner.
     pub(crate) beside_calico: bool,
 }

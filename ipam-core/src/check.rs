@@ -123,7 +123,7 @@ async fn elsewhere(
     Ok(None)
 }
 
-/// Decides the state of an address in relation to an attachment, from the address's entry in the block.
+/// Decides, from the block entry of an address, who holds the address: the attachment `own` or another one.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
     if waits_until(entry).is_some() {
         // A sticky address that waits for its workload has no holder until the workload starts again.

@@ -1,12 +1,12 @@
 //! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome,
 //! another process can find it out from the record.
 //!
-//! If the store is another process, such as etcd, it may execute a commit after the commit's sender has died, and even
-//! after another process has searched for the commit's effect in vain. A transaction is therefore recorded before it is
-//! sent, and its record is removed once the store can no longer execute the transaction. The next operation on the same
-//! attachment finds the pending commit and sends the recorded transaction again. If the repeated transaction succeeds,
-//! its addresses can be found in the store. If the guards of the repeated transaction fail, the transaction was
-//! executed before, or a guarded key has changed.
+//! A store in another process, such as etcd, may execute a commit after the commit's sender has died. The store may do
+//! so even after another process has looked for the effect of the commit and found none. A transaction is therefore
+//! recorded before it is sent, and its record is removed once the store can no longer execute the transaction. The next
+//! operation on the same attachment finds the pending commit and sends the recorded transaction again. If the repeated
+//! transaction succeeds, its addresses can be found in the store. If the guards of the repeated transaction fail, the
+//! transaction was executed before, or a guarded key has changed.
 //!
 //! A key that has changed never gets its old revision again. But a transaction that creates a block guards that the
 //! keys of the block, the affinity and the handle are absent. When a delayed copy of the transaction arrives, these

@@ -143,7 +143,7 @@ pub enum Obstacle {
 /// Returns the reason why [`select_pools`] does not select a pool, or `None` if the pool is selected.
 ///
 /// # Errors
-/// [`PoolError::BadSelector`] if a selector of the pool is needed and cannot be parsed.
+/// [`PoolError::BadSelector`] if the decision depends on a selector of the pool that cannot be parsed.
 pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     let found = if pool.family() != query.family {
         Some(Obstacle::OtherFamily)
@@ -177,7 +177,8 @@ pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
 }
 
-/// True if the pool has at least the size of one block, and a block has more addresses than are reserved for the node.
+/// True if the pool is not smaller than one of its blocks, and each block has more addresses than are reserved for the
+/// node.
 fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
     let kept = query.host_reserved.map_or(0, |kept| kept.start.saturating_add(kept.end));
     block_addresses(pool).is_some_and(|addresses| addresses > Count::from(kept))
@@ -249,12 +250,12 @@ pub fn start_of(host: &str) -> u64 {
     hash.into()
 }
 
-/// Returns all possible blocks of a pool, each once, starting at the block with the index `start` (modulo the number of
-/// blocks) and continuing with the pool's first block after its last.
+/// Returns all possible blocks of a pool, each once. The first returned block has the index `start` (modulo the number
+/// of blocks), and the pool's first block follows the pool's last block.
 ///
 /// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For a pool whose blocks
-/// have one address each, a random `start` is better, because the blocks that the host tried first last time are in
-/// use.
+/// have one address each, a random `start` is better, because otherwise each search of the host would first find the
+/// blocks that it already uses.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());

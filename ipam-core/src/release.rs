@@ -8,9 +8,9 @@
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment, and if the other node cannot
-//! have a container with an equal id. It cannot if runtimes generated the container id at random, or if the other node
-//! is no longer registered.
+//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
+//! must be one that runtimes generate at random, or the other node must not be registered; otherwise the other node may
+//! have a container with an equal id.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The addresses' block entries show whether another pod is an owner. The commit
@@ -59,9 +59,9 @@ pub struct ReleasedAddresses {
 
 impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
-    /// on its node without a recorded interface. If the node was renamed, also releases addresses that are recorded
-    /// under the node's former name, provided that the container id is one that runtimes generate at random or that the
-    /// former name is no longer registered. Succeeds if there are no addresses to release, so the call can be repeated.
+    /// on its node without a recorded interface. If the node was renamed, addresses under the node's former name are
+    /// also released, unless another node may have a container with an equal id. The call succeeds if there are no
+    /// addresses to release, so it can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is
     /// settled first, so that its commit cannot be executed after the release. `old_handles` are the handles that
@@ -349,7 +349,7 @@ impl Ipam {
     }
 }
 
-/// What a release by handle has released, and which blocks it concerned.
+/// The addresses that a release by handle has released, and the blocks that need more work afterwards.
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
@@ -416,8 +416,8 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
 }
 
 /// Releases blocks of the node that became empty and whose pool no longer selects the node, as Calico does after a
-/// release. The node and the pools are read without guards, because the node's next assignment also releases such
-/// blocks.
+/// release. The node and the pools are read without guards: if one of them changes before the commit, the node's next
+/// assignment releases the blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -497,10 +497,10 @@ impl OtherHandles {
 
 impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left, releases all addresses of
-    /// a machine that is being deleted, or of any machine if the setting by which machines keep their addresses is off.
-    /// The commit also releases addresses of the container itself, as
-    /// [`release_attachment_of`](Self::release_attachment_of) does. Succeeds if there are no addresses to release, so
-    /// the call can be repeated.
+    /// the machine, provided that the machine is being deleted, or that the setting by which machines keep their
+    /// addresses is off. The commit also releases addresses of the container itself, as
+    /// [`release_attachment_of`](Self::release_attachment_of) does. The call succeeds if there are no addresses to
+    /// release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.

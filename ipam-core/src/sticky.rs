@@ -98,8 +98,8 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
 /// ahead, the end of a wait that the machine has recorded is corrected.
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
-/// Returns the corrected end of a sticky address's wait, as if the address were released now, if the recorded end is
-/// too late because the recording machine's clock was ahead. Returns `None` if the recorded end needs no correction.
+/// If the recorded end of a sticky address's wait is too late, because the recording machine's clock was ahead, returns
+/// the end for a wait that starts now. Returns `None` if the recorded end needs no correction.
 pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
     if entry.handle_id().is_some() {
         return None;

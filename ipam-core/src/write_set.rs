@@ -45,7 +45,8 @@ pub const BLOCKS_PER_READ: usize = 16;
 /// The blocks, handles and affinities that one transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction of this write set. Callers may use the transaction to read and write keys of other documents.
+    /// The transaction to which this write set adds its reads and changes. Callers may use the transaction to read and
+    /// write keys of other documents.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
@@ -158,10 +159,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip, and keeps in the write set only the blocks that `keep` accepts, blocks with a
-    /// release time too far in the future, and blocks that were read before. All other blocks are dropped immediately,
-    /// so that a search through a pool of thousands of blocks does not fill the memory. Damaged blocks are logged and
-    /// skipped. Returns the kept blocks, in the given order.
+    /// Reads blocks in one round trip, and keeps the blocks that `keep` accepts in the write set. The write set also
+    /// keeps blocks with a release time too far in the future, and blocks that were read before. All other blocks are
+    /// dropped immediately, so that a search through a pool of thousands of blocks does not fill the memory. Damaged
+    /// blocks are logged and skipped. Returns the kept blocks, in the given order.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -303,8 +304,8 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Changes the owner of a block, and replaces the affinity of the former owner by one of the new owner. The block
-    /// records `now` as the time of the claim.
+    /// Changes the owner of a block, deletes the former owner's affinity to the block, and creates one for the new
+    /// owner. The block records `now` as the time of the claim.
     pub async fn hand_block(&mut self, cidr: IpNet, from: &Owner, to: &Owner, now: OffsetDateTime) -> Result<()> {
         self.drop_affinity(from, cidr).await?;
         self.change(cidr, |block| block.set_owner(to, now)).await?;

@@ -1,7 +1,7 @@
 //! Carries out an assignment: selects the pools and blocks from which the requested addresses are assigned.
 //!
-//! Either all requested addresses are assigned or none is. The commit of an assignment guards the blocks that it
-//! changes, and the affinity to a block that it creates. As in Calico, node selectors and the block limit are not
+//! Either all requested addresses are assigned or none is. The commit of an assignment guards every block that it
+//! changes, and the affinity to every block that it creates. As in Calico, node selectors and the block limit are not
 //! checked for specifically requested addresses. On a routed network a specifically requested address is assigned even
 //! if it is reserved. On a bridged network a reserved address is refused, because it may be the gateway or lie outside
 //! the configured ranges.
@@ -65,8 +65,7 @@ impl Assignment<'_> {
         self.check_lengths(work).await
     }
 
-    /// Checks that each block with a newly assigned address has the prefix length of its pool, which another program
-    /// may have changed.
+    /// Checks that no other program has changed the prefix length of a pool from which an address was assigned.
     async fn check_lengths(&self, work: &mut WriteSet<'_>) -> Result<()> {
         for assigned in &self.answer {
             let (AssignedAddress { block, pool, .. }, length) = (assigned, assigned.length());

@@ -1,9 +1,9 @@
 //! Assigns free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
 //! another owner's block. This module also computes the possible blocks of a pool, and finds the stored blocks.
 //!
-//! The commit of an assignment guards the blocks and affinities that it changes. Blocks from which no address is
-//! assigned are read without a guard. If an address becomes free in an unguarded block before the commit, the
-//! assignment merely does not use the address.
+//! The commit of an assignment guards the blocks and affinities that it changes, but not the blocks from which it
+//! assigns no address. If an address becomes free in an unguarded block before the commit, the assignment merely does
+//! not use the address.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

@@ -9,10 +9,10 @@
 //!
 //! An assignment finds the stored pool of a definition by the defined subnet. If the stored pool with the defined name
 //! has another subnet, a new pool is created. The new pool replaces the stored pool if the CNI network no longer uses
-//! the stored pool and none of the stored pool's addresses is in use; otherwise the new pool gets a numbered name. The
-//! commit that creates the new pool also deletes the replaced pool with its blocks, affinities and reservations. The
-//! commit that replaces a pool guards the pool and its reservations, and fails if a block of the family was created or
-//! changed after the read.
+//! the stored pool and none of the stored pool's addresses is in use. If the stored pool cannot be replaced, the new
+//! pool gets a numbered name. The commit that creates the new pool also deletes the replaced pool with its blocks,
+//! affinities and reservations. The commit that replaces a pool guards the pool and its reservations, and fails if a
+//! block of the family was created or changed after the read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;

@@ -3,11 +3,12 @@
 //!
 //! Calico's routing is based on the blocks that nodes own. Each node drops packets to unassigned addresses of its
 //! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore belong to virtual
-//! owners, one for each node, because Calico's routing ignores the blocks of virtual owners. From the time before
-//! Calico used the store, a node may still own blocks with addresses of secondary networks. An assignment that searches
-//! for free addresses moves blocks of secondary networks from nodes to virtual owners. To move a block, the commit
-//! changes the block's owner, the affinities of both owners and the names of the recorded attributes. A block that also
-//! has addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
+//! owners, one for each node, because Calico's routing ignores the blocks of virtual owners. A node may still own
+//! blocks with addresses of secondary networks that were assigned before Calico used the store. An assignment that
+//! searches for free addresses moves blocks of secondary networks from nodes to virtual owners. To move a block, the
+//! commit changes the block's owner, the affinities of both owners and the names of the recorded attributes. A block
+//! that also has addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary
+//! networks.
 
 use std::net::IpAddr;
 

@@ -28,8 +28,8 @@ pub(super) struct WorkloadAddresses {
     is_changed: bool,
     /// The block entry for an assigned address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot get its sticky address now. In a family of this list, the workload
-    /// gets another address, which it does not keep.
+    /// The families in which the workload cannot get its sticky address now, so that it gets another address, which it
+    /// does not keep.
     elsewhere: Vec<Family>,
 }
 

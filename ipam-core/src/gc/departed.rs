@@ -61,8 +61,8 @@ pub struct DepartedNode {
     /// The addresses that any program has recorded for the node, grouped by block and including the addresses of
     /// tunnels.
     pub holds: Vec<Hold>,
-    /// The number of the node's addresses that must not simply be freed, because they are also recorded for a second
-    /// owner, which may be alive, or belong to a virtual machine, which may start on another node.
+    /// The number of the node's addresses that must not simply be freed: addresses with a second owner, which may be
+    /// alive, and addresses of virtual machines, which may start on another node.
     pub shared: usize,
     /// The number of addresses in the node's blocks that are recorded for no node, without sticky addresses that wait
     /// for their workloads.
@@ -387,8 +387,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // The old node's affinity is deleted: the new node's affinity to the block replaces it, unless the affinity is
-    // stale because the block is missing or has another owner.
+    // The old node's affinity is deleted even if the new node gets none: the affinity is then stale, because the block
+    // is missing or has another owner.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

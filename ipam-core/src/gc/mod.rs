@@ -1,10 +1,10 @@
 //! Frees addresses that are no longer in use.
 //!
 //! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain. An
-//! address is regarded as unused if it was assigned in an earlier boot of the machine, if its network namespace is gone
-//! and no interface has the address, or if the container runtime's list does not contain its container. A missing
-//! interface alone is not enough evidence, because virtual machines and programs with a network card of their own use
-//! addresses without an interface.
+//! address assigned in an earlier boot of the machine is regarded as unused. So is an address whose network namespace
+//! is gone and that no interface has, and an address whose container is missing in the container runtime's list. A
+//! missing interface alone is not enough evidence, because virtual machines and programs with a network card of their
+//! own use addresses without an interface.
 //!
 //! This module does not gather the evidence; its callers do. [`judge`], [`find_stale`] and [`find_unlisted`] decide on
 //! the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. In the opposite
@@ -17,7 +17,7 @@
 //!
 //! Leftover addresses are freed in one commit per block, and only if their handle, attributes and sequence number are
 //! unchanged. Each assignment changes the sequence number, even an assignment of the same address to the same holder.
-//! The commit that frees an address also deletes the workload endpoint of the address's container, if there is one.
+//! The commit that frees an address also deletes the workload endpoint, if any, of the address's container.
 
 mod decide;
 mod departed;

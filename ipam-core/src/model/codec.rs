@@ -1,9 +1,9 @@
 //! Encodes and decodes stored documents as JSON. Decoded documents distinguish an absent field from a field that is
 //! `null`.
 //!
-//! Most documents are declared with the macro `document!`. Unknown fields of a document are written back byte for byte,
-//! because another version or another program may need these fields, and because they may contain JSON numbers that no
-//! Rust number type can hold.
+//! Most documents are declared with the macro `document!`. Unknown fields of a document are kept, because another
+//! version or another program may need them. They are written back byte for byte, because JSON numbers can exceed every
+//! Rust number type.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -182,7 +182,7 @@ struct Numbers {
 
 impl Numbers {
     /// Computes the values of the address part that ends at bit `end`, in a CIDR of prefix length `length`. `low` is
-    /// the value of this part in the CIDR's first address.
+    /// the value of this address part in the CIDR's first address.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };

@@ -47,8 +47,8 @@ impl Owner {
         Self::Virtual(format!("{SECONDARY}{node}"))
     }
 
-    /// Returns the owner itself if it is a node, and the node for the virtual owner of a node's secondary networks.
-    /// Returns `None` for a virtual owner that belongs to no node.
+    /// Returns the name of the owner's node: the owner itself, or the node whose secondary networks the virtual owner
+    /// serves. Returns `None` for a virtual owner that belongs to no node.
     pub fn node(&self) -> Option<&str> {
         match self {
             Self::Host(name) => Some(name),

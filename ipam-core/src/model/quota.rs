@@ -1,5 +1,5 @@
-//! Defines quotas, which limit how many addresses namespaces, networks and nodes may have, and quota counters, which
-//! count the addresses of a namespace, network or node that has a quota.
+//! Defines quotas, which limit how many addresses a namespace, network or node may have, and quota counters, which
+//! count these addresses.
 //!
 //! All quotas are stored in one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under
 //! the name `*` applies to each namespace, network or node without a limit of its own.

@@ -3,7 +3,7 @@
 //!
 //! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject, so one of
 //! two concurrent assignments to the subject fails and is retried. A quota counter is only an upper bound of the number
-//! of addresses: it is too high after releases that skip the counter, and after releases by other programs. Before an
+//! of addresses, because some releases of Margay and all releases of other programs do not lower the counter. Before an
 //! assignment fails because of a quota, the subject's addresses in all blocks are therefore counted at the
 //! transaction's revision.
 
@@ -45,12 +45,11 @@ pub(super) struct QuotaChanges {
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The increase (or, if negative, decrease) of the number of the subject's addresses that Margay has assigned to
-    /// attachments.
+    /// By how much the number of the subject's addresses that Margay has assigned to attachments changes.
     own: i64,
-    /// The increase (or, if negative, decrease) of the number of the subject's addresses without attributes of an
-    /// attachment. The quota counter may lack addresses without attributes of an attachment, because other programs
-    /// assign them without updating the counter.
+    /// By how much the number of the subject's addresses without attributes of an attachment changes. The quota counter
+    /// may lack addresses without attributes of an attachment, because other programs assign them without updating the
+    /// counter.
     other: i64,
     /// The number of the subject's addresses before this change; `None` until [`WriteSet::check_quotas`] has succeeded.
     used: Option<u64>,
@@ -155,7 +154,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Returns how the transaction has changed the number of each subject's addresses so far, one change per subject.
+    /// Returns, for each subject, how the transaction has changed the number of the subject's addresses so far.
     fn quota_changes(&self, counts: &QuotaChanges) -> Vec<QuotaChange> {
         let mut changes = counts.before.clone();
         for block in self.changed.iter().filter_map(|cidr| self.blocks.get(cidr)?.as_ref()) {
@@ -164,9 +163,9 @@ impl WriteSet<'_> {
         changes
     }
 
-    /// Checks that every subject that gets addresses stays within its quota. If `store` is `None`, as in a trial
-    /// assignment, only the counters are checked, because addresses cannot be counted, and a warning is logged if a
-    /// quota is nearly used up.
+    /// Checks that every subject that gets addresses stays within its quota. In a trial assignment, `store` is `None`:
+    /// only the counters are checked, because addresses cannot be counted, and a warning is logged if a quota is nearly
+    /// used up.
     ///
     /// # Errors
     /// `Quota` if the transaction would exceed a quota. Any store error.

@@ -584,10 +584,9 @@ impl Block {
 
     /// Checks a block that was just decoded, and repairs its queue of free ordinals.
     ///
-    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals. The
-    /// repair removes ordinals that are allocated, outside the block or listed twice from the queue of free ordinals,
-    /// and appends free ordinals that are missing in the queue. Therefore no address can be assigned twice or lost for
-    /// ever.
+    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals.
+    /// From the queue, this check removes ordinals that are allocated, outside the block or listed twice. It appends
+    /// free ordinals that are missing in the queue. Therefore no address can be assigned twice or lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {

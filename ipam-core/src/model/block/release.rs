@@ -212,8 +212,8 @@ impl Block {
             self.set_sequence(ordinal);
         }
         self.compact();
-        // `apply_cooldown` returns whether the block must be written, but the caller writes the block after a release
-        // anyway.
+        // The result of `apply_cooldown`, whether the block must be written, is not needed, because callers write the
+        // block after a release anyway.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);
