@@ -1,10 +1,11 @@
 //! Claims blocks for an owner, releases the blocks of an owner or of a pool, and removes owners that no longer exist.
 //! An owner is a node, or a virtual owner such as Calico's load balancer.
 //!
-//! Each block is claimed or released in one commit, together with its affinity. If a claim or release of several blocks
-//! is interrupted, some blocks are changed completely and the other blocks not at all. Each commit guards the block and
-//! the owner's affinity to the block; the commit of a claim also guards the pool and the settings. A release of several
-//! blocks lists the owner's affinities without a guard, so it can miss an affinity that is created during the release.
+//! Each block is claimed or released in one commit, together with its affinity. If a call that claims or releases
+//! several blocks is interrupted, each block is either changed completely or not at all. Each commit guards the block
+//! and the owner's affinity to the block; a commit that claims a block also guards the pool and the settings. A release
+//! of all blocks of an owner lists the owner's affinities without a guard, so it can miss an affinity that is created
+//! during the release.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -20,41 +21,39 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, a claim could take for
-/// ever, because an IPv6 pool can have more than 2^64 blocks.
+/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. Without a limit, `claim_affinity` could
+/// run for ever, because an IPv6 pool can have more than 2^64 blocks.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
-/// Selects the affinities that a release of several blocks ends.
+/// Which of an owner's blocks a call such as [`Ipam::release_affinity`] releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseIf {
-    /// Ends only the affinities to blocks in which no address is held or in cooldown.
+    /// Releases only blocks in which no address is held or in cooldown.
     Empty,
-    /// Ends all affinities. The addresses in the released blocks stay assigned to their handles. A released block has
+    /// Releases all blocks. The addresses in the released blocks stay assigned to their handles. A released block has
     /// no owner, and is deleted when its last address is released.
     Any,
 }
 
-/// The outcome of a claim of blocks for an owner.
+/// The outcome of [`Ipam::claim_affinity`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks of the network that the owner has after the claim, including blocks that it had before the claim.
+    /// The blocks of the requested CIDR that the owner has after the call, including blocks that it had before.
     pub claimed: Vec<IpNet>,
-    /// The blocks that were not claimed. A block cannot be claimed if it has another owner, if it is ownerless and has
-    /// addresses in use, or if it would overlap with a stored block.
+    /// The blocks of the requested CIDR that were not claimed. A block cannot be claimed if it has another owner, if it
+    /// is ownerless and has addresses in use, or if it would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
-/// The outcome of a release of an owner's blocks. Neither the released blocks nor the blocks in use include blocks of
-/// other owners.
+/// The blocks that a call such as [`Ipam::release_affinity`] released or left, without the blocks of other owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
-    /// The blocks that the owner had and no longer has.
+    /// The blocks that the owner lost because of the call.
     pub released: Vec<IpNet>,
     /// The blocks that were not released, because some of their addresses are in use ([`ReleaseIf::Empty`] only).
     pub in_use: Vec<IpNet>,
 }
 
-/// The outcome of a release of one block.
 enum BlockRelease {
     Done,
     InUse,
@@ -62,12 +61,12 @@ enum BlockRelease {
 }
 
 impl Ipam {
-    /// Claims every block of a network for the owner. The network must consist of one or more blocks of an enabled
-    /// pool. Like Calico, this function checks neither the block limit nor the pool's node selector. A block of another
-    /// owner is not claimed.
+    /// Claims every block of a CIDR for the owner, except blocks of other owners. The CIDR must consist of one or more
+    /// blocks of an enabled pool. Like Calico, this function checks neither the block limit nor the pool's node
+    /// selector.
     ///
     /// # Errors
-    /// `OutsidePools` for a network in no enabled pool, and `SmallerThanBlock` for a network smaller than a block, with
+    /// `OutsidePools` for a CIDR in no enabled pool, and `SmallerThanBlock` for a CIDR smaller than a block, with
     /// Calico's error messages. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`] blocks, or for an owner that is neither
     /// a node nor virtual. `UnknownNode` if the node is not registered. Any store error; some blocks may have been
     /// claimed before the error.
@@ -83,12 +82,12 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases the owner's blocks inside a network. The network must consist of one or more blocks of an enabled or
-    /// disabled pool. No address is released, and no block of another owner is changed.
+    /// Releases the owner's blocks inside a CIDR. The CIDR must consist of one or more blocks of an enabled or disabled
+    /// pool. No address is released, and no block of another owner is changed.
     ///
     /// # Errors
-    /// `OutsidePools` for a network in no pool, and `SmallerThanBlock` for a network smaller than a block. `Malformed`
-    /// for damaged blocks; all other blocks are released before this error is returned. Any store error.
+    /// `OutsidePools` for a CIDR in no pool, and `SmallerThanBlock` for a CIDR smaller than a block. `Malformed` for
+    /// damaged blocks; all other blocks are released before this error is returned. Any store error.
     #[boxed_future]
     pub async fn release_affinity(
         &self,
@@ -150,8 +149,8 @@ impl Ipam {
         more.and(done)
     }
 
-    /// Returns the pool that contains the whole network and that the `usable` predicate accepts. Fails if the network
-    /// is smaller than a block of the pool.
+    /// Returns the pool that contains the whole CIDR and that the `usable` predicate accepts. Fails if the CIDR is
+    /// smaller than a block of the pool.
     async fn pool_around(&self, cidr: IpNet, usable: impl Fn(&Pool) -> bool, deadline: Deadline) -> Result<Pool> {
         let pools = self.inventory(deadline).await?.pools;
         let pool = pools.into_iter().find(|pool| pool.cidr().contains(&cidr) && usable(pool));
@@ -162,8 +161,7 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block for an owner. Returns false if the block has another owner, if it is ownerless and has addresses
-    /// in use, or if it would overlap with a stored block.
+    /// Claims a block for an owner. Returns false for a block that cannot be claimed; see [`ClaimedBlocks::failed`].
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -230,7 +228,6 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Returns the blocks of one family to which an owner has affinities.
     async fn affine_blocks(&self, owner: &Owner, family: Family) -> Result<Vec<IpNet>> {
         let Some(prefix) = keys::affinities_prefix(owner, Some(family)) else { return Ok(Vec::new()) };
         let listing = self.store().list_at(Range::Prefix(prefix), Revision::UNSET, Content::KeysOnly).await?;
@@ -268,7 +265,7 @@ impl Ipam {
     }
 }
 
-/// Returns all possible blocks of a pool that lie inside a network, in ascending order.
+/// Returns all possible blocks of a pool that lie inside a CIDR, in ascending order.
 fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     let bits = u32::from(pool.block_size().saturating_sub(cidr.prefix_len()));
     let count = 1_u128.checked_shl(bits).unwrap_or(u128::MAX);
@@ -282,21 +279,21 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. If a listed affinity turns out
-/// to be stale, the block may have got another owner after the listing, so the affinities are listed again.
+/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. If a listed affinity is stale,
+/// its block may have got another owner since, so the affinities are listed again.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
-    /// Releases all blocks inside a network, of nodes and of virtual owners, before a pool is deleted or divided. The
-    /// network can be any network, not only that of a pool. The caller should disable the pool first, because the
-    /// release can miss a block that is claimed while the release runs. No address is released.
+    /// Releases all blocks inside any CIDR, of nodes and of virtual owners, for example before a pool is deleted or
+    /// divided. The caller should disable the pool first, because the release can miss a block that is claimed while it
+    /// runs. No address is released.
     ///
     /// Calico's function that releases the blocks of a pool ignores blocks of virtual owners, and releases blocks in
     /// use as with [`ReleaseIf::Any`].
     ///
     /// # Errors
     /// `Malformed` for damaged blocks; all other blocks are released before this error is returned. Any store error;
-    /// some blocks may have been released before the error.
+    /// some blocks may already be released.
     #[boxed_future]
     pub async fn release_pool_affinities(
         &self,
@@ -327,11 +324,11 @@ impl Ipam {
     }
 
     /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
-    /// pool's block size. Margay and Calico create the missing block of an affinity when a node needs a block, and the
-    /// created block could overlap with blocks of the new pool. Returns the number of deleted affinities.
+    /// pool's block size. Otherwise, when the affinity's node needs a block, Margay or Calico would create the missing
+    /// block, which could overlap with blocks of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
-    /// Any store error; some affinities may have been deleted before the error.
+    /// Any store error; some affinities may already be deleted.
     #[boxed_future]
     pub async fn drop_affinities_beside(&self, new: &NewPool, deadline: Deadline) -> Result<usize> {
         let mut dropped = 0;
@@ -351,7 +348,7 @@ impl Ipam {
         Ok(dropped)
     }
 
-    /// Returns the affinities to blocks that overlap with a network, each as the owner and the block.
+    /// Returns the affinities to blocks that overlap with a CIDR, each as the owner and the block.
     async fn affinities_inside(&self, cidr: IpNet) -> Result<Vec<(Owner, IpNet)>> {
         let mut inside = Vec::new();
         for prefix in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
@@ -367,12 +364,12 @@ impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
     /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
     /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
-    /// release the addresses of the node's containers by handle. The document of the removed node is not changed. A
-    /// removal that failed can be repeated.
+    /// release the addresses of the node's containers by handle. The node's own document is not changed. After an
+    /// error, `remove_owner` can be called again.
     ///
     /// # Errors
-    /// Any error of [`release_all_affinities`](Self::release_all_affinities). If the release of blocks fails, the keys
-    /// of old versions of Calico are deleted nevertheless, unless the store cannot be reached.
+    /// Any error of [`release_all_affinities`](Self::release_all_affinities). If releasing the blocks fails,
+    /// `remove_owner` still deletes the keys of old Calico versions, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {
@@ -390,9 +387,9 @@ impl Ipam {
     }
 
     /// Releases one block of a node that no longer exists, even if addresses of the block are in use. Returns true if
-    /// the node, or the virtual owner of its secondary networks, owned the block. The owner's name must equal `node`
-    /// exactly. If the block has another owner, the node's stale affinity to the block is deleted. The commit fails if
-    /// the node is registered again.
+    /// the node, or the virtual owner of its secondary networks, owned the block. The owner recorded in the block must
+    /// equal `node` exactly. If the block has another owner, the node's stale affinity to the block is deleted. The
+    /// commit that releases the block fails if the node is registered again.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. `Malformed` for a damaged block. Any store error.

@@ -18,10 +18,10 @@ const MAX_KEYS_DELETED: usize = 40;
 /// The settings, reservations, pools and node that an assignment uses.
 ///
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
-/// read. An assignment never violates a pool's rule, a reservation or a setting that was added during the assignment.
-/// Deletions of reservations are not guarded, because an assignment stays valid when a reservation is deleted. The pool
-/// of the assigned addresses is guarded separately. A commit can check at most 64 pools and at most 64 reservations. If
-/// a store has more pools or reservations, they are not guarded, except the pool of the assigned addresses.
+/// read. An assignment therefore never violates a pool, reservation or setting that was written during the assignment.
+/// Deletions of reservations are not guarded, because an assignment stays valid when a reservation is deleted. A commit
+/// can check at most 64 pools and at most 64 reservations. If a store has more pools or reservations, only the pool of
+/// the assigned addresses is guarded.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
@@ -40,7 +40,8 @@ pub(crate) struct AssignContext {
     /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
     /// Calico creates its ClusterInformation document before all others and never deletes it. The commit does not guard
     /// the ClusterInformation document. An assignment that runs just before the ClusterInformation document is created
-    /// may create blocks as in a store without Calico; a later assignment moves these blocks to a virtual owner.
+    /// may still create blocks of secondary networks for a node. A later assignment moves such blocks to a virtual
+    /// owner.
     pub(crate) beside_calico: bool,
 }
 
@@ -95,13 +96,14 @@ impl AssignContext {
         self.count_reservations();
     }
 
-    /// Excludes networks from assignment for the current request only. Nothing is written to the store.
+    /// Excludes the addresses in `networks` from assignment for the current request only. Nothing is written to the
+    /// store.
     pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
         self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));
         self.count_reservations();
     }
 
-    /// Permits assignments again from the networks that [`Self::keep_off`] excluded.
+    /// Permits assignment again of the addresses that [`Self::keep_off`] excluded.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();

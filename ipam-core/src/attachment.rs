@@ -1,9 +1,9 @@
 //! Defines attachments, and the attributes by which a block records the holder of an address.
 //!
-//! A handle consists of the names of a network and a container. A handle does not identify an attachment. A container
-//! can have several interfaces in one network, and two nodes of a cluster can use the same container id. Margay
-//! therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps Margay's
-//! attributes.
+//! A handle consists of the names of a network and a container. A handle does not identify an attachment, because a
+//! container can have several interfaces in one network, and two nodes of a cluster can use the same container id.
+//! Margay therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps
+//! Margay's attributes.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::model::Attribute;
 
 /// The allocation attribute that contains the network's name.
 pub const NETWORK: &str = "margay.io/net";
-/// The allocation attribute that contains the name of the interface inside the container.
+/// The allocation attribute that contains the name of the container's interface.
 pub const INTERFACE: &str = "margay.io/ifname";
 /// The allocation attribute that identifies the boot of the host in which the address was assigned. The attribute's
 /// value is the first 8 characters of the boot id.
@@ -21,13 +21,13 @@ pub const INTERFACE: &str = "margay.io/ifname";
 /// The 8 recorded characters are 32 random bits, which are compared only with the boot id of the node's current boot.
 /// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Addresses
 /// of a boot with equal bits are kept until the next boot, or until other evidence shows that they are unused. The
-/// probability of equal bits is 1 in 4,294,967,296 at each boot. An address of a running container never counts as an
-/// address of an earlier boot, because the boot id does not change during a boot.
+/// probability that two boots have equal bits is 1 in 4,294,967,296. An address of a running container never counts as
+/// an address of an earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
 /// runs in a process id namespace of its own, a slash and the inode of the process id namespace are appended. After a
-/// reboot, the recorded namespace is meaningless.
+/// reboot of the machine, the recorded device and inode are meaningless.
 pub const NETNS: &str = "margay.io/netns";
 /// Margay's attribute for the node's name, in allocations of networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
@@ -44,8 +44,8 @@ pub const POD: &str = "pod";
 /// Calico's attribute for the pod's namespace. Only allocations of Calico's networks have this attribute; see
 /// [`AttributeNames`].
 pub const NAMESPACE: &str = "namespace";
-/// Calico's attribute for the time of the assignment. Margay records the time of the holder's last request for the
-/// address.
+/// Calico's attribute for the time at which an address was assigned. Margay records the time of the holder's last
+/// request for the address.
 pub const TIMESTAMP: &str = "timestamp";
 
 /// The attribute names under which an allocation records its node, pod and namespace.
@@ -55,9 +55,9 @@ pub const TIMESTAMP: &str = "timestamp";
 /// are recorded under Margay's names, because kube-controllers ignores allocations without Calico's `node` attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeNames {
-    /// Calico's attribute names, for Calico's networks.
+    /// The allocation has Calico's attribute names, because it belongs to a network of Calico.
     Calicos,
-    /// Margay's attribute names, for all other networks.
+    /// The allocation has Margay's attribute names, because it belongs to a network that is not Calico's.
     Own,
 }
 
@@ -120,24 +120,22 @@ pub struct Attachment {
 /// attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// The attachment holds the allocation.
     Own,
     /// The holder is known only by the handle: the allocation has no attributes of Margay, and does not name another
     /// node.
     Unmarked,
-    /// Another attachment holds the allocation.
     Foreign,
 }
 
 impl Attachment {
-    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id for a
-    /// container.
+    /// Returns the id of the handle that holds the attachment's addresses. Calico derives the handle of a container in
+    /// the same way.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }
 
     /// Returns the attributes for a new allocation: the attributes in `attributes`, and the attributes that describe
-    /// the attachment. The attributes have Calico's or Margay's names, as `names` selects.
+    /// the attachment. `names` selects whether the attributes get Calico's or Margay's names.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,

@@ -16,10 +16,10 @@ use crate::pools;
 /// Maximum number of block keys read in one round trip.
 const KEYS_PER_READ: usize = 64;
 
-/// Groups release requests by the stored block that contains their address. The keys of the returned map are the
-/// blocks' networks. For an address without a stored block, the key is the network that the block would have in the
-/// address's pool. For an address without a block and without a pool, the key is a network of one address. The blocks
-/// are read without a guard.
+/// Groups release requests by the stored block that contains their address. The keys of the returned map are the CIDRs
+/// of the blocks. For an address without a stored block, the key is the CIDR that its block would have in the address's
+/// pool. For an address without a block and without a pool, the key is the address itself as a CIDR. The blocks are
+/// read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
@@ -67,8 +67,8 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// The stored blocks that were read so far, by their network. The map's value for a network is `None` if no block is
-/// stored, and `Some(None)` if the stored block cannot be decoded.
+/// The stored blocks that were read so far, by CIDR. The map's value for a CIDR is `None` if no block is stored, and
+/// `Some(None)` if the stored block cannot be decoded.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 

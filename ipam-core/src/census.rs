@@ -1,5 +1,5 @@
 //! Determines the use of every address of every block, and the use of quotas, at one revision, for display and metrics.
-//! For a single node, its share of the pools is counted without reading all blocks of other nodes.
+//! [`Ipam::share_of`] counts a single node's share of the pools without reading all blocks of other nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ use crate::usage::{SnapshotReader, reread};
 use crate::utilization::{Usage, UtilizationCounter};
 use crate::write_set::each_of;
 
-/// The use of one address of a block. An address that is both in use and reserved counts as in use.
+/// How one address of a block is used. An address that is both in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressUse {
     /// The address is free and can be assigned.
@@ -32,7 +32,8 @@ pub enum AddressUse {
     Reserved,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The block's owner holds the address, or the node of the owner or of the holder is unknown.
+    /// The block's owner holds the address. An address also has this use if it is held and the node of its holder or of
+    /// the block's owner is unknown.
     Used,
     /// A node other than the block's owner holds the address.
     Borrowed,
@@ -41,7 +42,7 @@ pub enum AddressUse {
 /// A block and the use of each of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCensus {
-    /// The network of the block.
+    /// The block's CIDR.
     pub cidr: IpNet,
     /// The owner of the block, if it has one.
     pub owner: Option<Owner>,
@@ -50,7 +51,7 @@ pub struct BlockCensus {
 }
 
 impl BlockCensus {
-    /// The number of addresses in the block that have this use.
+    /// The number of addresses in the block that have the use `wanted`.
     pub fn count(&self, wanted: AddressUse) -> usize {
         self.uses.iter().filter(|found| **found == wanted).count()
     }
@@ -67,34 +68,34 @@ pub struct PoolCensus {
     pub blocks: Vec<BlockCensus>,
 }
 
-/// The numbers of blocks and addresses of a node.
+/// How many blocks a node owns, and how many addresses it holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCensus {
     /// The number of blocks that the node owns.
     pub blocks: usize,
     /// The number of addresses that the node holds, in its own blocks and in other owners' blocks.
     pub used: usize,
-    /// The number of addresses that the node holds, by the boot of the node in which they were assigned. Addresses
-    /// without a recorded boot are not counted.
+    /// The number of addresses that the node holds, by the boot id under which they were assigned. Addresses without a
+    /// recorded boot are not counted.
     pub boots: BTreeMap<String, usize>,
 }
 
-/// The use of all addresses and quotas of a store at one revision.
+/// How all addresses and quotas of a store are used, at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
-    /// The store revision at which the census was taken.
+    /// The store revision at which all blocks and quotas were read.
     pub revision: Revision,
-    /// All pools with the use of their addresses, ordered by name.
+    /// All pools with their counted addresses, ordered by name.
     pub pools: Vec<PoolCensus>,
     /// Blocks that lie in no pool, in the order of their addresses.
     pub orphaned: Vec<BlockCensus>,
-    /// The nodes that have blocks or addresses.
+    /// The counts of each node that has blocks or addresses, by the node's name.
     pub nodes: BTreeMap<String, NodeCensus>,
-    /// The names of the registered nodes.
+    /// The names of the nodes that are registered in the store.
     pub registered: BTreeSet<String>,
-    /// The use of the quotas, ordered by the kind and name of their subject.
+    /// Each quota and how much of it is used, ordered by the kind and name of the quota's subject.
     pub quotas: Vec<QuotaUse>,
-    /// The addresses in quarantine.
+    /// The quarantined addresses of the store.
     pub quarantined: Quarantine,
 }
 
@@ -202,19 +203,19 @@ impl Census {
     }
 }
 
-/// The quota of a namespace, network or node, and the number of addresses that the namespace, network or node holds.
+/// The quota of a namespace, CNI network or node, and the number of addresses that count against the quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
-    /// The namespace, network or node to which the quota applies.
+    /// The namespace, CNI network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// Maximum number of addresses that the subject may hold.
+    /// Maximum number of addresses that the quota's subject may hold.
     pub limit: u64,
-    /// The number of addresses that the subject holds.
+    /// The number of addresses that the quota's subject holds.
     pub used: u64,
 }
 
 impl QuotaUse {
-    /// Percentage of the limit that is used, rounded down; 100 if the limit is 0.
+    /// Returns the percentage of the quota's limit that is used, rounded down; 100 if the limit is 0.
     pub fn percent(&self) -> u64 {
         self.used.saturating_mul(100).checked_div(self.limit).unwrap_or(100)
     }
@@ -233,8 +234,8 @@ impl QuotaTally {
         });
     }
 
-    /// Returns the use of every quota that names its subject. For each subject that has addresses but no quota of its
-    /// own, returns the use of the quota for [`Quotas::ANY_OTHER`].
+    /// Returns a [`QuotaUse`] for every quota that names its subject, and for each subject that has addresses and to
+    /// which the quota for [`Quotas::ANY_OTHER`] applies.
     fn finish(mut self) -> Vec<QuotaUse> {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();
@@ -248,15 +249,14 @@ impl QuotaTally {
 }
 
 impl Ipam {
-    /// Reads the quotas and creates a [`QuotaTally`] for them.
     async fn read_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<QuotaTally> {
         let (quotas, counted) = self.read_counters(reading, Range::Key(keys::quotas())).await?;
         Ok(QuotaTally { quotas, counted })
     }
 
-    /// Returns the use of the quotas according to their stored counters. A quota counter may be too high. A quota
-    /// counter is too low only if other programs also assign addresses. Subjects that got no address since the last
-    /// change of any quota are not in the result.
+    /// Returns the use of the quotas according to their stored counters. A quota counter may be too high; it is too low
+    /// only if other programs also assign addresses. Subjects to which no address was assigned since the last change of
+    /// any quota are not in the result.
     async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
         let used = |(subject, used): (QuotaSubject, u64)| {
@@ -289,7 +289,7 @@ impl Ipam {
     }
 }
 
-/// The numbers of a pool's blocks and addresses that a node uses.
+/// How many of a pool's blocks and addresses a node uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolShare {
     /// The number of blocks that the node owns.
@@ -306,20 +306,20 @@ pub struct PoolShare {
     pub free: usize,
 }
 
-/// A node's shares of all pools.
+/// How many blocks and addresses of each pool a node uses.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// The oldest revision at which documents were read to compute the shares.
+    /// The store revision of the oldest read from which the shares were computed.
     pub revision: Revision,
-    /// The network of each pool and the node's share of the pool, by the pool's name. Pools that the node does not use
-    /// are included.
+    /// The CIDR of each pool and the node's share of the pool, by the pool's name. Pools that the node does not use are
+    /// included.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
-    /// The number of blocks, among those that were read, that lie in no pool.
+    /// The number of blocks outside of all pools, among the blocks that were read.
     pub orphaned: usize,
-    /// The number of addresses that the node holds, by the boot in which they were assigned. Addresses without a
+    /// The number of addresses that the node holds, by the boot id under which they were assigned. Addresses without a
     /// recorded boot are not counted.
     pub boots: BTreeMap<String, usize>,
-    /// The use of the cluster's quotas, according to their counters.
+    /// The use of the cluster's quotas, according to their stored counters.
     pub quotas: Vec<QuotaUse>,
 }
 

@@ -23,7 +23,7 @@ use crate::sticky::waits_until;
 use crate::timestamps::parse_go_string;
 use crate::write_set::WriteSet;
 
-/// The state of an address in relation to an attachment that uses the address according to the runtime.
+/// Who holds an address that an attachment uses, according to the container runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
     /// The attachment holds the address.
@@ -40,13 +40,14 @@ pub enum Standing {
     Unknown,
 }
 
-/// The result of comparing an attachment's addresses with the store.
+/// The result of [`Ipam::compare`], which compares the addresses that the runtime names for an attachment with the
+/// store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses that the attachment holds. Addresses that the attachment's handle holds without a recorded
-    /// interface are included, unless they are recorded for another node.
+    /// All addresses that the attachment holds, including addresses under its handle without a recorded interface,
+    /// unless they are recorded for another node.
     pub held: Vec<IpAddr>,
-    /// The state of each address that the runtime named.
+    /// Each address that the runtime named, with its [`Standing`].
     pub standings: Vec<(IpAddr, Standing)>,
 }
 
@@ -103,8 +104,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address in a stored block of another size than its pool's block size. The caller has already
-/// found the address free in the block that has its pool's block size.
+/// Returns the state of an address in a stored block whose size differs from its pool's block size. Callers use this
+/// function if the address is free in the block of the pool's block size.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -122,10 +123,10 @@ async fn elsewhere(
     Ok(None)
 }
 
-/// Decides the state of an address in relation to an attachment, from the address's entry in the block.
+/// Decides, from the block entry of an address, who holds the address: the attachment `own` or another one.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
     if waits_until(entry).is_some() {
-        // A sticky address that waits has no holder until its workload starts again.
+        // A sticky address that waits for its workload has no holder until the workload starts again.
         return Standing::Free;
     }
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
@@ -140,7 +141,6 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
     if is_old { Standing::Unmarked } else { Standing::Another(handle.to_owned()) }
 }
 
-/// An address that the attachment already holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
@@ -151,13 +151,13 @@ pub(crate) struct HeldAddress {
 }
 
 /// Minimum age of an assignment whose timestamp a repeated request updates. The new timestamp keeps garbage collection
-/// from freeing an address that is about to be used. If a runtime retries an ADD within [`MIN_RENEWAL_AGE`] after the
-/// assignment, no write is needed.
+/// from freeing an address that is about to be used. An ADD that a runtime retries within [`MIN_RENEWAL_AGE`] after the
+/// assignment writes nothing.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks
-/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time of the
-/// request, if known.
+/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time at which
+/// the attachment's request arrived, if known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,
@@ -191,9 +191,9 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
 }
 
 /// Updates the recorded boot, time and network namespace of requested addresses that the attachment already holds. An
-/// address is updated if it was assigned in an earlier boot, not recently, or for another network namespace. Runtimes
-/// restart containers after a reboot; the new attributes show that the addresses of these containers are not leftovers
-/// of an earlier boot.
+/// address is updated if it was assigned in an earlier boot, not recently, or for another network namespace. When a
+/// runtime restarts a container after a reboot, the new attributes show that the container's addresses are not
+/// leftovers of an earlier boot.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

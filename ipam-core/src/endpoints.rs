@@ -1,6 +1,6 @@
 //! Reads, stores and deletes workload endpoints. A main CNI plugin reads existing endpoints before it sets up a
 //! container's interface, and stores the interface's endpoint afterwards. An endpoint is deleted in a commit of its
-//! own, or in one commit with the release of its addresses.
+//! own, or in the commit that releases its addresses.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::model::{
 /// Maximum number of endpoint documents read in one request.
 const ENDPOINTS_PER_READ: usize = 32;
 
-/// The endpoint that a DEL deletes, and a condition for its deletion.
+/// The endpoint that a DEL deletes, and the container to which the endpoint must belong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointToDelete {
     /// The namespace of the endpoint to delete.
@@ -31,13 +31,14 @@ pub struct EndpointToDelete {
     pub owner: EndpointOwner,
 }
 
-/// A condition for the deletion of an endpoint.
+/// The container to which an endpoint must belong for a DEL to delete it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndpointOwner {
-    /// The endpoint is deleted without a check, since the endpoint's name already contains the container's id.
+    /// The DEL deletes the endpoint without checking its container, since the endpoint's name already contains the
+    /// container's id.
     Any,
-    /// The endpoint is deleted only if it names this container or no container. Without the check of the container, a
-    /// DEL of an old sandbox could delete the endpoint of the pod's newer sandbox.
+    /// The DEL deletes the endpoint only if the endpoint names this container or no container, because a DEL of an old
+    /// sandbox must not delete the endpoint of the pod's newer sandbox.
     Container(String),
 }
 
@@ -50,9 +51,9 @@ impl EndpointToDelete {
     /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to another
     /// container.
     ///
-    /// A damaged endpoint is deleted if [`EndpointOwner::Any`] allows it. With [`EndpointOwner::Container`], a damaged
-    /// endpoint is kept, because it may belong to a newer sandbox of the pod. A damaged endpoint is not an error, so
-    /// the caller can still release the container's addresses.
+    /// A damaged endpoint is not an error, so the caller can still release the container's addresses. With
+    /// [`EndpointOwner::Any`], a damaged endpoint is deleted. With [`EndpointOwner::Container`], a damaged endpoint is
+    /// kept, because it may belong to a newer sandbox of the pod.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };
@@ -131,20 +132,20 @@ pub struct EndpointQuery {
     pub prefix: Option<String>,
     /// The name of the profile that the container's network needs, if any.
     pub profile: Option<String>,
-    /// Whether the query reads the pools.
+    /// Whether the query also reads all pools.
     pub pools: PoolsToRead,
 }
 
-/// Whether an [`EndpointQuery`] reads the pools.
+/// Whether an [`EndpointQuery`] also reads the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolsToRead {
-    /// The query does not read the pools.
+    /// The [`EndpointQuery`] reads no pools.
     Skipped,
-    /// The query reads the pools.
+    /// The [`EndpointQuery`] reads all pools.
     Read,
 }
 
-/// What an [`EndpointQuery`] has read from the store.
+/// The documents that an [`EndpointQuery`] has read from the store.
 #[derive(Clone, Debug)]
 pub struct EndpointContext {
     /// The flag `datastoreReady` of Calico's ClusterInformation document; `None` if the document is missing.
@@ -152,7 +153,7 @@ pub struct EndpointContext {
     /// The endpoints whose names have the queried prefix, with the revisions of their last writes. Damaged endpoints
     /// are skipped.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
-    /// The pools; empty if the query does not read the pools.
+    /// All stored pools; empty if the query does not read the pools.
     pub pools: Vec<Pool>,
 }
 
@@ -169,8 +170,8 @@ pub enum DatastoreReadiness {
 /// An endpoint that a main CNI plugin will store after it has set up the interface. [`Ipam::begin_endpoint`] reads the
 /// existing endpoints, and [`PendingEndpoint::store`] commits the new endpoint.
 ///
-/// If the store stays open between reading and committing, the commit costs only one request, which guards the keys
-/// that were read.
+/// If the store stays open from [`Ipam::begin_endpoint`] to [`PendingEndpoint::store`], the commit costs only one
+/// request, which guards the keys that were read.
 #[derive(Debug)]
 pub struct PendingEndpoint {
     ipam: Ipam,
@@ -198,7 +199,7 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // A read fails if the store fails, or if the read's revision was compacted between two requests.
+                // The read fails if the store fails, or if its revision was compacted between two requests.
                 // `Attempts::end` returns the error or allows another attempt.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
@@ -243,9 +244,9 @@ impl PendingEndpoint {
         Ok(EndpointContext { ready, endpoints, pools })
     }
 
-    /// Stores an endpoint. The commit also creates the network's profile, for `orchestrator`, if the profile does not
-    /// exist. `replaced` is the revision of the existing endpoint that [`Ipam::begin_endpoint`] has read; `None` if the
-    /// endpoint must not exist.
+    /// Stores an endpoint. If the profile of the CNI network does not exist, the commit also creates it, for
+    /// `orchestrator`. `replaced` is the revision of the existing endpoint that [`Ipam::begin_endpoint`] has read;
+    /// `None` if the endpoint must not exist.
     ///
     /// # Errors
     /// `EndpointExists` or `EndpointChanged` if another writer has written the endpoint since [`Ipam::begin_endpoint`].
@@ -298,7 +299,7 @@ impl PendingEndpoint {
         Ok(())
     }
 
-    /// Creates an endpoint document with a new unique id, without a write to the store.
+    /// Creates an endpoint document with a new unique id. Nothing is written to the store.
     pub fn new_endpoint(&self, name: &str, facts: &EndpointFacts) -> WorkloadEndpoint {
         WorkloadEndpoint::new(&self.query.namespace, name, facts, &self.ipam.uid(), self.ipam.now())
     }

@@ -41,7 +41,7 @@ pub enum Error {
     /// A specifically requested address of a bridged network is reserved.
     #[error("address {0} is reserved, so that no container of a bridged network can have it")]
     Reserved(IpAddr),
-    /// A network of Calico uses a pool of prefixes, in a store that Calico also uses.
+    /// A network of Calico was to get addresses from a pool of prefixes, in a store that Calico also uses.
     #[error(
         "pool {0} has prefixes, and Calico's routing knows single addresses only; name the pool in a secondary network"
     )]
@@ -64,29 +64,29 @@ pub enum Error {
     Exhausted {
         /// The address family in which too few addresses are free.
         family: Family,
-        /// Number of addresses of the family that could have been assigned.
+        /// Number of addresses of the family that could have been assigned when the request failed.
         assigned: usize,
         /// Number of addresses of the family that were requested.
         requested: usize,
-        /// Messages that explain why no more addresses are free.
+        /// Messages that explain why no more addresses could be assigned.
         messages: Vec<String>,
     },
     /// An address or a gateway of a bridged network cannot be assigned.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
-    /// A network whose blocks were to be claimed or released lies in no pool.
+    /// A CIDR whose blocks were to be claimed or released lies in no pool.
     #[error("The requested CIDR ({0}) is not within any configured pools.")]
     OutsidePools(IpNet),
-    /// A network whose blocks were to be claimed or released is smaller than a block of its pool.
+    /// A CIDR whose blocks were to be claimed or released is smaller than a block of its pool.
     #[error("The requested CIDR ({0}) is smaller than the minimum.")]
     SmallerThanBlock(IpNet),
     /// An address was not released, because its handle or sequence number differs from that of the release request.
     #[error(transparent)]
     ReleaseConflict(#[from] ReleaseConflict),
-    /// The address is not assigned, but the operation needs an assigned address.
+    /// The operation needs an assigned address, but the address in this error is not assigned.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
-    /// The address was released and is still in cooldown.
+    /// The operation needs an assigned address, but the address in this error was released and is in cooldown.
     #[error("address {0} is in cooldown")]
     CoolingDown(IpAddr),
     /// The owner of an address was not changed, because the address is not held under the given handle or has another
@@ -99,7 +99,7 @@ pub enum Error {
          does not need, or raise its limit"
     )]
     HandleLimit {
-        /// The id of the handle.
+        /// The id of the handle that would exceed its maximum.
         handle: String,
         /// The family of the requested addresses.
         family: Family,
@@ -107,7 +107,7 @@ pub enum Error {
         most: usize,
         /// Number of addresses of the family that the handle already holds.
         held: usize,
-        /// Number of additional addresses of the family that were requested.
+        /// Number of further addresses of the family that were requested.
         requested: usize,
     },
     /// The assignment would exceed the quota of a namespace, a network or a node.
@@ -122,12 +122,12 @@ pub enum Error {
     /// Two IPAM settings contradict each other.
     #[error(transparent)]
     Settings(#[from] ContradictorySettings),
-    /// The resource that was to be created exists already.
+    /// A resource that was to be created exists already.
     #[error("{kind} {name} exists already")]
     Exists {
         /// The kind of the resource that exists already.
         kind: ErrorSubject,
-        /// The name of the resource.
+        /// The name by which the error message identifies the resource.
         name: String,
     },
     /// A resource that the operation needs does not exist.
@@ -135,7 +135,7 @@ pub enum Error {
     NotFound {
         /// The kind of the resource that does not exist.
         kind: ErrorSubject,
-        /// The name of the resource.
+        /// The name by which the error message identifies the resource.
         name: String,
     },
     /// Another writer created the workload endpoint while the container's interface was being set up.
@@ -147,10 +147,10 @@ pub enum Error {
     /// The definition of a pool is invalid.
     #[error(transparent)]
     InvalidPool(#[from] InvalidPool),
-    /// A block cannot be created for this network, for example because of its size.
+    /// A CIDR cannot be a block, for example because of its size.
     #[error(transparent)]
     UnusableBlock(#[from] UnusableBlock),
-    /// The request is invalid, as the message explains.
+    /// The request is invalid; the message explains why.
     #[error("{0}")]
     Invalid(String),
     /// An unfinished import or migration has locked the store, so no address may be assigned or released.
@@ -170,21 +170,21 @@ pub enum Error {
         addresses: usize,
         /// The blocks of the pool in which addresses are in use.
         places: Vec<BlockInUse>,
-        /// The gateway's address, if the pool belongs to a bridged network.
+        /// The address of the pool's gateway, if the pool belongs to a bridged network.
         gateway: Option<String>,
     },
-    /// A document that operators edit could not be written, deleted or found.
+    /// A document that operators edit, such as a pool or a reservation, could not be written, deleted or found.
     #[error(transparent)]
     Document(#[from] DocumentError),
 }
 
-/// The kind of resource that an error about a missing or existing resource concerns.
+/// The kind of the resource in [`Error::Exists`] and [`Error::NotFound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorSubject {
     /// A pool that is identified by its name.
     Pool,
-    /// A pool that is identified by its network.
+    /// A pool that is identified by its CIDR.
     PoolOfCidr,
     /// A reservation that is identified by its name.
     Reservation,
@@ -197,7 +197,7 @@ pub enum ErrorSubject {
 }
 
 impl ErrorSubject {
-    /// Returns the error for a resource of this kind that does not exist.
+    /// Returns [`Error::NotFound`] for a resource of this kind and name.
     pub fn not_found(self, name: impl fmt::Display) -> Error {
         Error::NotFound { kind: self, name: name.to_string() }
     }
@@ -220,7 +220,7 @@ impl fmt::Display for ErrorSubject {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
-    /// More than one pool of a family could be used, and the network's configuration names none of them.
+    /// More than one pool of a family could be used, and the CNI network's configuration names none of these pools.
     #[error(
         "a bridged network needs exactly one {family} pool, and {} could serve it: {}; name one of them in {}",
         .candidates.len(),
@@ -230,7 +230,7 @@ pub enum BridgeError {
     SeveralPools {
         /// The address family of the candidate pools.
         family: Family,
-        /// The names of the pools that could be used.
+        /// The names of the pools between which the CNI network's configuration must choose.
         candidates: Vec<String>,
     },
     /// The pool cannot be used for a secondary network, because Calico also assigns addresses from the pool.
@@ -253,12 +253,12 @@ pub enum BridgeError {
     CalicosBlock {
         /// The requested address.
         ip: IpAddr,
-        /// The block that contains the requested address.
+        /// The block that contains the specifically requested address.
         block: IpNet,
         /// The node that owns the block.
         node: String,
     },
-    /// The network requests a gateway, but its pool is a pool of prefixes, which have no gateways.
+    /// The CNI network requests a gateway, but its pool is a pool of prefixes, which have no gateways.
     #[error(
         "pool {pool} has prefixes, and each is a network of its own without a gateway; take isGateway, isDefaultGateway \
          and gateway out of the network's configuration, or name a pool of addresses (ptp needs one)"
@@ -272,7 +272,7 @@ pub enum BridgeError {
     PoolTooSmall {
         /// The pool's name.
         pool: String,
-        /// The network of the pool.
+        /// The pool's CIDR.
         cidr: IpNet,
     },
     /// The configured gateway lies outside the pool.
@@ -288,41 +288,42 @@ pub enum BridgeError {
         }
     )]
     GatewayOutside {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         gateway: IpAddr,
-        /// The pool's network.
+        /// The pool's CIDR.
         cidr: IpNet,
     },
-    /// The configured gateway is not a host address of the pool, for example its network address or broadcast address.
+    /// The configured gateway is not a host address of the pool, but for example the pool's network address or
+    /// broadcast address.
     #[error("gateway {gateway} is not a host address of {cidr}; name another one, or \"first\"")]
     BadGateway {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         gateway: IpAddr,
-        /// The pool's network.
+        /// The pool's CIDR.
         cidr: IpNet,
     },
-    /// The configured gateway differs from the gateway that the network already uses.
+    /// The configured gateway differs from the gateway that the CNI network already uses.
     #[error(
         "gateway {wanted} was asked for, but the network uses {recorded} (recorded in reservation {reservation}); \
          use that one, or delete the reservation when no container is left"
     )]
     OtherGateway {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         wanted: IpAddr,
-        /// The gateway that the network already uses.
+        /// The gateway that the CNI network already uses.
         recorded: IpAddr,
-        /// The name of the reservation that records the network's gateway.
+        /// The name of the reservation that records the CNI network's gateway.
         reservation: String,
     },
     /// The address of the gateway is assigned to a container.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
-        /// The configured address of the gateway.
+        /// The gateway address in the network's configuration.
         gateway: IpAddr,
         /// The handle that holds the gateway's address.
         handle: String,
     },
-    /// The pools that the network's configuration defines by ranges conflict with existing pools, as the message
+    /// The pools that the CNI network's configuration defines by ranges conflict with existing pools, as the message
     /// explains.
     #[error("{0}")]
     BadRanges(String),
@@ -335,7 +336,7 @@ impl Error {
     }
 }
 
-/// A block cannot be used or created, because an address could then be assigned twice in overlapping blocks.
+/// A block cannot be used or created, because an address that two overlapping blocks contain could be assigned twice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlapError {
     /// Another stored block overlaps with the block of the requested address.
@@ -345,13 +346,13 @@ pub enum OverlapError {
          --apply"
     )]
     Block {
-        /// The block that contains the requested address.
+        /// The block that contains the specifically requested address.
         block: IpNet,
         /// The stored block that overlaps with `block`.
         other: IpNet,
     },
-    /// A block was not created, because too many blocks are stored around it. One commit cannot guard all keys of
-    /// blocks that might overlap with the new block.
+    /// A block was not created, because one commit cannot guard the keys of all stored blocks that might overlap with
+    /// the new block.
     #[error(
         "block {block} cannot be made: more than 4,096 other blocks are stored around it; delete the empty ones with: \
          margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"
@@ -362,7 +363,7 @@ pub enum OverlapError {
     },
 }
 
-/// The error that an assignment would exceed a quota.
+/// The error for an assignment that would exceed a quota.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the quota of {subject} is used up: {used} of {limit} addresses are in use; end containers there, or raise it with: \
@@ -371,13 +372,13 @@ pub enum OverlapError {
     .subject.name
 )]
 pub struct QuotaReached {
-    /// The namespace, network or node to which the quota applies.
+    /// The namespace, CNI network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// Maximum number of addresses that the subject may hold.
+    /// Maximum number of addresses that the quota's subject may hold.
     pub limit: u64,
-    /// Number of addresses that the subject holds.
+    /// Number of addresses that the quota's subject already holds.
     pub used: u64,
-    /// True if the node holds leftover addresses of earlier boots, which an assignment may be able to free.
+    /// True if the node holds leftover addresses of earlier boots, which a repeated assignment may be able to free.
     pub over_leftovers: bool,
 }
 
@@ -391,17 +392,17 @@ pub enum VmError {
     /// The pod is the target of a migration, and the virtual machine with this handle has no address.
     #[error("migration target pod but no IP allocated to VM handle {0}")]
     NothingToTake(String),
-    /// The virtual machine's address no longer lies in any pool.
+    /// An address of the virtual machine no longer lies in any pool.
     #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
     OutsidePools(IpAddr),
 }
 
-/// A block of a pool, in which addresses are in use.
+/// A block with addresses in use, of a pool that was to be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockInUse {
-    /// The network of the block.
+    /// The block's CIDR.
     pub block: IpNet,
-    /// Number of addresses in use in the block.
+    /// Number of the block's addresses that are in use.
     pub addresses: usize,
     /// The names of the nodes that hold addresses of the block.
     pub nodes: Vec<String>,
@@ -414,7 +415,6 @@ impl fmt::Display for BlockInUse {
     }
 }
 
-/// Displays the first few blocks of a list, and the number of omitted blocks.
 struct PlaceList<'a>(&'a [BlockInUse]);
 
 impl fmt::Display for PlaceList<'_> {

@@ -1,4 +1,4 @@
-//! Chooses a free private network for a pool that is defined without a network.
+//! Chooses a free private CIDR for a pool that is defined without a CIDR.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,13 +6,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::net::overlap;
 
-/// The private ranges from which the networks of IPv4 pools are chosen, preferred first. By default, Docker, podman,
-/// libvirt, flannel, k3s, OpenShift and kubeadm use other private ranges.
+/// The private ranges from which the CIDRs of IPv4 pools are chosen, preferred first. Docker, podman, libvirt, flannel,
+/// k3s, OpenShift and kubeadm use none of these ranges by default.
 const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
 
-/// Returns a network of prefix length `bits` that overlaps with none of the networks in `taken`. A prefix length of at
-/// most 30 means IPv4: the result is the first free network in the private ranges. A larger prefix length means IPv6:
-/// the result is a unique local network with a random prefix (RFC 4193). Returns `None` if no network is free.
+/// Returns a CIDR of prefix length `bits` that overlaps with none of the CIDRs in `taken`, or `None` if no CIDR is
+/// free. For a prefix length of at most 30, returns the first free CIDR in the private IPv4 ranges. For a larger prefix
+/// length, returns a unique local IPv6 CIDR with a random prefix (RFC 4193).
 pub fn choose(bits: u8, taken: &[IpNet], mut random: impl FnMut() -> u64) -> Option<IpNet> {
     let is_free = |cidr: &IpNet| !taken.iter().any(|other| overlap(*other, *cidr));
     if bits <= 30 {

@@ -2,12 +2,11 @@
 //!
 //! On a networked store, an assignment costs only one read and one commit if the block of the assigned address is known
 //! before the first read. To save round trips, the program that uses the allocator can remember recently used blocks. A
-//! hint only selects the blocks that are read first. A wrong, stale or missing hint costs a round trip and has no other
-//! effect.
+//! hint only selects the blocks that are read first, so a wrong, stale or missing hint merely costs a round trip.
 //!
 //! If all blocks of a pool are claimed, an assignment may have to scan thousands of blocks, and runtimes retry a failed
-//! ADD every few seconds. To save scans of full blocks, the full blocks are remembered, each with the revision of its
-//! last write. A full block remains full as long as it has the remembered revision.
+//! ADD every few seconds. To save scans of full blocks, the program can remember full blocks, each with the revision of
+//! its last write. A full block remains full as long as the revision of its last write is unchanged.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,13 +19,13 @@ use crate::attachment::Attachment;
 use crate::model::is_of_prefixes;
 use crate::net::Family;
 
-/// Maximum number of recently used blocks that are remembered for a node and network. The maximum exceeds Calico's
-/// default limit of blocks per host.
+/// Maximum number of recently used blocks that are remembered for a node and network; more than Calico's default limit
+/// of blocks per host.
 const MAX_REMEMBERED_BLOCKS: usize = 32;
 /// Maximum number of addresses whose possible blocks are prefetched when an attachment is released.
 const MAX_HINTED_ADDRESSES: usize = 4;
 
-/// Stores hints: the blocks that a node recently used in a network. An implementation may forget hints at any time.
+/// Stores hints: the blocks that a node recently used in a network. Implementations may forget hints at any time.
 pub trait Hints: Send + Sync + fmt::Debug {
     /// Returns the blocks that attachments of the given attachment's node and network used last, most recent first.
     fn recall(&self, attachment: &Attachment) -> Vec<IpNet>;
@@ -35,30 +34,30 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// the most recently used block first.
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]);
 
-    /// Returns blocks that were full, each with the revision of its last write. A block is regarded as full until its
-    /// revision changes. Implementations must forget a full block within a minute, because after the restore of an etcd
-    /// backup a changed block can have the remembered revision again.
+    /// Returns the remembered full blocks, each with the revision of its last write. An assignment regards a remembered
+    /// block as full until the revision changes. Implementations must forget a full block within a minute, because
+    /// after the restore of an etcd backup a changed block can have the remembered revision again.
     fn recall_full(&self, _attachment: &Attachment) -> FullBlocks {
         FullBlocks::new()
     }
 
-    /// Adds blocks to those that [`Self::recall_full`] returns.
+    /// Remembers full blocks, so that [`Self::recall_full`] also returns them.
     fn remember_full(&self, _attachment: &Attachment, _blocks: &FullBlocks) {}
 
-    /// Returns the networks of pools in which no address was free for the attachment's node and network. Assignments
-    /// try remembered full pools last, so implementations must forget a full pool within a minute.
+    /// Returns the CIDRs of pools in which no address was free for the attachment's node and network. Assignments try
+    /// remembered full pools last, so implementations must forget a full pool within a minute.
     fn recall_full_pools(&self, _attachment: &Attachment) -> Vec<IpNet> {
         Vec::new()
     }
 
-    /// Adds the networks of pools to those that [`Self::recall_full_pools`] returns.
+    /// Remembers the CIDRs of full pools, so that [`Self::recall_full_pools`] also returns them.
     fn remember_full_pools(&self, _attachment: &Attachment, _pools: &[IpNet]) {}
 
     /// Records that a node is about to borrow addresses from blocks of other owners. The allocator records the
     /// borrowing before it sends the commit of the assignment. A scan of the node's addresses reads the recorded blocks
     /// in addition to the node's own blocks. If the record of a borrowed block is lost, scans do not see the borrowed
-    /// addresses until the next scan of all blocks. The record of a block that was not borrowed costs only an
-    /// additional read in each scan.
+    /// addresses until the next scan of all blocks. If a block is recorded but nothing was borrowed from it, each scan
+    /// merely reads one block more.
     fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
 
     /// Returns the remembered blocks of other owners from which a node may have borrowed addresses.
@@ -67,11 +66,11 @@ pub trait Hints: Send + Sync + fmt::Debug {
     }
 }
 
-/// Full blocks by their network, each with the revision of the block's last write.
+/// Full blocks by CIDR, each with the revision of the block's last write.
 pub type FullBlocks = BTreeMap<IpNet, Revision>;
 
-/// Returns the blocks that were just used, followed by the remembered blocks, without duplicates and at most
-/// [`MAX_REMEMBERED_BLOCKS`].
+/// Returns the blocks that were just used, followed by the remembered blocks: at most [`MAX_REMEMBERED_BLOCKS`],
+/// without duplicates.
 pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -> Vec<IpNet> {
     let mut blocks: Vec<IpNet> = Vec::new();
     for cidr in used.chain(recalled.iter().copied()) {
@@ -83,8 +82,8 @@ pub(crate) fn with_used(recalled: &[IpNet], used: impl Iterator<Item = IpNet>) -
     blocks
 }
 
-/// Returns the remembered blocks of a family, most recently used first. The next address of the family is probably
-/// assigned from the first returned block.
+/// Returns the remembered blocks of a family, most recently used first. The node's next address of the family is
+/// probably assigned from the most recently used block.
 pub(crate) fn latest_of(recalled: &[IpNet], family: Family) -> impl Iterator<Item = IpNet> {
     recalled.iter().copied().filter(move |cidr| Family::of_net(*cidr) == family)
 }

@@ -1,10 +1,10 @@
 //! Defines the import lock: a key that reserves a store for an import or a migration into this store.
 //!
 //! While the import lock's key exists, no address is assigned or released. Every operation of the allocator reads the
-//! lock's key in the same request as its other keys. The commit of each operation guards that the lock's key is absent.
-//! While the lock exists, only the program that fills the store can assign or release addresses, even if other programs
-//! are already configured to use the store. Calico's own programs ignore the lock. The crate `margay-ipam-operator`
-//! plans the copying of a store's content.
+//! lock's key in the same request as its other keys, and its commit guards that the lock's key is absent. While the
+//! lock exists, only the program that fills the store can assign or release addresses, even if other programs are
+//! already configured to use the store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` decides
+//! what an import or a migration copies.
 
 use std::fmt;
 
@@ -45,11 +45,11 @@ pub enum MoveKind {
     Migrate,
 }
 
-/// The progress of an import or a migration.
+/// How far an import or a migration has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportState {
-    /// Some keys of the source may not have been copied into the store yet.
+    /// The import or migration may not have copied all keys of the source yet.
     Copying,
     /// All keys of one revision of the source were copied and compared.
     Copied,
@@ -62,16 +62,18 @@ pub enum ImportState {
 pub struct ImportLock {
     /// Whether a store is filled by an import or by a migration.
     pub way: MoveKind,
-    /// The source of the import or migration, as a command line argument: the URL of a store, or the path of a file.
+    /// The source of the import or migration, as the user gives it on the command line: the URL of a store, or the path
+    /// of a file.
     pub from: String,
-    /// The store that is being filled, as a command line argument.
+    /// The store that is being filled, as the user gives it on the command line.
     pub to: String,
     /// The identity of the source: the id of the store from which a migration copies, or a checksum of the imported
     /// file and of the requested changes to the file's content.
     pub source: String,
-    /// The progress of the import or migration.
+    /// How far the import or migration has progressed.
     pub state: ImportState,
-    /// The last revision of the source store that was copied completely; 0 if no revision was copied completely.
+    /// The newest revision of the source store of which all keys were copied; 0 if no revision was copied completely
+    /// yet.
     pub revision: i64,
 }
 

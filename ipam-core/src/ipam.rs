@@ -15,9 +15,9 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 use crate::pending_commits::{self, PendingCommits, RecordingStore};
 
-/// Runs a block of code as one transaction on the allocator's store, or on the store given after `on`, and returns the
-/// code's result. While the store has an [import lock](crate::import_lock), only transactions that are marked `reading`
-/// succeed.
+/// Runs a Rust block as one transaction on the allocator's store, or on the store given after `on`, and returns the
+/// block's result. While the store has an [import lock](crate::import_lock), only transactions that are marked
+/// `reading` succeed.
 #[macro_export]
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
@@ -41,24 +41,24 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// A function that returns the current time. Tests replace the system clock by a function of their own.
+/// A function that returns the current time. Tests use a function of their own instead of the system clock.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
 /// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Minimum number of full blocks that an assignment must find for the full blocks to be remembered. Fewer full blocks
-/// can be read again at low cost.
+/// Minimum number of full blocks that an assignment must find in order to remember them. Fewer full blocks can be read
+/// again at low cost.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
-/// Decides which nodes can get addresses.
+/// The rule for which nodes can get addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
     /// Only registered nodes can get addresses, as in a cluster.
     Registered,
-    /// In the store of a single machine, no node is registered, and the node of the first request gets all addresses.
-    /// The store records the node's name in the first request, so a host that is renamed later remains the same node.
-    /// An unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
+    /// In the store of a single machine, no node is registered, and all addresses go to the node of the first request.
+    /// The store records this node's name, so a host that is renamed later remains the same node. An unregistered node
+    /// has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
@@ -137,7 +137,8 @@ impl Ipam {
         self.liveness.as_ref()
     }
 
-    /// Settles every pending commit of an attachment, so that the store cannot execute any of these commits later.
+    /// Settles every pending commit of an attachment, so that the store executes no pending commit of the attachment
+    /// later.
     pub(crate) async fn settle_pending_commits(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         match &self.pending_commits {
             Some(pending_commits) => {
@@ -274,8 +275,8 @@ impl Ipam {
         }
     }
 
-    /// Returns an owner with the name by which the store knows the owner (see [`Self::known_name`]), even if a node is
-    /// no longer registered.
+    /// Replaces the owner's name by the name under which the store knows the owner (see [`Self::known_name`]), even for
+    /// a node that is no longer registered.
     pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
         match owner {
             Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),
@@ -293,8 +294,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the name by which the store knows the node that is now called `name`. The returned name differs from
-    /// `name` only if no node is registered and the store has recorded another name for its only node.
+    /// Returns the name by which the store knows the node that is now called `name`. The store knows a node by another
+    /// name than `name` only if no node is registered and the store has recorded another name for its only node.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),

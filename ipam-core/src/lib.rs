@@ -6,10 +6,10 @@
 //! `kv`.
 //!
 //! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] make decisions about stored documents without any I/O. Functions that decide without I/O get the
-//! time, host names and random numbers as arguments, so every decision is reproducible. [`Ipam`] is the allocator of
-//! addresses. Most operations of the allocator are one transaction on a store, which reads documents, decides and
-//! writes. The largest operation is in [`assign`].
+//! [`utilization`] make decisions about stored documents without any I/O. Functions without I/O get the time, host
+//! names and random numbers as arguments, so every decision is reproducible. [`Ipam`] is the allocator of addresses.
+//! Most methods of [`Ipam`] run one transaction on a store: they read documents, decide and write. The largest
+//! operation is the assignment of addresses, in [`assign`].
 //!
 //! The crate `margay-ipam-operator` implements the operations that an operator of a cluster runs. The modules
 //! [`write_set`], [`assign_context`], [`block_lookup`] and [`usage`] are public because the crate
@@ -77,7 +77,7 @@ pub mod workloads;
 pub mod write_set;
 
 /// Makes an `async fn` return a boxed future. The compiler generates the code of an `async fn` again in each crate that
-/// awaits it, but that of a boxed future only once, in this crate. With boxed futures, the workspace's programs and
+/// awaits it, but the code of a boxed future only once, in this crate. With boxed futures, the workspace's programs and
 /// tests build in 165 s instead of 198 s after a change of this crate.
 pub(crate) use async_recursion::async_recursion as boxed_future;
 pub use check::{CheckResult, Standing};

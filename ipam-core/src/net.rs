@@ -1,4 +1,4 @@
-//! Provides arithmetic on addresses and networks of both families.
+//! Provides arithmetic on addresses and CIDRs of both families.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,12 +22,12 @@ impl Family {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// Returns the family of a network.
+    /// Returns the family of a CIDR.
     pub fn of_net(net: IpNet) -> Self {
         Self::of(net.addr())
     }
 
-    /// The number of bits of an address of this family: 32 or 128.
+    /// Returns the number of bits of an address of this family: 32 or 128.
     pub fn bits(self) -> u8 {
         match self {
             Self::V4 => 32,
@@ -35,7 +35,7 @@ impl Family {
         }
     }
 
-    /// The prefix lengths that a block of single addresses can have.
+    /// Returns the prefix lengths that a block of single addresses can have.
     pub fn block_sizes(self) -> RangeInclusive<u8> {
         match self {
             Self::V4 => 20..=32,
@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// The family's segment in store keys, which is `ipv4` or `ipv6`.
+    /// Returns the key segment of the family, which is `ipv4` or `ipv6`.
     pub fn key_segment(self) -> &'static str {
         match self {
             Self::V4 => "ipv4",
@@ -51,8 +51,8 @@ impl Family {
         }
     }
 
-    /// Converts an integer to the address with the integer's bits; the inverse of [`number`]. Returns `None` if the
-    /// number is too large for the family.
+    /// Converts an integer to the address of this family that has the integer's bits; the inverse of [`number`].
+    /// Returns `None` if the integer is too large for the family.
     pub fn address(self, number: u128) -> Option<IpAddr> {
         match self {
             Self::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
@@ -60,8 +60,8 @@ impl Family {
         }
     }
 
-    /// Returns the network with a given prefix length that contains an address. Returns `None` if the prefix length is
-    /// too large, or if the address has the other family.
+    /// Returns the CIDR with a given prefix length that contains an address. Returns `None` if the prefix length is too
+    /// large, or if the address has the other family.
     pub fn network(self, ip: IpAddr, prefix: u8) -> Option<IpNet> {
         let net = match (self, ip) {
             (Self::V4, IpAddr::V4(ip)) => Ipv4Net::new(ip, prefix).ok()?.into(),
@@ -89,32 +89,31 @@ pub fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// Returns the first and the last address of a network as integers (see [`number`]).
+/// Returns the first and the last address of a CIDR as integers (see [`number`]).
 pub fn bounds(net: IpNet) -> (u128, u128) {
     (number(net.network()), number(net.broadcast()))
 }
 
-/// Returns the address that is `offset` addresses after a network's first address; `None` if that address is outside
-/// the network.
+/// Returns the address that is `offset` addresses after a CIDR's first address, or `None` if it is outside the CIDR.
 pub fn nth(net: IpNet, offset: u128) -> Option<IpAddr> {
     let (first, last) = bounds(net);
     let number = first.checked_add(offset).filter(|number| *number <= last)?;
     Family::of_net(net).address(number)
 }
 
-/// True if two networks have at least one common address.
+/// True if two CIDRs have at least one common address.
 pub fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 
 /// A number of addresses, exact from 0 to 2^128. The type `u128` is too small, because there are 2^128 IPv6 addresses.
 ///
-/// Sums saturate at 2^128. A count is displayed and serialized as decimal text, because many JSON parsers lose
-/// precision beyond 2^53.
+/// A sum of counts saturates at 2^128. A count is displayed and serialized as decimal text, because many JSON parsers
+/// lose precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // If `all` is true, the count is 2^128 and `low` is 0. The field `all` is declared before `low`, so that the
-    // derived order is the numeric order.
+    // True if the count is 2^128; then `low` is 0. `all` is declared before `low`, so that the derived order of counts
+    // is the numeric order.
     all: bool,
     low: u128,
 }
@@ -130,13 +129,13 @@ impl Count {
         Self { all: false, low: count }
     }
 
-    /// Returns the number of addresses in a network.
+    /// Returns the number of addresses in a CIDR.
     pub fn of_net(net: IpNet) -> Self {
         Self::of_parts(net, Family::of_net(net).bits())
     }
 
-    /// Returns the number of subnets of prefix length `length` in a network. Returns 1 if `length` is shorter than the
-    /// network's prefix length.
+    /// Returns the number of subnets of prefix length `length` in a CIDR. Returns 1 if `length` is less than the CIDR's
+    /// prefix length.
     pub fn of_parts(net: IpNet, length: u8) -> Self {
         let bits = length.saturating_sub(net.prefix_len());
         1_u128.checked_shl(bits.into()).map_or(Self::ALL, Self::new)

@@ -1,26 +1,26 @@
-//! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome, the
-//! record of the commit allows another process to find out the outcome.
+//! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome,
+//! another process can find it out from the record.
 //!
-//! If the store is another process, such as etcd, a commit may be executed after its sender has died. A commit may even
-//! be executed after another process has searched for the commit's effect in vain. A transaction is therefore recorded
-//! before it is sent, and its record is removed once the store can no longer execute the transaction. The next
+//! A store in another process, such as etcd, may execute a commit after the commit's sender has died. The store may do
+//! so even after another process has looked for the effect of the commit and found none. A transaction is therefore
+//! recorded before it is sent, and its record is removed once the store can no longer execute the transaction. The next
 //! operation on the same attachment finds the pending commit and sends the recorded transaction again. If the repeated
 //! transaction succeeds, its addresses can be found in the store. If the guards of the repeated transaction fail, the
 //! transaction was executed before, or a guarded key has changed.
 //!
-//! A changed key never gets its old revision again. But a transaction that creates a block guards that the block, the
-//! affinity and the handle are absent. The keys of the block, the affinity and the handle may be absent again when a
-//! delayed copy of the transaction arrives. To exclude a delayed execution, the settling process checks the existing
-//! keys that the transaction guards. If all guarded keys are unchanged, the settling process rewrites one of them with
-//! an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction guards at least one
-//! existing key, that of the pool's document.
+//! A key that has changed never gets its old revision again. But a transaction that creates a block guards that the
+//! keys of the block, the affinity and the handle are absent. When a delayed copy of the transaction arrives, these
+//! keys may be absent again. To exclude a delayed execution, the process that settles the pending commit checks the
+//! existing keys that the transaction guards. If none of the guarded keys has changed, the settling process rewrites
+//! one of them with an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction
+//! guards at least one existing key, that of the pool's document.
 //!
-//! A pending commit belongs to one attachment. If pending commits are recorded, no commit assigns addresses to several
-//! attachments.
+//! If pending commits are recorded, each commit assigns addresses to one attachment only, so that each record belongs
+//! to one attachment.
 //!
 //! An embedded store needs no records of pending commits. Only the process that has the store lock commits, and the
 //! lock is released when the process dies. The next process that opens the store therefore sees whether the last commit
-//! was executed; a commit of a dead process cannot be executed later.
+//! was executed, and no commit of a dead process can be executed later.
 
 use std::fmt;
 use std::io;
@@ -36,14 +36,14 @@ use kv::{
 use crate::attachment::Attachment;
 use crate::error::Result;
 
-/// Maximum pause between two attempts to send a pending commit.
+/// Maximum pause between two attempts to send a transaction whose outcome is unknown.
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The id of a recorded pending commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PendingCommitId(pub String);
 
-/// A recorded transaction with an unknown outcome.
+/// A recorded transaction whose outcome is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingCommit {
     /// The id of the pending commit's record.
@@ -53,30 +53,32 @@ pub struct PendingCommit {
 }
 
 /// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
-/// the machine. Every assignment waits for the methods of this trait, so the methods must be fast and should not write
-/// to a disk. The methods may be slower if an earlier process left the record of a pending commit.
+/// the machine. Every assignment waits for the methods of this trait, so they must be fast and should not write to a
+/// disk. They may be slower only if an earlier process left the record of a pending commit.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
-    /// now on. If the recording fails, the caller does not send the transaction.
+    /// now on. If this method fails, the caller does not send the transaction.
     ///
     /// # Errors
     /// Any I/O error that prevents recording the transaction.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId>;
 
-    /// Removes the record of a pending commit whose outcome is known. If the removal fails, the next operation on the
-    /// attachment needs an additional round trip.
+    /// Removes the record of a pending commit whose outcome is known. If the record cannot be removed, the next
+    /// operation on the attachment needs an additional round trip.
     fn forget(&self, id: &PendingCommitId);
 
     /// Returns the pending commits of an attachment for this store. Records for other stores, and records that cannot
-    /// be decoded, are ignored. If there are records, the implementation may query the store for its identity.
+    /// be decoded, are ignored. To compare the store of a record with this store, the implementation may query the
+    /// store for its identity.
     ///
     /// # Errors
-    /// Any I/O error that prevents reading the records of the pending commits. A store error is passed on unchanged.
+    /// Any I/O error that prevents reading the records of the pending commits. A store error that occurs while
+    /// comparing stores is returned unchanged.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 
-/// Ensures that no pending commit of an attachment can be executed by the store from now on.
+/// Ensures that the store can execute no pending commit of an attachment from now on.
 pub(crate) async fn settle_all(
     pending_commits: &dyn PendingCommits,
     store: &Arc<dyn Store>,
@@ -171,8 +173,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // The rewrite of the key fails if another process has changed the key first. After a change by another process, the
-    // guards of the pending transaction fail anyway.
+    // If another process has changed the key first, this rewrite fails, but the guards of the pending transaction then
+    // fail, too.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -214,8 +216,8 @@ impl RecordingStore {
         Self { inner, pending_commits, attachment, recorded: Mutex::default() }
     }
 
-    /// Records a transaction, unless it is a retry of the recorded transaction. The reads in the failure branch of a
-    /// transaction are not compared, because only retries have such reads.
+    /// Records a transaction, unless it is a retry of the recorded transaction. To recognize a retry, transactions are
+    /// compared without the reads in their failure branches, because only retries have such reads.
     fn record(&self, txn: &Txn) -> kv::Result<()> {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded
@@ -235,7 +237,7 @@ impl RecordingStore {
         Ok(())
     }
 
-    /// Removes the record if the transaction's outcome is known.
+    /// Removes the record of the transaction if the answer shows the transaction's outcome.
     fn forget_if_final(&self, answer: &kv::Result<TxnResponse>) {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = recorded.as_mut() else { return };

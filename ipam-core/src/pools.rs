@@ -1,4 +1,4 @@
-//! Selects the pools for an assignment, and decides the order in which the blocks of a pool are tried.
+//! Selects the pools for an assignment, and decides in which order an assignment tries the blocks of a pool.
 
 use std::net::IpAddr;
 
@@ -13,13 +13,13 @@ use crate::selector::SelectorError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The text by which a request names a pool is neither a network nor a pool's name.
+    /// The text by which a request names a pool is neither a CIDR nor a pool's name.
     #[error("error parsing pool {0:?}: invalid CIDR address: {0}")]
     UnknownName(String),
     /// The family of a requested pool is not that of the requested addresses.
     #[error("\"{0}\" isn't a {1} address")]
     WrongFamily(IpAddr, Family),
-    /// A requested pool is not enabled, or no pool has exactly the requested network.
+    /// A requested pool is not enabled, or no pool has exactly the requested CIDR.
     #[error("the given pool ({0}) does not exist, or is not enabled")]
     NotGiven(IpNet),
     /// No pool of the family is enabled, or the blocks of all enabled pools are too small.
@@ -28,16 +28,16 @@ pub enum PoolError {
     /// No pool can be used for the requesting node and namespace, because of the pools' selectors.
     #[error("no configured Calico pools for node {0}")]
     NoneForNode(String),
-    /// No pool allows the requested use of the addresses.
+    /// No pool allows the use, such as `Tunnel`, for which the addresses are requested.
     #[error("cannot find a qualified ippool, no pools match the required use ({0})")]
     NoneForUse(PoolUse),
-    /// A selector of this pool cannot be parsed.
+    /// A selector of the pool with this name cannot be parsed.
     #[error("pool {0}: {1}")]
     BadSelector(String, #[source] SelectorError),
     /// A specifically requested address lies in no enabled pool.
     #[error("The provided IP address is not in a configured pool\n")]
     AddressOutside,
-    /// A specifically requested address lies in a pool that does not allow the requested use.
+    /// A specifically requested address lies in a pool that does not allow the use for which the address is requested.
     #[error(
         "IP address {ip} is in IP pool {pool:?}, which is not allowed for use \"{wanted}\" (allowedUses: [{}])",
         .allowed.join(" ")
@@ -45,20 +45,21 @@ pub enum PoolError {
     AddressNotForUse {
         /// The requested address.
         ip: IpAddr,
-        /// The name of the pool that contains the address.
+        /// The name of the pool that contains the requested address.
         pool: String,
-        /// The requested use of the address.
+        /// The use for which the address is requested.
         wanted: PoolUse,
-        /// The allowed uses of the pool.
+        /// The uses, such as `Workload`, that the pool allows.
         allowed: Vec<String>,
     },
 }
 
-/// Returns the network of a pool that a request names by network or by name. If `text` is a network, [`select_pools`]
-/// checks later whether an enabled pool has this network.
+/// Returns the CIDR of a pool that a request names by CIDR or by name. If `text` is a CIDR, [`select_pools`] checks
+/// later whether an enabled pool has this CIDR.
 ///
 /// # Errors
-/// [`PoolError::UnknownName`] if no pool has this name. [`PoolError::WrongFamily`] if the network has another family.
+/// [`PoolError::UnknownName`] if no pool has the name `text`. [`PoolError::WrongFamily`] if the CIDR has another
+/// family.
 pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpNet, PoolError> {
     let by_name = || pools.iter().find(|pool| pool.name() == text).map(Pool::cidr);
     let net = text.parse().ok().or_else(by_name).ok_or_else(|| PoolError::UnknownName(text.to_owned()))?.trunc();
@@ -70,8 +71,8 @@ pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpN
 pub struct PoolQuery<'a> {
     /// The family of the requested addresses.
     pub family: Family,
-    /// The networks of the requested pools, in the order of the request. If no pools are listed, pools are chosen by
-    /// their selectors.
+    /// The CIDRs of the requested pools, in the order of the request. If this list is empty, pools are chosen by their
+    /// selectors.
     pub requested: &'a [IpNet],
     /// The name of the node for which addresses are requested.
     pub node: &'a str,
@@ -79,7 +80,7 @@ pub struct PoolQuery<'a> {
     pub node_labels: &'a Labels,
     /// The labels of the container's namespace.
     pub namespace_labels: &'a Labels,
-    /// The use of the requested addresses.
+    /// The use for which the addresses are requested.
     pub wanted: PoolUse,
     /// The addresses that are reserved for the node itself in each block.
     pub host_reserved: Option<&'a HostReserved>,
@@ -87,10 +88,10 @@ pub struct PoolQuery<'a> {
 
 /// Selects the pools from which addresses may be assigned, in the order in which they are tried.
 ///
-/// `all` contains all pools, ordered by name. Requested pools are selected in the order of the request, regardless of
-/// their selectors and assignment modes. If no pools are requested, the function selects the pools with automatic
-/// assignment whose selectors match both the node and the namespace. A selected pool is always enabled, allows the
-/// requested use, and has blocks with more addresses than are reserved for the node.
+/// `all` contains all pools, ordered by name. If pools are requested, the function selects them in the order of the
+/// request, regardless of their selectors and assignment modes. If no pools are requested, the function selects the
+/// pools with automatic assignment whose selectors match both the node and the namespace. A selected pool is always
+/// enabled, allows the requested use, and has blocks with more addresses than are reserved for the node.
 ///
 /// # Errors
 /// [`PoolError`] if no pool can be used, or if a requested pool does not exist.
@@ -117,8 +118,8 @@ pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'
     Ok(chosen.into_iter().map(|(pool, _)| pool).collect())
 }
 
-/// The first reason why no address is assigned from a pool. The variants are in the order in which the reasons are
-/// checked.
+/// The first reason why no address is assigned from a pool. The variants are in the order in which [`select_pools`]
+/// checks the reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// The pool's family is not that of the requested addresses.
@@ -127,22 +128,22 @@ pub enum Obstacle {
     NotEnabled,
     /// The pool is smaller than one of its blocks, or all addresses of a block would be reserved for the node.
     BlocksTooSmall,
-    /// The request names only other pools.
+    /// The request names other pools, but not this pool.
     NotRequested,
     /// The pool's assignment mode is manual, and the request does not name the pool.
     Manual,
-    /// The pool's node selector does not match the node.
+    /// The pool's node selector does not match the requesting node.
     Node,
-    /// The pool's namespace selector does not match the namespace.
+    /// The pool's namespace selector does not match the container's namespace.
     Namespace,
-    /// The pool does not allow the requested use.
+    /// The pool does not allow the use for which addresses are requested.
     Use,
 }
 
 /// Returns the reason why [`select_pools`] does not select a pool, or `None` if the pool is selected.
 ///
 /// # Errors
-/// [`PoolError::BadSelector`] if a selector of the pool is needed and cannot be parsed.
+/// [`PoolError::BadSelector`] if the decision depends on a selector of the pool that cannot be parsed.
 pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     let found = if pool.family() != query.family {
         Some(Obstacle::OtherFamily)
@@ -158,8 +159,8 @@ pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, 
     Ok(found.or_else(|| (!pool.allows(query.wanted)).then_some(Obstacle::Use)))
 }
 
-/// True if [`select_pools`] needs the labels of the namespace, for the namespace selector of some pool. Pools whose
-/// node selector cannot be parsed are ignored.
+/// True if [`select_pools`] needs the labels of the container's namespace, because a pool that could be used has a
+/// namespace selector. Pools whose node selector cannot be parsed are ignored.
 pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
     let may_choose = |pool: &Pool| {
         has_room(pool, query)
@@ -176,7 +177,8 @@ pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
 }
 
-/// True if the pool has at least the size of one block, and a block has more addresses than are reserved for the node.
+/// True if the pool is not smaller than one of its blocks, and each block has more addresses than are reserved for the
+/// node.
 fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
     let kept = query.host_reserved.map_or(0, |kept| kept.start.saturating_add(kept.end));
     block_addresses(pool).is_some_and(|addresses| addresses > Count::from(kept))
@@ -189,10 +191,9 @@ fn block_addresses(pool: &Pool) -> Option<Count> {
     (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_parts(first, pool.length()))
 }
 
-/// A pool, and the reason why no address is assigned from the pool, if any.
 type JudgedPool<'a> = (&'a Pool, Option<Obstacle>);
 
-/// Returns those of the usable pools that the request names, in the order of the request; all usable pools if the
+/// Returns the usable pools that the request names, in the order of the request. Returns all usable pools if the
 /// request names no pool.
 fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<Vec<JudgedPool<'a>>, PoolError> {
     if query.requested.is_empty() {
@@ -224,7 +225,7 @@ fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, Poo
 ///
 /// # Errors
 /// [`PoolError::AddressOutside`] if no enabled pool contains the address. [`PoolError::AddressNotForUse`] if the pool
-/// does not allow the use.
+/// does not allow the use `wanted`.
 pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolError> {
     let mut enabled = enabled_pools(all, Family::of(ip));
     let pool = enabled.find(|pool| pool.cidr().contains(&ip)).ok_or(PoolError::AddressOutside)?;
@@ -243,22 +244,23 @@ pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
 }
 
 /// Returns the index of the block at which a host starts its search in each pool. The index is the 32-bit FNV-1 hash of
-/// the host's name. Different hosts usually start at different blocks, so they rarely compete for the same block.
+/// the host's name. Different hosts usually start at different blocks, so they rarely try to claim the same block.
 pub fn start_of(host: &str) -> u64 {
     let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
     hash.into()
 }
 
-/// Returns all possible blocks of a pool, each once. The first block that is returned has the index `start`, modulo the
-/// number of blocks. After the pool's last block, the iterator continues with the pool's first block.
+/// Returns all possible blocks of a pool, each once. The first returned block has the index `start` (modulo the number
+/// of blocks), and the pool's first block follows the pool's last block.
 ///
-/// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For pools whose blocks have
-/// one address each, a random `start` is better, since a host cannot use such a block twice.
+/// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For a pool whose blocks
+/// have one address each, a random `start` is better, because otherwise each search of the host would first find the
+/// blocks that it already uses.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
-        // Only the pool ::/0 with blocks of one address has 2^128 blocks, which is too large for `u128` by one. The
-        // last block of the pool ::/0 is therefore never used.
+        // Only the pool ::/0 with blocks of one address has 2^128 blocks, one more than fits into `u128`, so the last
+        // block of this pool is never used.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
@@ -276,8 +278,8 @@ pub struct PoolBlocks {
 }
 
 impl PoolBlocks {
-    /// Returns the next block with at least one unreserved address. A run of fully reserved blocks is skipped in one
-    /// step, because an IPv6 pool can have too many reserved blocks to visit each of them.
+    /// Returns the next block with at least one unreserved address. Skips a run of fully reserved blocks in one step,
+    /// because an IPv6 pool can have too many reserved blocks to visit each of them.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
         loop {
             let current = self.index;
@@ -289,8 +291,8 @@ impl PoolBlocks {
         }
     }
 
-    /// Skips all blocks after the block with index `current` that end at or before the address `last` (as an integer).
-    /// The block with index `current` is the last returned block.
+    /// Skips the blocks after the last returned block, whose index is `current`, up to the address `last` (as an
+    /// integer).
     fn pass_over(&mut self, current: u128, last: u128) {
         let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
         let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
@@ -309,7 +311,7 @@ impl Iterator for PoolBlocks {
     fn next(&mut self) -> Option<IpNet> {
         self.left = self.left.checked_sub(1)?;
         let family = Family::of_net(self.pool);
-        // The shift cannot overflow, because its result is an offset inside the pool.
+        // This shift cannot overflow, because its result is an offset inside the pool.
         let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
         self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
         let first = number(self.pool.network()).checked_add(distance)?;
@@ -495,8 +497,8 @@ mod tests {
         assert_eq!(blocks_from(&four, 255).count(), 256);
         let one = make(new("p", "10.0.0.0/26"));
         assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
-        // The block size is larger than the pool, or its prefix length is longer than an address. Only programs other
-        // than Margay write pools with impossible block sizes.
+        // Only programs other than Margay write pools with a block size larger than the pool or a prefix length longer
+        // than an address.
         for block_size in [20, 33, 255] {
             let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
             assert_eq!(blocks_from(&odd, 7).count(), 0);
@@ -505,7 +507,6 @@ mod tests {
         }
     }
 
-    /// Returns all unreserved blocks in the order of [`PoolBlocks::next_unreserved`].
     fn unreserved(mut blocks: PoolBlocks, reservations: &Reservations) -> Vec<IpNet> {
         std::iter::from_fn(|| blocks.next_unreserved(reservations)).collect()
     }
@@ -534,7 +535,7 @@ mod tests {
 
     #[test]
     fn blocks_of_huge_network_are_found_at_once() {
-        // The reserved networks are all addresses of the pool except fd06::10 to fd06::17.
+        // The reservations cover all addresses of the pool except fd06::10 to fd06::17.
         let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
         let rest = (0..58_u8)
             .map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());

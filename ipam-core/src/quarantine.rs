@@ -2,11 +2,11 @@
 //! the device. A quarantined address is reserved for a day, or until an operator releases it.
 //!
 //! One IPReservation with a fixed name lists all quarantined addresses, so neither Margay nor Calico assigns them on
-//! any node. An annotation of the reservation records when and why each address was quarantined. Entries older than a
-//! day are removed when the next address is quarantined.
+//! any node. An annotation of the reservation records when and why each address was quarantined. Addresses that were
+//! quarantined more than a day ago are removed when the next address is quarantined.
 //!
-//! The commit of a quarantine guards the reservation, the blocks that lose an address, and the attachment's handle. One
-//! commit releases and quarantines the attachment's address.
+//! One commit releases the attachment's address and quarantines it. The commit guards the reservation, the blocks that
+//! lose an address, and the attachment's handle.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -32,7 +32,7 @@ use crate::write_set::WriteSet;
 pub const QUARANTINE: &str = "margay-quarantine";
 /// The annotation of the quarantine's reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
 const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
-/// Maximum number of quarantined addresses. The quarantine is limited because each ADD reads all quarantined addresses.
+/// Maximum number of quarantined addresses, limited because each ADD reads all of them.
 pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
 /// How long an address stays in quarantine, unless the quarantine is full.
 pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
@@ -42,13 +42,13 @@ pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
 pub struct QuarantineEntry {
     /// The start of the address's quarantine, as RFC 3339 in UTC.
     pub since: String,
-    /// The observation that led to the quarantine.
+    /// The observation that led to the quarantine, as text.
     pub reason: String,
-    /// The node that has observed the device with this address.
+    /// The node that has observed a device with the quarantined address.
     pub node: String,
 }
 
-/// The quarantined addresses with their quarantine entries.
+/// The quarantined addresses, each with when and why it was quarantined.
 pub type Quarantine = BTreeMap<IpAddr, QuarantineEntry>;
 
 /// A quarantined address, as shown by `margay ipam quarantine list` (as JSON) and by the daemon's web page.
@@ -61,12 +61,11 @@ pub struct QuarantineRow {
     pub why: QuarantineEntry,
 }
 
-/// Returns the rows of a quarantine, one per address.
 pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
 }
 
-/// Returns the addresses that the reservation named [`QUARANTINE`] quarantines. An address that a person has removed
+/// Returns the addresses that the reservation named [`QUARANTINE`] quarantines. An address that an operator has removed
 /// from this reservation is no longer quarantined.
 pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
     reservations.iter().find(|one| one.name() == QUARANTINE).map(recorded).unwrap_or_default()
@@ -85,8 +84,8 @@ fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
     parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
-/// Returns a reservation without the addresses whose time in quarantine is over, for use by assignments. An address
-/// whose quarantine is over can be assigned again, and is probed again when it is assigned.
+/// Returns a reservation without the addresses whose time in quarantine is over. Addresses whose quarantine is over can
+/// be assigned, and the CNI plugin probes them again when they are assigned.
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);
@@ -125,7 +124,7 @@ pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry>
     Some(taken)
 }
 
-/// Replaces the quarantined addresses in the reservation. Networks that a person has added to the reservation are kept.
+/// Replaces the quarantined addresses in the reservation. CIDRs that an operator has added to the reservation are kept.
 fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine) {
     let single = |ip: &IpAddr| IpNet::from(*ip);
     let mut networks: Vec<IpNet> = document.texts().iter().filter_map(|text| parse_entry(text)).collect();
@@ -138,7 +137,7 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
 impl Ipam {
     /// Releases and quarantines addresses that were just assigned to an attachment but that another device uses, in one
     /// commit. `found` contains each address with the reason for its quarantine. Addresses that the attachment does not
-    /// hold are ignored. Returns the quarantined addresses.
+    /// hold are ignored. Returns the addresses that were quarantined.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged documents that the commit needs.

@@ -1,21 +1,20 @@
 //! Releases the addresses of an attachment or of a handle, or single addresses. The addresses of an attachment are
-//! released in one commit. Other releases can need several commits. Each commit also updates the handles of the
+//! released in one commit; the addresses of a handle can need several. Each commit also updates the handles of the
 //! addresses that it releases.
 //!
 //! The commit of a release guards every block that loses an address, and the handles of these addresses. An address
-//! that has got another holder meanwhile is therefore not released. A release by handle reads the blocks that the
-//! handle names. If no address is found, nothing is written or guarded: the handle held no address at the revision that
-//! was read.
+//! that got another holder after the read is therefore not released. A release by handle reads the blocks that the
+//! handle names. If the handle holds no address in the named blocks, nothing is written or guarded.
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment. The allocation is kept if the
-//! other node may have a container with an equal id. The other node has no container with an equal id if runtimes
-//! generated the container id at random, or if the other node is no longer registered.
+//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
+//! must be one that runtimes generate at random, or the other node must not be registered; otherwise the other node may
+//! have a container with an equal id.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
-//! released when the machine is deleted. The blocks show whether another pod is an owner. The commit guards the blocks
-//! from which addresses are released, so another pod cannot have become an owner meanwhile.
+//! released when the machine is deleted. The addresses' block entries show whether another pod is an owner. The commit
+//! guards the blocks from which addresses are released, so it fails if another pod has become an owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -39,20 +38,20 @@ use crate::vm::{VmFate, VmHoldings, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
 use crate::write_set::{WriteSet, likely_counters};
 
-/// Maximum number of blocks that one commit of a release changes. Four blocks of the largest usual size have about one
-/// megabyte.
+/// Maximum number of blocks from which one commit releases addresses. The stored values of four blocks of the largest
+/// usual size have about one megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
 /// Maximum number of single addresses that one commit releases. The commit must guard the handle of each address, and
-/// each address can have a handle of its own.
+/// one commit can have at most 120 guards.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
-/// Number of attempts in which a release lowers the quota counters. Concurrent releases may conflict on the counters
-/// again and again, so later attempts do not lower them.
+/// Number of attempts in which a release lowers the quota counters. Later attempts do not, because concurrent releases
+/// may conflict on the counters again and again.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of [`Ipam::release_ips`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// The addresses that [`Ipam::release_ips`] has released.
+    /// The requested addresses that were released.
     pub released: Vec<IpAddr>,
     /// The requested addresses that had no holder, so that nothing was to be released.
     pub unallocated: Vec<IpAddr>,
@@ -60,10 +59,9 @@ pub struct ReleasedAddresses {
 
 impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
-    /// on its node without a recorded interface. If the node was renamed, addresses of the container may be recorded
-    /// under the node's former name. Addresses under the former name are released if the container id is one that
-    /// runtimes generate at random, or if the former name is no longer registered. The release succeeds even if there
-    /// are no addresses to release, so it can be repeated.
+    /// on its node without a recorded interface. If the node was renamed, addresses under the node's former name are
+    /// also released, unless another node may have a container with an equal id. The call succeeds if there are no
+    /// addresses to release, so it can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is
     /// settled first, so that its commit cannot be executed after the release. `old_handles` are the handles that
@@ -82,13 +80,13 @@ impl Ipam {
     }
 
     /// Releases all addresses of an attachment, with additional information from the caller; see
-    /// [`release_attachment`](Self::release_attachment). `addresses` are the attachment's addresses, if known: their
-    /// blocks are prefetched, which saves a round trip, but all addresses of the attachment are released. `namespace`
-    /// is the pod's namespace, which saves a round trip if namespaces have quotas. If `endpoint` is given, this
-    /// workload endpoint is deleted in the same commit.
+    /// [`release_attachment`](Self::release_attachment). `addresses` are the attachment's addresses, if known. All
+    /// addresses of the attachment are released, but prefetching the blocks of `addresses` saves a round trip.
+    /// `namespace` is the pod's namespace, which saves a round trip if namespaces have quotas. If `endpoint` is given,
+    /// the commit also deletes this workload endpoint.
     ///
     /// # Errors
-    /// Any error of [`release_attachment`](Self::release_attachment). A damaged endpoint is not an error.
+    /// Any error of [`release_attachment`](Self::release_attachment). A damaged `endpoint` causes no error.
     #[boxed_future]
     pub async fn release_attachment_of(
         &self,
@@ -132,7 +130,7 @@ impl Ipam {
         Ok(OtherHandles::reported(released))
     }
 
-    /// Releases the addresses that an attachment holds under these handles, in a write set without a commit.
+    /// Releases the addresses that an attachment holds under `handles`, in a write set without a commit.
     async fn release_own(
         &self,
         work: &mut WriteSet<'_>,
@@ -149,8 +147,8 @@ impl Ipam {
     /// Releases all addresses of a handle, on any node. Each commit releases the addresses in up to four blocks.
     ///
     /// # Errors
-    /// `NotFound` if the handle does not exist. Any store error; some addresses may have been released before the
-    /// error, and the release can be repeated.
+    /// `NotFound` if the handle does not exist. Any store error; some addresses may already be released, and the call
+    /// can be repeated.
     #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
@@ -202,13 +200,11 @@ impl Ipam {
     }
 
     /// Releases single addresses. Addresses that have no holder, or are already in cooldown, are returned in
-    /// `unallocated`. Up to 60 addresses in up to 4 blocks are released in one atomic commit. More addresses need
-    /// several commits.
+    /// `unallocated`. One commit releases up to 60 addresses in up to 4 blocks; more addresses need several commits.
     ///
     /// # Errors
-    /// `ReleaseConflict` if the handle or the sequence number of an address differs from that of its request. On a
-    /// `ReleaseConflict`, the addresses of earlier commits have been released, but no other addresses. Any store error;
-    /// some addresses may have been released before the error.
+    /// `ReleaseConflict` if the handle or the sequence number of an address differs from that of its request. Any store
+    /// error. After an error, the addresses of earlier commits are already released.
     #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
@@ -223,8 +219,8 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Carries out as many of the first release requests as fit into one commit, and returns their addresses. The
-    /// requests must be sorted by address.
+    /// Carries out as many release requests, from the first on, as fit into one commit, and returns their addresses.
+    /// The requests must be sorted by address.
     async fn release_first(
         &self,
         requests: &[ReleaseRequest],
@@ -286,8 +282,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases those addresses of the handles whose entries the `mine` predicate accepts, in the first `most` blocks
-    /// that the handles name. Also returns the number of named blocks that were not read.
+    /// Releases the addresses under the handles whose block entries the `mine` predicate accepts, in the first `most`
+    /// blocks that the handles name. Also returns the number of blocks that the handles name but that were not read.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -330,7 +326,7 @@ impl Ipam {
             match found {
                 HandleEntry::Others => continue,
                 // The handle names a block in which it holds no address, because another writer was interrupted. The
-                // commit removes the block from the handle.
+                // commit removes the handle's entry for this block.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =
@@ -353,13 +349,13 @@ impl Ipam {
     }
 }
 
-/// The outcome of a release by handle.
+/// The addresses that a release by handle has released, and the blocks that need more work afterwards.
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
-    /// Blocks in which the release has freed the last address.
+    /// Blocks of which the last held address was released.
     emptied: BTreeSet<IpNet>,
-    /// Blocks with released addresses that now wait for their workload.
+    /// Blocks with released sticky addresses, which now wait for their workload.
     kept: BTreeSet<IpNet>,
     /// The number of blocks that the handles name but that were not read.
     left: usize,
@@ -376,15 +372,14 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` release requests, and the requests after them that have the same address as the last of the
-/// first `most`.
+/// Returns the first `most` release requests, extended by the following requests for the same address as the last one.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
     requests.get(..most + more).unwrap_or(requests)
 }
 
-/// What a release finds in a block that a handle names.
+/// What a block that a handle names says about the handle's addresses.
 enum HandleEntry {
     Addresses,
     Others,
@@ -421,8 +416,8 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
 }
 
 /// Releases blocks of the node that became empty and whose pool no longer selects the node, as Calico does after a
-/// release. The node and the pools are read without guards. If the node or a pool changes before the commit, the node's
-/// next assignment releases the blocks.
+/// release. The node and the pools are read without guards: if one of them changes before the commit, the node's next
+/// assignment releases the blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -450,8 +445,8 @@ struct OtherHandles {
 
 impl OtherHandles {
     /// Reads the blocks of the handles, one of which is the attachment's, and finds addresses that are recorded for
-    /// other nodes. Unless the container id is one that runtimes generate at random, the function also reads and guards
-    /// whether the other node is registered.
+    /// other nodes. For a container id that a person may have chosen, also reads and guards whether the other nodes are
+    /// registered.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -475,14 +470,14 @@ impl OtherHandles {
         Ok(renamed)
     }
 
-    /// True if an allocation is recorded for another node, and is to be released with the attachment.
+    /// True if an allocation is recorded for another node, and must be released with the attachment.
     fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
         !self.goes.is_empty()
             && entry.has_handle(&self.handle)
             && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
     }
 
-    /// Logs the addresses that were recorded for other nodes, and returns all released addresses.
+    /// Logs the released addresses that were recorded for other nodes, and returns all released addresses.
     fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {
@@ -501,11 +496,11 @@ impl OtherHandles {
 }
 
 impl Ipam {
-    /// Removes a pod from the owners of its virtual machine's addresses. All addresses of the machine are released if
-    /// no owner is left and the machine no longer needs them. A machine no longer needs its addresses if it is being
-    /// deleted, or if the setting by which machines keep their addresses is off. The commit also releases addresses of
-    /// the container itself, as [`release_attachment_of`](Self::release_attachment_of) does. The release succeeds even
-    /// if there are no addresses to release, so it can be repeated.
+    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left, releases all addresses of
+    /// the machine, provided that the machine is being deleted, or that the setting by which machines keep their
+    /// addresses is off. The commit also releases addresses of the container itself, as
+    /// [`release_attachment_of`](Self::release_attachment_of) does. The call succeeds if there are no addresses to
+    /// release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.
@@ -553,7 +548,7 @@ impl Ipam {
 }
 
 /// Returns the addresses of which the pod is an owner, each with the update that removes the pod. The returned flag is
-/// true if another pod is an owner of any address.
+/// true if another pod is an owner of any of the machine's addresses.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

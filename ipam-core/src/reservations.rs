@@ -14,29 +14,28 @@ pub struct Reservations {
     v6: Spans,
 }
 
-/// An entry of a reservation that reserves nothing, because it is neither a network nor an address.
+/// An entry of a reservation that reserves nothing, because it is neither a CIDR nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
-    /// The name of the reservation.
+    /// The name of the reservation with the entry.
     pub reservation: String,
-    /// The text of the reservation's entry.
+    /// The text of the entry that reserves nothing.
     pub entry: String,
 }
 
-/// Addresses of one family as integers, in inclusive spans. The spans are ascending, and any two have a gap between
-/// them.
+/// Addresses of one family, as inclusive spans of integers, which are ascending and separated by gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Spans(Vec<(u128, u128)>);
 
 impl Reservations {
-    /// Creates the set of all addresses in these networks.
+    /// Creates the set of all addresses in `networks`.
     pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
         let (v4, v6): (Vec<_>, Vec<_>) = networks.into_iter().partition(|net| Family::of_net(*net) == Family::V4);
         Self { v4: Spans::merge(v4), v6: Spans::merge(v6) }
     }
 
-    /// Creates the set of all addresses in these reservations. Also returns the entries that cannot be parsed, so that
-    /// the caller can log them. As in Calico, entries that cannot be parsed reserve nothing.
+    /// Creates the set of all addresses in these reservations. As in Calico, entries that cannot be parsed reserve
+    /// nothing. The function also returns these entries, so that the caller can log them.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {
@@ -52,7 +51,7 @@ impl Reservations {
         (Self::new(networks), skipped)
     }
 
-    /// Returns a copy of the set with the addresses of these networks added.
+    /// Returns a copy of the set, extended by the addresses in `networks`.
     pub(crate) fn with(&self, networks: &[IpNet]) -> Self {
         let mut other = Self::new(networks.iter().copied());
         other.v4 = Spans::merge_spans(self.v4.0.iter().chain(&other.v4.0).copied().collect());
@@ -71,35 +70,35 @@ impl Reservations {
         self.of(Family::of(ip)).within(number, number).next().is_some()
     }
 
-    /// True if any address of the network is reserved.
+    /// True if any address of the CIDR is reserved.
     pub fn touches(&self, net: IpNet) -> bool {
         let (first, last) = bounds(net);
         self.of(Family::of_net(net)).within(first, last).next().is_some()
     }
 
-    /// True if every address of the network is reserved, by one or more reservations.
+    /// True if every address of the CIDR is reserved, by one or more reservations.
     pub fn covers(&self, net: IpNet) -> bool {
         self.count_in(net) == Count::of_net(net)
     }
 
-    /// If every address of the network is reserved, returns the last address, as an integer, of the span of reserved
-    /// addresses around the network. Otherwise returns `None`.
+    /// If every address of the CIDR is reserved, returns the last address (as an integer) of the span of reserved
+    /// addresses that contains the CIDR. Otherwise returns `None`.
     pub(crate) fn end_of_cover(&self, net: IpNet) -> Option<u128> {
         let (first, last) = bounds(net);
         let spans = &self.of(Family::of_net(net)).0;
-        // Any two spans have a gap between them, so a fully reserved network lies in a single span.
+        // Any two spans have a gap between them, so a fully reserved CIDR lies in a single span.
         let span = spans.get(spans.partition_point(|span| span.1 < last))?;
         (span.0 <= first).then_some(span.1)
     }
 
-    /// Returns the number of reserved addresses in the network.
+    /// Returns the number of reserved addresses in the CIDR.
     pub fn count_in(&self, net: IpNet) -> Count {
         let (first, last) = bounds(net);
         let parts = self.of(Family::of_net(net)).within(first, last);
         parts.fold(Count::ZERO, |sum, (first, last)| sum.plus(Count::of_span(first, last)))
     }
 
-    /// Returns the number of subnets of prefix length `length` in the network that contain a reserved address.
+    /// Returns the number of subnets of prefix length `length` in the CIDR that contain a reserved address.
     pub fn count_of_length(&self, net: IpNet, length: u8) -> Count {
         let host_bits = u32::from(Family::of_net(net).bits().saturating_sub(length));
         if host_bits == 0 {
@@ -109,7 +108,7 @@ impl Reservations {
         let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
         let mut counted = (Count::ZERO, None);
         for (first, last) in self.of(Family::of_net(net)).within(first, last) {
-            // A subnet that contains the end of one span and the start of the next is counted once.
+            // A subnet that contains the end of one span and the start of the next span is counted once.
             let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
             counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
         }
@@ -141,7 +140,7 @@ impl Spans {
         Self(merged)
     }
 
-    /// Returns those parts of the reserved spans that lie between the addresses `first` and `last`, both inclusive.
+    /// Returns the parts of the reserved spans between the addresses `first` and `last`, both inclusive.
     fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
         let start = self.0.partition_point(|span| span.1 < first);
         let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);
@@ -149,7 +148,7 @@ impl Spans {
     }
 }
 
-/// Parses an entry of a reservation, which is a network or a single address. The host bits of a network are cleared.
+/// Parses an entry of a reservation, which is a CIDR or a single address. The host bits of a CIDR are cleared.
 pub fn parse_entry(entry: &str) -> Option<IpNet> {
     match entry.parse::<IpNet>() {
         Ok(net) => Some(net.trunc()),

@@ -15,15 +15,16 @@ use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_nam
 use crate::write_set::WriteSet;
 
 /// The key that commits guard instead of all pools, in stores with too many pools to guard each of them. In a store
-/// with too many pools, every commit that creates a pool guards and writes the key, so concurrent creations of pools
-/// conflict.
+/// with so many pools, every commit that creates a pool guards and writes this key, so that concurrent creations of
+/// pools conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Creates a pool. If a gateway is given, the gateway of a bridged network is reserved in the pool. Before the pool
-    /// is created, stale affinities of a deleted pool are deleted; see [`Self::drop_affinities_beside`].
+    /// Creates a pool. If `gateway` is given, the pool is for a bridged network, and the gateway is reserved in the
+    /// pool. Before the pool is created, stale affinities of a deleted pool are deleted; see
+    /// [`Self::drop_affinities_beside`].
     ///
-    /// The commit fails if any pool was created or changed after the pools were read.
+    /// The commit fails if another writer has created or changed any pool since the existing pools were read.
     ///
     /// # Errors
     /// `Exists` if a pool of this name exists. `InvalidPool`, with Calico's error message, for an invalid pool.
@@ -50,7 +51,7 @@ impl Ipam {
         })
     }
 
-    /// Checks the definition of a new pool, including conflicts with existing pools and blocks.
+    /// Checks the definition of a new pool, and that the pool does not conflict with existing pools and blocks.
     ///
     /// # Errors
     /// `InvalidPool`, with Calico's error message, for an invalid pool. Any store error.
@@ -77,7 +78,7 @@ impl Ipam {
         }
     }
 
-    /// Creates a reservation for the given networks.
+    /// Creates a reservation for the given CIDRs.
     ///
     /// # Errors
     /// `Exists` if a reservation of this name exists. `Invalid` for an invalid name. Any store error.
@@ -112,7 +113,7 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// Returns the IPAM settings, or the defaults if no settings are stored. Nothing is written.
+    /// Returns the IPAM settings, or the defaults if no settings are stored, without a write.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged document.
@@ -121,12 +122,12 @@ impl Ipam {
     }
 
     /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
-    /// if another writer changed the settings before the commit. No concurrent change of another writer is lost,
-    /// whereas Calico overwrites concurrent changes. Unknown fields of the stored settings are kept. Unchanged settings
-    /// are not written. The commits of assignments that have read the old settings fail and are retried. Existing
-    /// allocations are kept.
+    /// if another writer changed the settings before the commit; so no change is lost, whereas Calico overwrites
+    /// concurrent changes. Unknown fields of the stored settings are kept. If `change` changes nothing, nothing is
+    /// written. The commits of assignments that have read the old settings fail and are retried. A change of the
+    /// settings affects no existing allocation.
     ///
-    /// The commit guards the settings.
+    /// The commit guards the key of the settings.
     ///
     /// # Errors
     /// `Settings`, with Calico's error messages, for contradictory settings. Any store error. `Malformed` for a damaged

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::census::{AddressUse, Census, NodeShare, PoolCensus, QuotaUse};
 
-/// One value of a metric, with its labels.
 #[derive(Debug, Serialize)]
 struct Sample {
     name: &'static str,
@@ -24,7 +23,7 @@ struct Sample {
 #[derive(Debug, Default, Serialize)]
 pub struct Samples(Vec<Sample>);
 
-/// Returns the number of addresses that were assigned in other boots than `boot`.
+/// Returns the number of addresses that were assigned in boots other than `boot`.
 fn of_earlier_boots(boots: &BTreeMap<String, usize>, boot: Option<&str>) -> usize {
     let Some(boot) = boot else { return 0 };
     boots.iter().filter(|(other, _)| *other != boot).map(|(_, count)| count).sum()
@@ -92,7 +91,7 @@ impl Samples {
         self.add("margay_leaked_addresses", help, vec![("reason", reason.to_owned())], count as f64);
     }
 
-    /// Adds metrics for the store revision that was read, the oldest readable revision, and the current time.
+    /// Adds the metrics for the newest store revision, the oldest readable revision, and the current time.
     pub fn of_store(&mut self, revision: Revision, oldest: Revision) {
         self.add("margay_store_revision", "The revision that was read.", vec![], revision.get() as f64);
         self.add("margay_store_oldest_revision", "The oldest revision that can be read.", vec![], oldest.get() as f64);
@@ -100,7 +99,7 @@ impl Samples {
         self.add("margay_read_timestamp_seconds", "When this was read.", vec![], now.as_secs() as f64);
     }
 
-    /// Adds metrics for an embedded store's history: the commit time of the oldest revision, the size in bytes, and the
+    /// Adds the metrics for an embedded store's history: the commit time of its oldest revision, its size and its
     /// maximum size in bytes.
     pub fn of_history(&mut self, oldest: Option<SystemTime>, bytes: u64, max_bytes: Option<u64>) {
         if let Some(since) = oldest.and_then(|time| time.duration_since(UNIX_EPOCH).ok()) {
@@ -184,8 +183,8 @@ fn labels(labels: &[(&str, String)]) -> String {
     format!("{{{}}}", reported.join(","))
 }
 
-/// Finds the oldest readable revision of a store. Uses a binary search if the store's `Compacted` errors do not name
-/// that revision.
+/// Finds the oldest readable revision of a store. If the store's `Compacted` errors do not name the oldest revision,
+/// the function finds it by binary search.
 ///
 /// # Errors
 /// Any error of [`Store::range`].

@@ -4,7 +4,7 @@
 //! all()   global()   has(k)   !x   x && y   x || y   (x)
 //! k == 'v'   k != 'v'   k in {'a', 'b'}   k not in {'a'}   k contains 'v'   k starts with 'v'   k ends with 'v'
 //! ```
-//! The operator `&&` binds tighter than `||`, and `!` binds tighter than both. For a missing label, `!=` and `not in`
+//! The operator `&&` binds tighter than `||`, and `!` binds tighter than `&&`. For a missing label, `!=` and `not in`
 //! are true, and all other comparisons are false. An empty selector matches everything.
 
 use std::collections::BTreeSet;
@@ -98,8 +98,8 @@ impl Expression {
         }
     }
 
-    /// Returns how tightly the expression's operator binds; a greater number binds tighter. A subexpression is
-    /// displayed in parentheses unless it binds tighter than the expression around it. With redundant parentheses, the
+    /// Returns how tightly the expression's operator binds; a greater number binds tighter. A subexpression that binds
+    /// tighter than the expression around it is displayed without parentheses. With redundant parentheses, the
     /// displayed selector could be nested too deep to be parsed again.
     fn tightness(&self) -> u8 {
         match self {
@@ -147,8 +147,8 @@ impl Comparison {
     }
 }
 
-/// A quoted string of a selector. A selector's string never contains both kinds of quotes, because the parser read the
-/// string between two equal quotes.
+/// A string of a selector, displayed with quotes. A selector's string never contains both kinds of quotes, because the
+/// parser has read the string between two equal quotes.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -196,8 +196,8 @@ impl fmt::Display for Selector {
 /// Maximum length of a selector, in bytes.
 pub const MAX_SELECTOR_BYTES: usize = 64 * 1024;
 
-/// Maximum nesting of parentheses in a selector. The stack needed to parse, display and match a selector is
-/// proportional to its nesting.
+/// Maximum nesting of parentheses in a selector. The functions that parse, display and match a selector are recursive,
+/// so the nesting determines how much stack they need.
 pub const MAX_DEPTH: usize = 100;
 
 fn parse(text: &str) -> Result<Expression, SelectorError> {
@@ -212,7 +212,6 @@ fn parse(text: &str) -> Result<Expression, SelectorError> {
     if parser.token == Token::End { Ok(root) } else { parser.error(SelectorErrorKind::Unexpected) }
 }
 
-/// A parser of selectors with one token of lookahead.
 struct Parser<'a> {
     tokens: Tokens<'a>,
     position: usize,
@@ -227,14 +226,12 @@ impl<'a> Parser<'a> {
         Ok(Self { tokens, position, token, depth: 0 })
     }
 
-    /// Returns the current token of the selector, and reads the next token.
     fn advance(&mut self) -> Result<Token<'a>, SelectorError> {
         let (position, next) = self.tokens.next()?;
         self.position = position;
         Ok(std::mem::replace(&mut self.token, next))
     }
 
-    /// Returns an error at the position of the current token.
     fn error<T>(&self, kind: SelectorErrorKind) -> Result<T, SelectorError> {
         Err(SelectorError::new(self.position, kind))
     }
@@ -325,7 +322,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses a set such as `{'a', 'b'}`. A set in braces may be empty, and may end with a comma.
+    /// Parses a set such as `{'a', 'b'}`. The braces may be empty, and a comma may follow the last string.
     fn set(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         if self.token != Token::LeftBrace {
             return self.error(SelectorErrorKind::ExpectedSet);
@@ -345,7 +342,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Joins subexpressions into one expression. A single subexpression is returned unchanged.
+/// Joins subexpressions into one expression. Returns a single subexpression unchanged.
 fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,
@@ -360,7 +357,6 @@ fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expr
 /// Maximum length of a label's name, in bytes.
 const MAX_LABEL_BYTES: usize = 512;
 
-/// A token of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Token<'a> {
     Label(&'a str),
@@ -394,7 +390,8 @@ pub struct SelectorError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorErrorKind {
-    /// The text has characters that are not allowed at this position, or continues after a complete selector.
+    /// The text has a character that is not allowed at the position of the error, or continues after a complete
+    /// selector.
     #[error("unexpected characters")]
     Unexpected,
     /// A quoted string has no closing quote.
@@ -445,12 +442,11 @@ impl SelectorError {
     }
 }
 
-/// A tokenizer of selectors that returns one token at a time.
 struct Tokens<'a> {
     text: &'a str,
     position: usize,
-    // True if the previous token was the name of a label. Only after the name of a label is the word `in` an operator;
-    // elsewhere, `in` is itself the name of a label.
+    // True if the previous token was the name of a label. The word `in` is an operator only after the name of a label;
+    // elsewhere, it is itself the name of a label.
     after_label: bool,
 }
 
@@ -525,7 +521,7 @@ impl<'a> Tokens<'a> {
         Ok(Token::Text(inner.get(..length).unwrap_or("")))
     }
 
-    /// Parses an operator that is a word, such as `in`. As in Calico, nothing needs to separate the operator from the
+    /// Parses an operator that is a word, such as `in`. As in Calico, no space is needed between the operator and the
     /// following token, so `a in{'b'}` is valid.
     fn operator(&mut self) -> Result<Token<'a>, SelectorError> {
         let start = self.position;
@@ -576,7 +572,7 @@ impl<'a> Tokens<'a> {
         if self.take(")") { Ok(()) } else { self.error(SelectorErrorKind::ExpectedClosing(')')) }
     }
 
-    /// Parses the name of a label at the current position. The parsed name of the label may be empty.
+    /// Parses the name of a label, which may be empty, at the current position.
     fn label(&mut self) -> Result<&'a str, SelectorError> {
         let rest = self.rest();
         let of_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');

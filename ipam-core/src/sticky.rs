@@ -1,10 +1,10 @@
 //! Implements sticky addresses, which a named workload keeps when it is restarted or recreated.
 //!
 //! While a workload holds a sticky address, the address's entry in the block records the workload's name and how long
-//! the address will wait for it. A release of a sticky address removes the handle from the block's entry, and records
-//! the end of the wait. Calico ignores a block's entry without a handle, so Calico neither assigns nor garbage-collects
-//! the address. The next assignment to a workload with the same name assigns the waiting address again. An address
-//! whose wait is over is assigned to other workloads only when no other address is free.
+//! the address will wait for the workload after a release. Releasing a sticky address removes the handle from the
+//! block's entry, and records the end of the wait. Calico ignores a block's entry without a handle, so Calico neither
+//! assigns nor garbage-collects the address. The next assignment to a workload with the same name assigns the waiting
+//! address again. An address whose wait is over is assigned to other workloads only when no other address is free.
 //!
 //! For each workload, a record lists the workload's sticky addresses ([`StickyRecord`](crate::model::StickyRecord)). A
 //! workload's record is written only when its list of addresses changes, and not when a sticky address is released or
@@ -24,12 +24,13 @@ pub const STICKY: &str = "margay.io/sticky";
 /// The allocation attribute that records how long the address waits for its workload after a release: a number of
 /// seconds, [`FOREVER`] or [`PINNED`].
 pub const STICKY_FOR: &str = "margay.io/sticky-for";
-/// The allocation attribute that records when the wait of an address ends: a time as RFC 3339, or [`FOREVER`].
+/// The allocation attribute that records when an address stops waiting for its workload: a time as RFC 3339, or
+/// [`FOREVER`].
 pub const STICKY_UNTIL: &str = "margay.io/sticky-until";
 /// The value of [`STICKY_FOR`] and [`STICKY_UNTIL`] for an address whose wait never ends.
 pub const FOREVER: &str = "forever";
-/// The value of [`STICKY_FOR`] for an address that an operator has pinned. A pinned address waits for ever, regardless
-/// of the network's configuration.
+/// The value of [`STICKY_FOR`] for an address that an operator has pinned. A pinned address waits for its workload for
+/// ever, regardless of the network's configuration.
 pub const PINNED: &str = "pinned";
 
 /// Maximum length of a workload's name, in bytes. A pod's namespace and name together have at most 317 bytes.
@@ -56,7 +57,7 @@ impl Sticky {
     /// Checks the name of a workload.
     ///
     /// # Errors
-    /// A message that states the rule for workload names.
+    /// Returns a message that states the rule for workload names.
     pub fn check_name(name: &str) -> Result<(), String> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
             return Err(format!("a workload's name has 1 to {MAX_NAME_BYTES} bytes and no control characters"));
@@ -65,17 +66,17 @@ impl Sticky {
     }
 }
 
-/// When the wait of an address for its workload ends.
+/// When a sticky address stops waiting for its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitEnd {
-    /// The address waits until this time.
+    /// The sticky address stops waiting at the given time.
     At(OffsetDateTime),
-    /// The address waits for ever.
+    /// The sticky address waits for its workload for ever.
     Forever,
 }
 
 impl WaitEnd {
-    /// Returns the value of the attribute [`STICKY_UNTIL`] for this end of a wait.
+    /// Returns the end of a wait as the value of the attribute [`STICKY_UNTIL`].
     pub fn text(self) -> String {
         match self {
             Self::At(at) => rfc3339(at),
@@ -84,8 +85,8 @@ impl WaitEnd {
     }
 }
 
-/// Returns when the wait of an address ends; `None` if the address does not wait for a workload. If the recorded time
-/// cannot be parsed, the wait never ends.
+/// Returns when an address stops waiting for its workload; `None` if the address does not wait for a workload, and
+/// [`WaitEnd::Forever`] if the recorded time cannot be parsed.
 pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     if entry.handle().is_some_and(|handle| !handle.is_empty()) || entry.get(STICKY).is_none() {
         return None;
@@ -93,13 +94,12 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(WaitEnd::Forever, WaitEnd::At))
 }
 
-/// Tolerated lead of other machines' clocks over the local clock. If another machine's clock had a greater lead, the
-/// end of a wait that the machine has recorded is corrected.
+/// Maximum time by which another machine's clock may be ahead of the local clock. If a machine's clock was further
+/// ahead, the end of a wait that the machine has recorded is corrected.
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
-/// Returns a corrected end of a wait, if the recorded end is too late because the recording machine's clock was ahead.
-/// The corrected end of the wait is computed as if the address were released now. Returns `None` if the recorded end
-/// needs no correction.
+/// If the recorded end of a sticky address's wait is too late, because the recording machine's clock was ahead, returns
+/// the end for a wait that starts now. Returns `None` if the recorded end needs no correction.
 pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
     if entry.handle_id().is_some() {
         return None;
@@ -109,7 +109,7 @@ pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_secon
     (recorded - latest > MAX_CLOCK_LEAD).then_some(latest)
 }
 
-/// Returns the end of a wait that starts now. A wait lasts at least as long as the cooldown.
+/// Returns the end of a wait that starts now and lasts at least as long as the cooldown.
 fn until_after(now: OffsetDateTime, wait: &str, cooldown_seconds: i64) -> WaitEnd {
     let seconds = wait.parse::<i64>().ok().map(|seconds| seconds.max(cooldown_seconds));
     seconds.and_then(|seconds| now.checked_add(time::Duration::seconds(seconds))).map_or(WaitEnd::Forever, WaitEnd::At)
@@ -120,7 +120,8 @@ pub fn is_pinned(entry: &Attribute) -> bool {
     entry.get(STICKY_FOR) == Some(PINNED)
 }
 
-/// Returns the time at which the address's wait has ended; `None` if the address still waits or does not wait at all.
+/// Returns the time at which a sticky address's wait has ended; `None` if the address still waits or does not wait for
+/// a workload.
 pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDateTime> {
     match waits_until(entry)? {
         WaitEnd::At(at) => (at < now).then_some(at),
@@ -128,7 +129,7 @@ pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDa
     }
 }
 
-/// Returns the block entry of a sticky address after a release at the time `now`. The address waits at least as long as
+/// Returns the block entry of a sticky address after a release at the time `now`. The wait lasts at least as long as
 /// the cooldown. Returns `None` for an address that no workload keeps.
 pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<Attribute> {
     let (name, wait) = (entry.get(STICKY)?, entry.get(STICKY_FOR)?);

@@ -35,7 +35,7 @@ pub fn go_string(at: OffsetDateTime) -> String {
     at.format(format).unwrap_or_default() + " +0000 UTC"
 }
 
-/// Rounds a time up to the next whole millisecond. Rounding up never makes an assignment look older than it is.
+/// Rounds a time up to the next whole millisecond, so that a recorded assignment never looks older than it is.
 pub fn whole_milliseconds(at: OffsetDateTime) -> OffsetDateTime {
     let beyond = at.nanosecond() % 1_000_000;
     let up = if beyond == 0 { 0 } else { 1_000_000 - beyond };
@@ -66,12 +66,12 @@ pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
 }
 
 /// Returns the number of nanoseconds since 1970; 0 for an earlier time. As in Calico, the sequence numbers of a new
-/// block start at the current time in nanoseconds since 1970.
+/// block start at the current time in nanoseconds.
 pub fn unix_nanos(at: OffsetDateTime) -> u64 {
     u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
 }
 
-/// An RFC 3339 time of a stored document, with its exact text, so that rewriting the document does not change the text.
+/// An RFC 3339 time in a stored document, with its exact text, so that rewriting the document does not change the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTime {
     text: String,
@@ -79,14 +79,14 @@ pub struct StoredTime {
 }
 
 impl StoredTime {
-    /// Truncates a time to the second, as Calico does when it stores a time.
+    /// Creates a stored time, truncated to the second as in Calico.
     pub fn new(at: OffsetDateTime) -> Self {
         let text = rfc3339(at);
         let at = at.replace_nanosecond(0).unwrap_or(at);
         Self { text, at }
     }
 
-    /// Returns the parsed time.
+    /// Returns the stored text as a parsed time.
     pub fn at(&self) -> OffsetDateTime {
         self.at
     }

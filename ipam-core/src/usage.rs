@@ -1,6 +1,5 @@
 //! Defines read-only queries: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
-//! addresses. The queries of this module change nothing and take no locks. The answer to each query is consistent at
-//! one revision.
+//! addresses. The queries take no locks, and each query's answer is consistent at one revision.
 
 use std::net::IpAddr;
 
@@ -19,7 +18,7 @@ use crate::reservations::Reservations;
 use crate::utilization::{Utilization, UtilizationCounter};
 use crate::write_set::WriteSet;
 
-/// Runs the `read` closure, and repeats it at most twice if the store compacted the closure's revision meanwhile.
+/// Runs the `read` closure, and repeats it at most twice if the store compacts the revision at which the closure reads.
 ///
 /// # Errors
 /// Any error of the `read` closure.
@@ -33,16 +32,16 @@ pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut()
     }
 }
 
-/// Reads data in several requests, all at the revision of the first request, and within a deadline.
+/// Reads keys in several requests, all at the revision of the first request, and within a deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotReader {
-    /// The revision at which all requests read; unset before the first request.
+    /// The store revision at which all requests read; unset before the first request.
     pub at: Revision,
     deadline: Deadline,
 }
 
 impl SnapshotReader {
-    /// Creates a reader whose reads fail after the deadline.
+    /// Creates a reader whose reads fail after `deadline`.
     pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
     }
@@ -67,10 +66,10 @@ pub fn in_time(deadline: Deadline) -> kv::Result<()> {
     }
 }
 
-/// Whether an address is held, in cooldown or free, with its block entry.
+/// Whether an address is held, in cooldown or free; with the address's block entry unless it is free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
-    /// The address has no holder.
+    /// The address has no holder and is not in cooldown.
     Free,
     /// The address was released and is in cooldown; the block entry may describe the former holder.
     InCooldown(Attribute),
@@ -88,8 +87,8 @@ pub struct Inventory {
 }
 
 impl Ipam {
-    /// Counts the used, reserved and available addresses of all pools at one revision. The counts are exact for pools
-    /// of any size.
+    /// Counts the used, reserved and available addresses of all pools at one revision. Counts are exact even for IPv6
+    /// pools with up to 2^128 addresses.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.
@@ -132,8 +131,8 @@ impl Ipam {
         Ok(all)
     }
 
-    /// Calls `see` with each document in a key range. Damaged documents are logged and skipped. Only one page of
-    /// documents is in memory at a time.
+    /// Calls `see` with each document in a key range, with only one page of documents in memory at a time. Damaged
+    /// documents are logged and skipped.
     pub async fn for_each<D: Document>(
         &self,
         range: Range,
@@ -150,8 +149,8 @@ impl Ipam {
         .await
     }
 
-    /// Calls `see` with each key in a range; the key's value is included if `content` is [`Content::Full`]. Only one
-    /// page of keys is in memory at a time.
+    /// Calls `see` with each key in a range, and with the key's value if `content` is [`Content::Full`]. Only one page
+    /// of keys is in memory at a time.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the reader's deadline.
@@ -188,8 +187,8 @@ impl Ipam {
         })
     }
 
-    /// Returns whether an address is held, in cooldown or free. Addresses in blocks whose pool was deleted are found as
-    /// well.
+    /// Returns whether an address is held, in cooldown or free, even if the address lies in a block whose pool was
+    /// deleted.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged block.
@@ -214,7 +213,8 @@ impl Ipam {
 
 impl Ipam {
     /// Returns the addresses that a handle holds on any node, in ascending order. The addresses are read from the
-    /// blocks, so the result is correct even if the handle has wrong counts. Addresses in cooldown are not returned.
+    /// blocks, so the result is correct even if the handle has wrong counts. Addresses in cooldown are not in the
+    /// result.
     ///
     /// # Errors
     /// `NotFound` if the handle does not exist. Any store error. `Malformed` if the handle or a block is damaged.
@@ -237,9 +237,9 @@ impl Ipam {
         })
     }
 
-    /// Returns the handle of an address, and the attributes of its active and its alternate owner. As in Calico, an
-    /// address without a holder is an error, in contrast to [`holding`](Self::holding). Addresses of disabled pools,
-    /// and in blocks whose pool was deleted, are found as well.
+    /// Returns the handle of an address, and the attributes of its active and its alternate owner. As in Calico, and in
+    /// contrast to [`holding`](Self::holding), the function fails for an address without a holder. Addresses of
+    /// disabled pools, and addresses in blocks whose pool was deleted, are found as well.
     ///
     /// # Errors
     /// `Unassigned`, with Calico's error message, if the address has no holder. `CoolingDown` if the address was
@@ -269,8 +269,7 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
 pub struct BorrowedAddresses {
     /// The borrowed addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// The number of held addresses without a recorded node. Held addresses without a recorded node may be borrowed,
-    /// too.
+    /// The number of held addresses without a recorded node, which may also be borrowed addresses.
     pub without_node: usize,
 }
 
@@ -279,9 +278,9 @@ pub struct BorrowedAddresses {
 pub struct BorrowedAddress {
     /// The borrowed address.
     pub ip: IpAddr,
-    /// The node that holds the address.
+    /// The node that holds the borrowed address.
     pub node: String,
-    /// The block that contains the address.
+    /// The block that contains the borrowed address.
     #[serde(serialize_with = "as_text")]
     pub block: IpNet,
     /// The owner of the block; empty if the block has no owner.
@@ -293,7 +292,7 @@ pub struct BorrowedAddress {
 }
 
 impl Ipam {
-    /// Finds all borrowed addresses of the store at one revision. Addresses in cooldown are not returned.
+    /// Finds all borrowed addresses of the store at one revision, except addresses in cooldown.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.
@@ -303,7 +302,6 @@ impl Ipam {
     }
 }
 
-/// Finds the borrowed addresses in these blocks.
 fn borrowed(blocks: &[Block]) -> BorrowedAddresses {
     let mut found = BorrowedAddresses::default();
     for block in blocks {

@@ -9,17 +9,17 @@ use crate::model::{Block, Pool};
 use crate::net::Count;
 use crate::reservations::Reservations;
 
-/// The numbers of addresses of a pool or block, by use.
+/// How many addresses of a pool or block are in use, reserved and available.
 ///
-/// A specifically requested address can be both in use and reserved, so the sum of `in_use`, `reserved` and `available`
-/// can exceed `capacity`. An address in cooldown counts as in use.
+/// A reserved address can be in use if it was specifically requested, so the sum of `in_use`, `reserved` and
+/// `available` can exceed `capacity`. An address in cooldown counts as in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// The number of all addresses of the pool or block.
+    /// The total number of addresses of the pool or block.
     pub capacity: Count,
     /// The number of addresses that are in use, or in cooldown.
     pub in_use: Count,
-    /// The number of reserved addresses.
+    /// The number of reserved addresses of the pool or block.
     pub reserved: Count,
     /// The number of addresses that are neither in use nor reserved.
     pub available: Count,
@@ -28,7 +28,7 @@ pub struct Usage {
 /// The address counts of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockUsage {
-    /// The network of the block.
+    /// The block's CIDR.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
     /// The address counts of the block.
@@ -41,7 +41,7 @@ pub struct BlockUsage {
 pub struct PoolUsage {
     /// The name of the pool.
     pub name: String,
-    /// The network of the pool.
+    /// The pool's CIDR.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
     /// The length of the prefixes that the pool assigns; `None` for a pool of single addresses. In a pool of prefixes,
@@ -51,7 +51,7 @@ pub struct PoolUsage {
     /// The address counts of the pool.
     #[serde(flatten)]
     pub usage: Usage,
-    /// The stored blocks of the pool, in the order in which they were counted.
+    /// The stored blocks of the pool with their address counts, in the order in which the blocks were passed in.
     pub blocks: Vec<BlockUsage>,
 }
 
@@ -60,13 +60,13 @@ pub struct PoolUsage {
 pub struct Utilization {
     /// The counts of the pools, in the order in which the pools were passed in.
     pub pools: Vec<PoolUsage>,
-    /// The blocks that lie in no pool, because their pool was deleted or was recreated with another network.
+    /// The blocks that lie in no pool, because their pool was deleted or was recreated with another CIDR.
     pub orphaned: Vec<BlockUsage>,
 }
 
 impl Utilization {
-    /// Keeps only the counts of the named pools, given by name or network. Unknown pools are ignored. The counts of
-    /// blocks outside of all pools are dropped, as in Calico.
+    /// Keeps only the counts of the pools in `named`, given by name or CIDR. Names of unknown pools are ignored. As in
+    /// Calico, the counts of blocks outside of all pools are dropped.
     #[must_use]
     pub fn of_pools(mut self, named: &[&str]) -> Self {
         self.pools.retain(|pool| named.iter().any(|name| *name == pool.name || *name == pool.cidr.to_string()));
@@ -79,7 +79,7 @@ fn as_text<S: serde::Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S:
     serializer.collect_str(net)
 }
 
-/// Counts the addresses of these pools and blocks. A block belongs to the first pool that contains it completely.
+/// Counts the addresses of pools and blocks. A block counts towards the first pool that contains it completely.
 pub fn utilization<'a>(
     pools: impl IntoIterator<Item = &'a Pool>,
     blocks: impl IntoIterator<Item = &'a Block>,
@@ -121,7 +121,6 @@ impl<'r> UtilizationCounter<'r> {
     }
 }
 
-/// The preliminary counts of a pool.
 struct PoolCounter {
     usage: PoolUsage,
     // The number of the pool's addresses that are in use and not reserved.

@@ -2,9 +2,9 @@
 //! when its pod is replaced by another pod.
 //!
 //! A virtual machine's addresses are held under the machine's own handle, `<network>.vmi.<namespace>.<name>`. The pod
-//! that runs the machine is the active owner of each of its addresses. The pod to which the machine migrates is the
-//! alternate owner. The addresses of a stopped machine have no owner. A machine's addresses are released only when the
-//! machine is deleted.
+//! that runs the machine is the active owner of each of the machine's addresses. During a migration, the pod to which
+//! the machine migrates is the alternate owner. The addresses of a stopped machine have no owner. A machine's addresses
+//! are released only when the machine is deleted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,10 +39,10 @@ pub struct VmPod {
     pub name: String,
     /// Whether the pod runs the virtual machine or is the target of a migration.
     pub role: PodRole,
-    /// Whether the virtual machine outlives this pod.
+    /// Whether the virtual machine may run again after this pod has ended.
     pub fate: VmFate,
-    /// The attributes that describe the virtual machine. An assignment records these attributes of the machine with the
-    /// owner of each address.
+    /// The attributes that describe the virtual machine. An assignment records the attributes with the owner of each
+    /// address.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -55,23 +55,25 @@ pub enum PodRole {
     Target,
 }
 
-/// Whether a virtual machine outlives its pod.
+/// Whether a virtual machine may run again after its pod has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmFate {
     /// The virtual machine may run again, and then needs its addresses.
     Stays,
-    /// The virtual machine is being deleted.
+    /// The virtual machine is being deleted, and needs its addresses no longer.
     Ends,
 }
 
 /// The outcome of an assignment to a virtual machine's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
-    /// The virtual machine keeps the addresses that it already had. Addresses of a missing family may have been added.
+    /// The virtual machine keeps the addresses that it already had; if it had addresses of only one family, an address
+    /// of the other family may have been added.
     Kept(Vec<AssignedAddress>),
     /// The virtual machine had no address before, and gets these addresses.
     First(Vec<AssignedAddress>),
-    /// The setting by which virtual machines keep their addresses is off. The pod must be treated like any other pod.
+    /// The setting by which virtual machines keep their addresses is off, so the pod must be treated like any other
+    /// pod.
     Off,
 }
 
@@ -122,8 +124,8 @@ impl VmHoldings {
     /// Reads the addresses that a handle holds. If the handle does not exist, the result is empty.
     ///
     /// # Errors
-    /// `Malformed` for a damaged handle or block. The error prevents that a machine gets another address when its
-    /// address cannot be read. Any store error.
+    /// `Malformed` for a damaged handle or block. Because of this error, a machine whose address cannot be read does
+    /// not get another address. Any store error.
     pub(crate) async fn read(work: &mut WriteSet<'_>, handle: &str) -> Result<Self> {
         let key = keys::handle(handle);
         let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Self::default()) };
@@ -141,8 +143,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects the wrong counts of the handle. Each block with a wrong count is also rewritten, so that a concurrent
-    /// writer of the block fails and retries.
+    /// Corrects wrong counts of addresses per block in the virtual machine's handle. Each block with a wrong count is
+    /// also rewritten, so that a concurrent writer of the block fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
@@ -156,7 +158,7 @@ impl Ipam {
     /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
     /// a handle. The update names the expected owners; if the address has another owner, nothing is changed. The active
     /// and the alternate owner are changed in one commit. If the attributes are already as requested, nothing is
-    /// written, so the update can be repeated.
+    /// written, so the call can be repeated.
     ///
     /// The new attributes replace all existing attributes of the owner, including `node` and Margay's attributes
     /// (`margay.io/...`), so the caller must pass the attributes to keep. The handle, the sequence number and other
@@ -167,8 +169,8 @@ impl Ipam {
     ///
     /// # Errors
     /// `Unassigned` if the address has no holder. `Owner` if the address is not held under the handle (for example,
-    /// because it is in cooldown), or if its owner is not the expected owner. The error messages of `Unassigned` and
-    /// `Owner` equal Calico's. Any store error.
+    /// because it is in cooldown), or if its owner is not the expected owner. `Unassigned` and `Owner` have Calico's
+    /// error messages. Any store error.
     #[boxed_future]
     pub async fn set_owner_attributes(
         &self,

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::model::{Block, Document, StickyRecord, keys};
 use crate::sticky::STICKY;
 
-/// Reads and guards the sticky record of a workload, which lists its sticky addresses. A missing or damaged sticky
-/// record is returned as an empty record.
+/// Reads and guards the sticky record of a workload, which lists its sticky addresses. Returns an empty record if the
+/// stored record is missing or damaged.
 pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
     let key = keys::sticky(name);
     let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
@@ -36,7 +36,7 @@ pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result
     if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }
 }
 
-/// Returns those of the given addresses in a block that a workload keeps, each with the workload's name.
+/// Returns the given addresses of a block that workloads keep, each with the workload's name.
 pub(crate) fn names_of(block: &Block, addresses: impl Iterator<Item = IpAddr>) -> Vec<(IpAddr, String)> {
     addresses.filter_map(|ip| Some((ip, block.attributes_of(ip)?.get(STICKY)?.to_owned()))).collect()
 }

@@ -1,23 +1,23 @@
 //! Collects the changes that one transaction makes to blocks, and to their handles and affinities.
 //!
-//! Blocks are read without a guard. A block is guarded as soon as the transaction changes it. When the changes are
-//! written, each changed block gets its next sequence number, and the handles' counts are updated. An empty block
-//! without an owner is deleted. After every commit of Margay, blocks, handles and affinities agree.
+//! Blocks are read without a guard. A block is guarded as soon as the transaction changes it. [`WriteSet::write`] gives
+//! each changed block its next sequence number, updates the handles' counts, and deletes empty blocks without an owner.
+//! After every commit of Margay, blocks, handles and affinities agree.
 //!
 //! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
-//! address, it decreases the count after it has written the block. While Calico assigns or releases an address, a
-//! handle's count can exceed the number of its addresses in the block. Margay does not lower a count that is too high,
-//! because otherwise Calico's next step could leave an address without a handle. A handle's count for a block is
-//! removed only when the handle holds no address of the block any more. When a handle's count for a block is removed,
-//! the block is rewritten as well. Another writer that is about to write the rewritten block fails and retries.
+//! address, it decreases the handle's count after it has written the block. Between Calico's two writes, a handle's
+//! count exceeds the number of its addresses in the block. Margay does not lower a count that is too high, because
+//! otherwise Calico's next step could leave an address without a handle. A handle's count for a block is removed only
+//! when the handle holds no address of the block any more. The commit that removes the count also rewrites the block,
+//! so another writer that is about to write the block fails and retries.
 //!
 //! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
 //! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
-//! created after the check. Assignments from existing blocks create no blocks, so they do not conflict with the guard
-//! against overlapping blocks. Calico checks only the key of the block that it creates, so Calico can create
-//! overlapping blocks, as could Margay's first version. An assignment therefore also checks whether the existing block
-//! that it uses overlaps with another block. The check of an existing block has no guard, since Calico could create an
-//! overlapping block at any time.
+//! created after the check. Assignments from existing blocks do not conflict with this guard, because they create no
+//! blocks. Calico checks only the key of the block that it creates, so Calico can create overlapping blocks, as could
+//! Margay's first version. An assignment therefore also checks whether the existing block that it uses overlaps with
+//! another block. The check of an existing block has no guard, since Calico could create an overlapping block at any
+//! time.
 
 mod quotas;
 
@@ -45,7 +45,8 @@ pub const BLOCKS_PER_READ: usize = 16;
 /// The blocks, handles and affinities that one transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction of this write set. Callers may use the transaction to read and write keys of other documents.
+    /// The transaction to which this write set adds its reads and changes. Callers may use the transaction to read and
+    /// write keys of other documents.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
@@ -54,34 +55,32 @@ pub struct WriteSet<'t> {
     changed: BTreeSet<IpNet>,
     /// For each changed block, the handles of its held addresses before the first change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with an address whose recorded release time is too far in the future. The release time is set to now in
-    /// the copy of the block in memory. Until a commit writes the corrected release time, the stored address stays in
-    /// cooldown.
+    /// Blocks with an address whose recorded release time is too far in the future. In the copy of the block in memory,
+    /// the release time is set to now, but the stored release time is wrong until a commit writes the block.
     misdated: Vec<IpNet>,
     /// For each block whose key was read without the value, the revision of its last write; `None` if the block does
     /// not exist.
     probed: BTreeMap<IpNet, Option<Revision>>,
-    /// Full blocks that [`Self::scan`] has read and not kept in memory.
     full: FullBlocks,
     /// The keys of new affinities that the commit will create.
     claimed: BTreeSet<Key>,
     /// The handles whose addresses this transaction assigns or releases, each with the blocks of these addresses.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
-    /// The quotas, and how this transaction changes the numbers of addresses that count against them.
+    /// The quotas, and how this transaction changes the number of addresses that count against each quota.
     limits: QuotaLimits,
-    /// The block that [`Self::read_ahead_of`] has last prefetched alone, with the key ranges that were read with it to
-    /// find overlapping blocks.
+    /// The last single block that [`Self::read_ahead_of`] has prefetched, with the key ranges of overlapping blocks
+    /// that the prefetch has read.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
-/// The result of reading a block; a damaged block is a result and not an error.
+/// The result of [`WriteSet::find`], which returns no error for a damaged block.
 #[derive(Debug)]
 pub enum BlockSlot<'w> {
     /// No value is stored under the block's key.
     Absent,
     /// The value under the block's key is not a valid block.
     Damaged,
-    /// The block is stored.
+    /// The block is stored and valid.
     There(&'w Block),
 }
 
@@ -131,8 +130,8 @@ impl<'t> WriteSet<'t> {
         Ok(self.tx.prefetch(unread, around.map(TxnRange::keys_of).collect()).await?)
     }
 
-    /// Returns a block; `None` if the block does not exist. The block includes the changes of this transaction, and
-    /// addresses whose cooldown has ended are free.
+    /// Returns a block; `None` if the block does not exist. The returned block includes the changes of this
+    /// transaction, and addresses whose cooldown has ended are free in it.
     ///
     /// # Errors
     /// `Malformed` if the stored value is not a valid block.
@@ -147,7 +146,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
     }
 
-    /// Returns a block like [`Self::block`]. A damaged block is logged and is not an error.
+    /// Returns a block like [`Self::block`], but logs a damaged block and returns [`BlockSlot::Damaged`].
     pub async fn find(&mut self, cidr: IpNet) -> Result<BlockSlot<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
@@ -160,10 +159,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip, and keeps some of them in the write set. The kept blocks are those that `keep`
-    /// accepts, blocks with a release time too far in the future, and blocks that were read before. Blocks that are not
-    /// kept are dropped immediately, so that a search through a pool of thousands of blocks does not fill the memory.
-    /// Damaged blocks are logged and skipped. Returns the kept blocks, in the given order.
+    /// Reads blocks in one round trip, and keeps the blocks that `keep` accepts in the write set. The write set also
+    /// keeps blocks with a release time too far in the future, and blocks that were read before. All other blocks are
+    /// dropped immediately, so that a search through a pool of thousands of blocks does not fill the memory. Damaged
+    /// blocks are logged and skipped. Returns the kept blocks, in the given order.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -205,8 +204,8 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// Frees the block's addresses whose cooldown is over. Also returns true if a recorded release time was too far in
-    /// the future.
+    /// Frees the block's addresses whose cooldown is over. The returned flag is true if a recorded release time was too
+    /// far in the future.
     fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -219,13 +218,14 @@ impl<'t> WriteSet<'t> {
         self.blocks.insert(cidr, block);
     }
 
-    /// Guards a block, and calls `change` with it. Returns the result of `change`; `None` if the block does not exist.
+    /// Guards a block, and calls `change` with the block. Returns the result of `change`; `None` if the block does not
+    /// exist.
     pub async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
         self.prepare(cidr).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(change))
     }
 
-    /// Prepares a block for a change: guards the block, and records its current holders.
+    /// Prepares a block for a change: guards the block, and notes the handles that hold its addresses.
     async fn prepare(&mut self, cidr: IpNet) -> Result<()> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
@@ -249,7 +249,7 @@ impl<'t> WriteSet<'t> {
         self.changed.contains(&cidr)
     }
 
-    /// Returns those blocks read so far in which a recorded release time was too far in the future.
+    /// Returns the blocks, among those read so far, in which a recorded release time was too far in the future.
     pub fn misdated(&self) -> &[IpNet] {
         &self.misdated
     }
@@ -293,8 +293,8 @@ impl<'t> WriteSet<'t> {
         Ok(state == Some(AffinityState::Confirmed))
     }
 
-    /// Deletes the affinity of an owner to a block. The block is guarded, since another writer may make this owner the
-    /// block's owner before the commit.
+    /// Deletes the affinity of an owner to a block. Guards the block, so that the commit fails if another writer makes
+    /// this owner the block's owner.
     pub async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
             self.tx.get(&keys::block(cidr)).await?;
@@ -304,8 +304,8 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Changes the owner of a block, and replaces the affinity of the former owner by one of the new owner. `now` is
-    /// recorded as the time of the claim.
+    /// Changes the owner of a block, deletes the former owner's affinity to the block, and creates one for the new
+    /// owner. The block records `now` as the time of the claim.
     pub async fn hand_block(&mut self, cidr: IpNet, from: &Owner, to: &Owner, now: OffsetDateTime) -> Result<()> {
         self.drop_affinity(from, cidr).await?;
         self.change(cidr, |block| block.set_owner(to, now)).await?;
@@ -359,7 +359,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Returns the new count of a handle for a block whose stored count is `counted`.
+    /// Returns the count to write into a handle for a block; `counted` is the stored count.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -384,17 +384,16 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
 }
 
 /// Maximum number of blocks for which [`WriteSet::probe_along`] also reads the keys of overlapping blocks. If half of a
-/// pool's blocks are claimed, 15 of 16 searches find an unclaimed block among 4 blocks, and the other searches need one
-/// more request. A limit of 16 blocks caused twice as much work in etcd when a node got its first address.
+/// pool's blocks are claimed, 15 of 16 searches for an unclaimed block find one among 4 blocks, and the other searches
+/// need one more request. With 16 instead of 4 blocks, etcd had twice as much work when a node got its first address.
 const MAX_BLOCKS_READ_ALONG: usize = 4;
 
 impl WriteSet<'_> {
-    /// Adds a new block, which the commit creates. The commit fails if another writer creates an overlapping block
-    /// meanwhile.
+    /// Adds a new block, which the commit creates. The commit fails if another writer has created an overlapping block.
     ///
     /// # Errors
-    /// `Overlap` if an overlapping block exists, or if so many blocks are stored around the new block that one commit
-    /// cannot guard them. Any store error.
+    /// `Overlap` if an overlapping block exists, or if one commit cannot guard the keys of all blocks that might
+    /// overlap with the new block. Any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
         for range in self.ranges_to_guard(cidr).await?? {
@@ -406,9 +405,9 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Returns the reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored
-    /// around it. Returns `None` if the block can be created. The check costs one request, or none if
-    /// [`Self::probe_along`] was called for the block.
+    /// Returns the reason why a block cannot be created: a stored block overlaps with it, or one commit cannot guard
+    /// the keys of all blocks that might overlap with it. Returns `None` if the block can be created. This check costs
+    /// one request, or none if [`Self::probe_along`] was called for the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }
@@ -443,7 +442,7 @@ impl WriteSet<'_> {
         block.is_some_and(|block| block.is_empty() && block.owner().is_none())
     }
 
-    /// Returns the key ranges that a commit can guard in order to cover all blocks that may overlap with the block
+    /// Returns key ranges that a commit can guard and that cover the keys of all blocks that may overlap with the block
     /// `cidr`. Returns `None` if the ranges contain too many keys.
     async fn guardable(&mut self, cidr: IpNet, place: usize, cover: Cover) -> Result<Option<Vec<Range>>> {
         if self.has_few_keys(&cover.coarse).await? {
@@ -459,8 +458,8 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. The search
-    /// costs one request, or none if the transaction has already read the ranges of [`overlaps_of_addresses`].
+    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. It costs
+    /// one request, or none if the transaction has already read the ranges of [`overlaps_of_addresses`].
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
             // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.
@@ -474,11 +473,11 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Returns the revisions of blocks like [`Self::probe`]. The request that reads the revisions also reads the key
-    /// ranges that [`Self::obstacle`] needs for the first few blocks.
+    /// Returns the revisions of blocks like [`Self::probe`]; the same request also reads the key ranges that
+    /// [`Self::obstacle`] needs for the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Neighboring blocks share key ranges. For blocks that are scattered over a pool, more key ranges are needed,
-        // so the ranges of fewer blocks fit into one request.
+        // Neighboring blocks share the key ranges in which overlapping blocks would be. Blocks that are scattered over
+        // a pool need more key ranges, so the ranges of fewer blocks fit into one request.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
             .find_map(|most| {
@@ -488,10 +487,10 @@ impl WriteSet<'_> {
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
-    /// Returns the networks in a pool in which no block can be created, because a stored block overlaps with the
-    /// network. For a stored block that is smaller than the pool's block size, the result has the pool's possible block
-    /// around the stored block. For a larger stored block, the result has the stored block itself. The keys of all
-    /// blocks of the family are read without a guard.
+    /// Returns the CIDRs in a pool in which no block can be created, because a stored block overlaps with them. For a
+    /// stored block that is smaller than the pool's block size, returns the pool's possible block that contains the
+    /// stored block. For a larger stored block, returns the stored block itself. The keys of all blocks of the family
+    /// are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

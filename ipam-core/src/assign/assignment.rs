@@ -1,17 +1,16 @@
 //! Carries out an assignment: selects the pools and blocks from which the requested addresses are assigned.
 //!
-//! Either all requested addresses are assigned or none. The commit of an assignment guards the blocks that it changes,
-//! and the affinity to a block that it creates. As in Calico, node selectors and the block limit are not checked for
-//! specifically requested addresses. On a routed network a specifically requested address is assigned even if it is
-//! reserved. On a bridged network a reserved address is refused, because reservations there cover the gateway and
-//! addresses outside the configured ranges.
+//! Either all requested addresses are assigned or none is. The commit of an assignment guards every block that it
+//! changes, and the affinity to every block that it creates. As in Calico, node selectors and the block limit are not
+//! checked for specifically requested addresses. On a routed network a specifically requested address is assigned even
+//! if it is reserved. On a bridged network a reserved address is refused, because it may be the gateway or lie outside
+//! the configured ranges.
 //!
-//! A bridged network can have several pools of a family. The pools are tried in the order of the network's
-//! configuration, without the disabled pools, and the first pool with a free address is used. If [hints](crate::hints)
-//! are remembered, a pool that was full is tried last for a minute, which usually saves reading the full pool. An
-//! assignment fails only after every pool was tried. A configuration in host-local's format can define several sets of
-//! ranges of one family. Each set of ranges has a separate list of pools, and an attachment gets one address from each
-//! set.
+//! A bridged network can have several pools of a family. An address is assigned from the first enabled pool, in the
+//! order of the network's configuration, that has a free address. If [hints](crate::hints) are remembered, a pool that
+//! was full is tried last for a minute, which usually saves reading the full pool. An assignment fails only after every
+//! pool was tried. A configuration in host-local's format can define several sets of ranges of one family. An
+//! attachment gets one address from each set of ranges, and each set has its own list of pools.
 
 use std::net::IpAddr;
 
@@ -58,7 +57,6 @@ impl<'a> Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Assigns all addresses of the request.
     pub(super) async fn all(&mut self, work: &mut WriteSet<'_>) -> Result<()> {
         self.these(work, &self.request.wanted.these).await?;
         for family in [Family::V4, Family::V6] {
@@ -67,8 +65,7 @@ impl Assignment<'_> {
         self.check_lengths(work).await
     }
 
-    /// Checks that the prefix length of each block with an assigned address equals that of its pool. Another program
-    /// may have changed the pool's prefix length.
+    /// Checks that no other program has changed the prefix length of a pool from which an address was assigned.
     async fn check_lengths(&self, work: &mut WriteSet<'_>) -> Result<()> {
         for assigned in &self.answer {
             let (AssignedAddress { block, pool, .. }, length) = (assigned, assigned.length());
@@ -115,7 +112,6 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns all specifically requested addresses.
     async fn these(&mut self, work: &mut WriteSet<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
@@ -126,7 +122,6 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns a specifically requested address.
     async fn this(&mut self, work: &mut WriteSet<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<AssignedAddress> {
         let pool = pools::pool_of(&self.context.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
@@ -206,8 +201,8 @@ impl Assignment<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the owner whose blocks are used: the node, or for a secondary network the virtual owner of the node's
-    /// secondary networks.
+    /// Returns the owner from whose blocks addresses are assigned: the node, or for a secondary network the virtual
+    /// owner of the node's secondary networks.
     pub(super) fn owner(&self) -> Owner {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
@@ -248,8 +243,8 @@ impl Assignment<'_> {
         }
     }
 
-    /// Returns the networks of the pools that the request defines or names for a family. Creates the defined pools that
-    /// do not exist.
+    /// Returns the CIDRs of the pools that the request defines or names for a family. If a pool that the request
+    /// defines does not exist, creates the pool.
     pub(super) async fn requested_pools(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.definitions(family) {
@@ -305,7 +300,7 @@ struct SpecificRequest<'a> {
 }
 
 impl SpecificRequest<'_> {
-    /// Assigns a specific address of a pool, and returns the address's block.
+    /// Assigns the specific address `ip` from a pool, and returns the block that contains it.
     async fn assign(&self, work: &mut WriteSet<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
@@ -371,7 +366,7 @@ impl Assignment<'_> {
     }
 
     /// Assigns `wanted` addresses of one family from the requested pools on a bridged network. If `set` is not empty,
-    /// only addresses in the ranges of this set are assigned.
+    /// only addresses in the ranges of the pool definitions in `set` are assigned.
     async fn on_bridge_of(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -417,7 +412,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns a free address from the first pool in `pools` that has a free address. If no pool has a free address,
+    /// Assigns an address from the first pool in `pools` that has a free address. If no pool has a free address,
     /// assigns a sticky address whose wait for its workload has ended.
     async fn first_with_room(
         &mut self,
@@ -441,8 +436,8 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // Pools can lack a free address for different reasons. The block limit is reported rather than a full
-                // pool, since an operator can change the limit.
+                // If one pool is full and another is excluded by the block limit, the block limit is reported, since an
+                // operator can raise the limit.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);
@@ -467,8 +462,8 @@ impl Assignment<'_> {
         })
     }
 
-    /// True if several sets of ranges share this pool. If one set of ranges has no free address, a shared pool may
-    /// still have free addresses.
+    /// True if several sets of ranges share this pool. When one set of ranges is full, the shared pool may still have
+    /// free addresses in another set.
     fn is_shared(&self, family: Family, pool: IpNet) -> bool {
         let is_in = |one: &&PoolDefinition| define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr) == pool;
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
@@ -505,8 +500,8 @@ impl Assignment<'_> {
     }
 
     /// Returns the gateway that the network requests in one of its pools: a configured gateway inside the pool, or else
-    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, `pool` gets
-    /// a gateway of its own: the recorded gateway, or else the first host address.
+    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, the gateway
+    /// of `pool` is the gateway that the pool's reservation records, or else the pool's first host address.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

@@ -1,9 +1,9 @@
 //! Assigns free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
 //! another owner's block. This module also computes the possible blocks of a pool, and finds the stored blocks.
 //!
-//! The commit of an assignment guards the blocks and affinities that it changes. Blocks from which no address is
-//! assigned are read without a guard. If an address becomes free in an unguarded block meanwhile, the assignment merely
-//! does not use the address.
+//! The commit of an assignment guards the blocks and affinities that it changes, but not the blocks from which it
+//! assigns no address. If an address becomes free in an unguarded block before the commit, the assignment merely does
+//! not use the address.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -26,18 +26,19 @@ use crate::timestamps::unix_nanos;
 use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
 /// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that has just
-/// claimed a block may be about to use the block.
+/// claimed a block may be about to assign addresses from the block.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
 /// Maximum number of a host's blocks whose values are read in one round trip. If a host has more blocks, the revisions
-/// of their last writes are queried first, which costs an additional round trip.
+/// of the blocks' last writes are queried first, in an additional round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
 /// Maximum number of stored blocks that are searched for an empty block, once a block with an address to borrow is
 /// known.
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
-/// Number of a pool's blocks that are scanned in one round trip, after a smaller first chunk.
+/// Number of a pool's blocks that are read in one round trip while searching for a block to take over; the first chunk
+/// is smaller.
 const BLOCKS_PER_SCAN: usize = 64;
-/// Maximum number of new blocks that are tried in a pool with stored blocks of other sizes. Trying a block costs one
-/// request.
+/// Maximum number of unclaimed blocks that are checked for overlaps in a pool with stored blocks of other sizes.
+/// Checking a block for overlaps costs one request.
 const MAX_CANDIDATES_APART: usize = 16;
 /// Maximum number of the node's blocks that one assignment releases because the block's pool no longer selects the
 /// node.
@@ -64,17 +65,14 @@ pub(super) struct FamilyAssigner<'a> {
 
 /// The next block from which addresses are assigned when the host's own blocks are full.
 enum NextBlock {
-    /// A block that the host has claimed in this transaction.
     Block(IpNet),
-    /// A block of another owner from which an address is borrowed, since no block can be claimed.
     Borrow(IpNet),
-    /// No block of the pools has a free address.
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
-    /// Assigns all wanted addresses. Free addresses are assigned first, then sticky addresses whose wait for their
-    /// workload has ended.
+    /// Assigns all wanted addresses: first free addresses, then sticky addresses whose wait for their workload has
+    /// ended.
     ///
     /// # Errors
     /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if fewer than the wanted addresses are available.
@@ -144,8 +142,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns addresses from the host's own blocks, and completes claims of blocks that another writer left
-    /// unfinished. Returns the number of the host's blocks in the pools, or a smaller number if the free addresses of
-    /// the first blocks suffice.
+    /// unfinished. Returns the number of the host's blocks in the pools; if the first blocks have enough free
+    /// addresses, the remaining blocks are not counted.
     async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
@@ -158,7 +156,7 @@ impl FamilyAssigner<'_> {
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
 
-    /// Assigns addresses from the given blocks. Returns the number of visited blocks that the host owns.
+    /// Assigns addresses from the host's blocks in `blocks`. Returns the number of visited blocks that the host owns.
     async fn take_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -188,8 +186,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Sorts the blocks by their last write, most recent first. A recently written block probably has a free address,
-    /// because an address was assigned or released in it. A block without recent writes is usually full. Calico tries a
-    /// host's blocks in the order of their keys instead.
+    /// because an address was assigned or released in it, whereas a block without recent writes is usually full. Calico
+    /// instead tries a host's blocks in the order of the blocks' keys.
     async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
@@ -206,8 +204,8 @@ impl FamilyAssigner<'_> {
 
     /// Completes or deletes the host's affinity to a block. Returns true if the host owns the block afterwards, so that
     /// addresses may be assigned from the block. A stale affinity is deleted, and an unconfirmed affinity is confirmed.
-    /// A missing block is created if its size equals the pool's block size and it overlaps with no stored block;
-    /// otherwise the affinity is deleted.
+    /// A missing block is created, unless its size differs from the pool's block size or it overlaps with a stored
+    /// block; otherwise the affinity is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -230,8 +228,8 @@ impl FamilyAssigner<'_> {
         Ok(true)
     }
 
-    /// True if the missing block of an affinity can be created. A block cannot be created if its pool was recreated
-    /// with another block size after the affinity was created.
+    /// True if the missing block of an affinity can be created. False if its pool was recreated with another block size
+    /// after the affinity was created.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
@@ -255,7 +253,6 @@ impl FamilyAssigner<'_> {
         Ok(())
     }
 
-    /// Assigns addresses from a block, at most as many as are still wanted.
     pub(super) async fn take(
         &self,
         work: &mut WriteSet<'_>,
@@ -284,8 +281,8 @@ impl FamilyAssigner<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// True if no other stored block overlaps with this block. Stored blocks may overlap, because Calico and Margay
-    /// 0.1.0 could create overlapping blocks.
+    /// True if no other stored block overlaps with this block. The store may have overlapping blocks, because Calico
+    /// and Margay 0.1.0 could create them.
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
@@ -294,8 +291,8 @@ impl FamilyAssigner<'_> {
         Ok(other.is_none())
     }
 
-    /// Returns the prefix length of what the block's pool assigns: the length of the pool's prefixes, or that of a
-    /// single address.
+    /// Returns the length of the prefixes that the block's pool assigns; for a pool of single addresses, 32 (IPv4) or
+    /// 128 (IPv6).
     fn length_in(&self, cidr: IpNet) -> u8 {
         self.pool_of(cidr).map_or(self.family.bits(), Pool::length)
     }
@@ -304,7 +301,6 @@ impl FamilyAssigner<'_> {
         pool_holding(self.pools.iter().copied(), cidr)
     }
 
-    /// Creates a block whose owner is the host.
     async fn create(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.pool_of(cidr) {
             refuse_among_prefixes(work, pool).await?;
@@ -332,9 +328,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Takes over a stored block for the host, or else chooses a block from which an address can be borrowed. To find a
-    /// block to take over or to borrow from, Calico reads all blocks of all pools. Margay searches at most
-    /// [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks for an empty block if it knows a block from which an address can be
-    /// borrowed.
+    /// block, Calico reads all blocks of all pools. Once Margay knows a block from which an address can be borrowed, it
+    /// searches at most [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks for an empty block.
     async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
@@ -383,15 +378,15 @@ impl FamilyAssigner<'_> {
         Ok(blocks.into_iter().zip(written).filter(is_worth_it).map(|(cidr, _)| cidr).collect())
     }
 
-    /// Finds a block of a pool that is not stored: the first one in the order of [`CandidateBlocks`].
+    /// Finds the pool's first block, in the order of [`CandidateBlocks`], that is not stored.
     async fn find_new(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut places = CandidateBlocks::new(pool, &self.context.host.name, self.now);
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // The request for each of the first two chunks also reads the keys of overlapping blocks. If the first two
-            // chunks have no unclaimed block, the pool is nearly full, and reading keys of overlapping blocks for later
-            // chunks would probably be wasted.
+            // The request for each of the first two chunks also reads the keys of overlapping blocks. If neither chunk
+            // has an unclaimed block, the pool is nearly full, and reading keys of overlapping blocks for later chunks
+            // would probably be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -431,9 +426,8 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if the block has a free address, or an address that may become free. An address of this host may become
-    /// free because it may be a leftover of an earlier boot. A sticky address may become free because its wait for its
-    /// workload has ended.
+    /// True if the block has a free address, or an address that may become free. An address may become free if it is a
+    /// leftover of this host's earlier boot, or a sticky address whose wait for its workload has ended.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0
@@ -459,7 +453,6 @@ impl FamilyAssigner<'_> {
         })
     }
 
-    /// Makes the host the owner of a stored block.
     pub(super) async fn take_over(&self, work: &mut WriteSet<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
         if let Some(former) = former {
             return work.hand_block(cidr, &former, &self.owner, self.now).await;
@@ -471,16 +464,17 @@ impl FamilyAssigner<'_> {
 
 /// Whether a host can take over a stored block or can borrow an address from it.
 enum StoredBlockUse {
-    /// The host can become the block's owner. The block's former owner, if any, loses its affinity to the block.
+    /// The host can become the block's owner. The field is the block's present owner, if any, which loses its affinity
+    /// to the block.
     Reclaim(Option<Owner>),
-    /// The host can borrow an address from the block.
     Borrow,
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
     /// Returns the owner's first block in the pools, in the order of the blocks' keys, even if the block is full. If
-    /// the owner has no block, claims a block. Completes claims of blocks that another writer left unfinished.
+    /// the owner has no block, claims a block. If another writer was interrupted while it claimed a block for the
+    /// owner, completes that claim.
     ///
     /// # Errors
     /// `BlockLimit` or `NoNewBlocks` if the owner has no block and cannot claim one.
@@ -513,8 +507,8 @@ impl FamilyAssigner<'_> {
 
 /// Maximum number of blocks whose existence is queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
-/// Number of chunks of blocks that are chosen from places scattered over a pool. If 99 % of the pool's blocks are
-/// claimed, the 256 blocks of the scattered chunks contain an unclaimed block with a probability of 92 %.
+/// Number of chunks of candidate blocks that are chosen from places scattered over a pool. If 99 % of the pool's blocks
+/// are claimed, the 256 blocks of the scattered chunks contain an unclaimed block with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
 /// Pools with fewer than 2^9 blocks are scanned in order instead of at scattered places.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;
@@ -522,9 +516,9 @@ const MIN_SCATTERED_POOL_BITS: u8 = 9;
 /// the key of each possible block.
 const MAX_PROBED_POOL_BITS: u8 = 12;
 
-/// Returns all possible blocks of a pool, in the order in which a host tries them. Different hosts start at different
-/// blocks. In a pool whose blocks have one address each, a host needs many blocks, so each search of the host starts at
-/// another block.
+/// Returns all possible blocks of a pool, in the order in which a host tries them. Different hosts usually start at
+/// different blocks. In a pool whose blocks have one address each, a host needs many blocks, so each search of the host
+/// starts at another block.
 fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
@@ -533,7 +527,7 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
 /// The order in which a host searches for a block that is not stored yet. Blocks are searched in chunks, each in one
 /// round trip. The first chunk of blocks begins at the host's start block. In a large pool, the next chunks are
 /// scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. The remaining blocks of
-/// the pool follow in ascending order.
+/// the pool are searched last, in ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -557,13 +551,12 @@ impl<'a> CandidateBlocks<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// True if the pool has enough blocks for a search at scattered places.
     fn is_large(&self) -> bool {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Returns one chunk of blocks that are scattered over the pool. Different hosts, and different chunk numbers, get
-    /// different blocks.
+    /// Returns one chunk of blocks that are scattered over the pool. The blocks depend on the host and on the chunk
+    /// number.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -573,14 +566,14 @@ impl<'a> CandidateBlocks<'a> {
 }
 
 /// Hashes a number to 32 bits, so that the hashes of consecutive numbers are far apart. The hash is the upper half of
-/// the product of the number and 2^64 divided by the golden ratio.
+/// `number * (2^64 / golden ratio)`, truncated to 64 bits.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
-/// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, the result is all
-/// possible blocks, in the order in which the host tries them. For a larger pool, the result is the stored blocks,
-/// listed without a guard in the order of their keys.
+/// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, returns all possible
+/// blocks, in the order in which the host tries them. For a larger pool, returns the stored blocks, listed without a
+/// guard in the order of their keys.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
@@ -591,11 +584,11 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
 }
 
-/// Fails if a new block of single addresses is wanted in a pool that has blocks of prefixes. A pool of prefixes loses
-/// its prefix annotation if another program rewrites the pool without the annotation.
+/// Fails if a pool without the prefix annotation, in which a new block of single addresses is wanted, has blocks of
+/// prefixes. A pool of prefixes loses its annotation if another program rewrites the pool without the annotation.
 ///
 /// # Errors
-/// `Invalid` if the pool has a block of prefixes; the message names this block. Any store error.
+/// `Invalid` if the pool has a block of prefixes; the error message names the block. Any store error.
 pub async fn refuse_among_prefixes(work: &mut WriteSet<'_>, pool: &Pool) -> Result<()> {
     if pool.prefix_length().is_some() {
         return Ok(());

@@ -2,8 +2,8 @@
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The commit
 //! of the first assignment for a bridged network reserves the network address, the broadcast address and the gateway.
-//! The reservation is an IPReservation named `margay-bridge-<pool>`, with the gateway in an annotation. Neither Margay
-//! nor Calico assigns reserved addresses.
+//! The addresses are reserved by an IPReservation named `margay-bridge-<pool>`, with the gateway in an annotation.
+//! Neither Margay nor Calico assigns reserved addresses.
 
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ pub fn reservation_name(pool: &str) -> String {
 /// Ensures that the reservation for a bridged network's pool exists, and returns the gateway of the network's
 /// containers.
 ///
-/// The commit guards the reservation, and the block that contains a new gateway.
+/// The commit guards the reservation and, if the gateway is new, the block that contains it.
 pub(crate) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -112,9 +112,9 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
-/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. Containers can use a
-/// gateway outside their network. A gateway outside the network needs no reservation, because no address outside the
-/// network is assigned.
+/// True if a gateway lies outside an IPv6 network, like the link-local address of a router, which containers can use as
+/// their gateway. A gateway outside the network needs no reservation, because no address outside the network is
+/// assigned.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)

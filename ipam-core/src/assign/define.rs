@@ -2,17 +2,17 @@
 //! does.
 //!
 //! The commit of the network's first assignment creates the pool, and reserves the addresses outside the configured
-//! ranges. If the ranges in the configuration change later, the next assignment updates the reservation. Networks with
-//! the same subnet share one pool. The reservation for a shared pool records the ranges of each network, and covers
-//! only the addresses outside all these ranges. An assignment for a network uses only addresses in the network's own
-//! ranges.
+//! ranges. If the ranges in the configuration change later, the next assignment updates the reservation. CNI networks
+//! with the same subnet share one pool. The reservation for a shared pool records the ranges of each CNI network, and
+//! covers only the addresses outside all these ranges. An assignment for a CNI network uses only addresses in the
+//! network's own ranges.
 //!
 //! An assignment finds the stored pool of a definition by the defined subnet. If the stored pool with the defined name
-//! has another subnet, a new pool is created. The new pool replaces the stored pool if the network no longer uses the
-//! stored pool and none of the pool's addresses is in use. If the stored pool cannot be replaced, the new pool gets a
-//! numbered name. The commit that creates the new pool also deletes the replaced pool with its blocks, affinities and
-//! reservations. The commit that replaces a pool guards the pool and its reservations, and fails if a block of the
-//! family was created or changed after the read.
+//! has another subnet, a new pool is created. The new pool replaces the stored pool if the CNI network no longer uses
+//! the stored pool and none of the stored pool's addresses is in use. If the stored pool cannot be replaced, the new
+//! pool gets a numbered name. The commit that creates the new pool also deletes the replaced pool with its blocks,
+//! affinities and reservations. The commit that replaces a pool guards the pool and its reservations, and fails if a
+//! block of the family was created or changed after the read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -37,8 +37,8 @@ use crate::pools::start_of;
 use crate::write_set::{BlockSlot, WriteSet};
 
 /// The annotation in which a shared pool's reservation records the ranges of each network as JSON, for example
-/// `{"lab":["10.0.0.9-10.0.0.20"]}`. A network writes the annotation when the stored reservation was made for other
-/// ranges than its own. An empty list of ranges means the whole subnet.
+/// `{"lab":["10.0.0.9-10.0.0.20"]}`. An assignment writes the annotation when the stored reservation was made for other
+/// ranges than those of its CNI network. In the JSON, an empty list of ranges means the whole subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
 /// Returns the name of the reservation for those addresses of a pool that lie outside the configured ranges.
@@ -84,8 +84,8 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // All stored pools are guarded. If there are too many pools for one guard each, a single guard makes concurrent
-    // creations of pools fail and retry.
+    // Guard each stored pool, or in a store with too many pools a single key, so that concurrent creations of pools
+    // fail and retry.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
@@ -132,8 +132,8 @@ async fn create(
 
 /// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has. A
 /// stored pool that overlaps with the new pool, or has one of the tried names, is deleted if it is unused. A pool is
-/// unused if the network no longer uses the pool and none of the pool's addresses is in use. The blocks of a deleted
-/// pool are removed from `stored`.
+/// unused if the CNI network no longer uses the pool and none of the pool's addresses is in use. The blocks of a
+/// deleted pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -208,14 +208,14 @@ async fn reserve_the_rest(
     Ok(())
 }
 
-/// Returns the ranges of each network that a pool's reservation records. Returns an empty map if the reservation
+/// Returns the ranges that a pool's reservation records for each CNI network. Returns an empty map if the reservation
 /// records no ranges or its annotation cannot be parsed.
 fn ranges_of(reservation: &IpReservation) -> BTreeMap<String, Vec<String>> {
     let text = reservation.resource().annotation(RANGES_ANNOTATION).unwrap_or_default();
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// Returns the ranges of all networks together, or an empty list if one of the networks uses the whole subnet.
+/// Returns the ranges of all CNI networks together, or an empty list if one of the CNI networks uses the whole subnet.
 fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     if ranges.values().any(Vec::is_empty) {
         return Vec::new();
@@ -227,7 +227,7 @@ fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     ranges.values().flatten().filter_map(range).collect()
 }
 
-/// Returns the parts of a network outside the ranges, without the network address and the broadcast address, which
+/// Returns the parts of a subnet outside the ranges, without the network address and the broadcast address, which
 /// another reservation covers (see [`bridge::reserved`]).
 fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     let ends = bridge::reserved(cidr, None);
@@ -236,8 +236,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// Returns the parts of a network that lie outside the inclusive ranges, as few subnets as possible. The result is
-/// empty if `ranges` is empty.
+/// Returns the parts of a subnet that lie outside the inclusive ranges, as few CIDRs as possible. Returns no CIDR if
+/// `ranges` is empty.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();
@@ -250,7 +250,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
         if first > next {
             gaps.push((next, first - 1));
         }
-        // The ranges may overlap, since several networks can have ranges in one pool.
+        // The ranges may overlap, since several CNI networks can have ranges in one pool.
         match last.checked_add(1) {
             Some(after) => next = next.max(after),
             None => return networks(cidr, gaps),
@@ -262,7 +262,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     networks(cidr, gaps)
 }
 
-/// Converts inclusive spans of addresses, given as numbers, to networks.
+/// Converts inclusive spans of addresses, given as numbers, to CIDRs.
 fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     let family = Family::of_net(cidr);
     let span = |(first, last): (u128, u128)| -> Vec<IpNet> {
@@ -279,17 +279,17 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of a family. If a family has more stored blocks, its unused pools are not replaced,
-/// because the commit guards all blocks of the family, and the store must check each of them.
+/// Maximum number of stored blocks of a family for which unused pools are replaced. If a family has more stored blocks,
+/// its unused pools are kept, because the commit would have to guard every block of the family.
 const MAX_BLOCKS_GUARDED: usize = 64;
-/// Number of deleted keys per pool, in addition to its blocks and affinities: the keys of the pool and of its two
-/// reservations.
+/// Number of keys that are deleted with each pool, besides its blocks and affinities: the keys of the pool and of its
+/// two reservations.
 const KEYS_PER_POOL: usize = 3;
 
-/// True if the new pool with network `cidr` may replace `pool`. An earlier configuration of the network must have
-/// created `pool`, and the current configuration must not define it. The pool must have the family of `cidr`. A pool
-/// that an operator has disabled, or opened to other networks, is not replaced. A pool that overlaps with `cidr` must
-/// have the new pool's block size. With another block size, a new block would overlap with an old block, which exists
+/// True if the new pool with the CIDR `cidr` may replace `pool`. An earlier configuration of the CNI network must have
+/// created `pool`, and the current configuration must not define it. `pool` must have the address family of `cidr`. A
+/// pool that an operator has disabled, or opened to other CNI networks, is not replaced. A pool that overlaps with
+/// `cidr` must have the new pool's block size; otherwise a new block would overlap with an old block, which exists
 /// until the commit deletes it.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
@@ -300,9 +300,9 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
         && !request.define.iter().any(|one| one.cidr == pool.cidr())
 }
 
-/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. The pool is also kept if
-/// it has too many blocks and affinities for one commit ([`AssignContext::deletable`]). `stored` lists the stored
-/// blocks of the family; the blocks of the deleted pool are removed from this list.
+/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. A pool is also kept if
+/// one commit cannot delete all its blocks and affinities ([`AssignContext::deletable`]). `stored` lists the stored
+/// blocks of the family; the function removes the blocks of the deleted pool from `stored`.
 async fn delete_unused(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,

@@ -27,7 +27,7 @@ const NAMESPACE_NAME: &str = "projectcalico.org/name";
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The store revision for which the explanation is valid.
+    /// The store revision at which the pools and blocks were read.
     pub revision: Revision,
     /// The node's name, as registered in the store.
     pub node: String,
@@ -64,7 +64,7 @@ pub struct PoolState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStock {
-    /// The numbers of addresses of the pool by use. Addresses in cooldown count as in use.
+    /// How many addresses of the pool are in use, reserved and available. Addresses in cooldown count as in use.
     pub usage: Usage,
     /// The number of quarantined addresses in the pool. Quarantined addresses also count as reserved.
     pub quarantined: usize,
@@ -74,15 +74,15 @@ pub struct PoolStock {
     pub blocks: usize,
     /// The number of stored blocks of the pool that the node owns.
     pub own_blocks: usize,
-    /// The number of free addresses in those blocks of the pool that the node owns.
+    /// The number of free addresses in the pool's blocks that the node owns.
     pub own_free: usize,
 }
 
-/// The outcome that an assignment of one address would have.
+/// The predicted outcome of an assignment of one address.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PredictedOutcome {
-    /// The assignment would return this address or prefix.
+    /// The assignment would succeed, and return the address or prefix in this variant.
     Given {
         /// The assigned address, or the first address of the assigned prefix.
         address: IpAddr,
@@ -90,14 +90,14 @@ pub enum PredictedOutcome {
         prefix_length: Option<u8>,
         /// The block that contains the assigned address.
         block: IpNet,
-        /// The network of the pool from which the address is assigned.
+        /// The CIDR of the pool from which the address is assigned.
         pool: IpNet,
-        /// The number of free addresses in the block before the assignment.
+        /// The number of free addresses in `block` before the assignment.
         free: usize,
         /// Whether the node owns, claims, takes over or borrows from the block.
         source: AddressSource,
     },
-    /// The assignment would fail with this error.
+    /// The assignment would fail with the error in this variant.
     Refused(Error),
 }
 
@@ -118,13 +118,13 @@ pub enum AddressSource {
 impl Ipam {
     /// Predicts an assignment of one address on a node, without a write. The explanation names the block that would be
     /// used, and the reason why each unsuitable pool would not be used. The quotas of the node and of the namespace are
-    /// checked, but the quotas of networks are not. The namespace's name is read from the namespace's labels. If
-    /// `family` is `None`, the family of the named pools is used, or else IPv4. If `namespace` is `None`, the labels of
-    /// the pod's namespace are unknown.
+    /// checked, but the quotas of networks are not. The name of the pod's namespace is read from the label
+    /// `projectcalico.org/name`. If `family` is `None`, the family of the named pools is used, or else IPv4.
+    /// `namespace` has the labels of the pod's namespace; `None` if these labels are unknown.
     ///
     /// # Errors
-    /// Any store error. `Malformed` for damaged settings. A predicted failure of the assignment is not an error, but a
-    /// [`PredictedOutcome`].
+    /// Any store error. `Malformed` for damaged settings. If the assignment is predicted to fail, the result is
+    /// [`PredictedOutcome::Refused`], not an error.
     #[boxed_future]
     pub async fn explain(
         &self,
@@ -262,7 +262,7 @@ fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolSt
 }
 
 impl Assignment<'_> {
-    /// Assigns one address in the write set without a commit, and returns the outcome.
+    /// Assigns one address in the write set without a commit, and returns what a commit would assign.
     async fn outcome(&mut self, work: &mut WriteSet<'_>, family: Family, before: &[Block]) -> Result<PredictedOutcome> {
         let done = match self.any(work, family, 1).await {
             Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,

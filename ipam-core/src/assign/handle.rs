@@ -1,9 +1,8 @@
 //! Assigns addresses to a handle without a container, for example that of a load balancer's service, a tunnel or a
-//! virtual machine. The function [`Ipam::ensure_blocks`] ensures that an owner has a block, without an assignment of an
-//! address.
+//! virtual machine. The function [`Ipam::ensure_blocks`] ensures that an owner has a block, and assigns no address.
 //!
 //! An address that is assigned to a handle without a container has no attachment, so no interface and no boot id are
-//! recorded for the address. Each assignment to the handle adds addresses, which are held until they are released by
+//! recorded for the address. Each assignment adds addresses to the handle, which holds them until they are released by
 //! handle or one by one.
 
 use std::collections::BTreeMap;
@@ -20,8 +19,7 @@ use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, Poo
 use crate::net::Family;
 use crate::write_set::WriteSet;
 
-/// A request for an assignment to a handle. The requested addresses are all assigned in one commit, or none is
-/// assigned.
+/// A request for an assignment to a handle. Either all requested addresses are assigned, in one commit, or none is.
 #[derive(Clone, Debug)]
 pub struct HandleRequest {
     handle: String,
@@ -39,7 +37,8 @@ impl HandleRequest {
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
     }
 
-    /// Records these attributes with each assigned address. Calico's own programs record at least the attribute `node`.
+    /// Sets the attributes that are recorded with each assigned address. Calico's own programs record at least the
+    /// attribute `node`.
     #[must_use]
     pub fn with_attributes(mut self, attributes: BTreeMap<String, String>) -> Self {
         self.attributes = attributes;
@@ -47,22 +46,23 @@ impl HandleRequest {
     }
 
     /// Sets the maximum number of addresses that the handle may hold in each requested family, including the addresses
-    /// that it already holds. A request that would exceed the maximum fails.
+    /// that it already holds. A request that would exceed this maximum fails.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
         self
     }
 
-    /// Restricts the assignment to these pools, given by name or network, which are tried in this order. By default,
-    /// the pools that select the node are used.
+    /// Restricts the assignment to these pools, given by name or CIDR and tried in this order. By default, addresses
+    /// come from the pools that select the node.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// Sets the use of the addresses, for example for workloads or tunnels. Only pools that allow the use are tried.
+    /// Sets what the addresses are for, for example workloads or tunnels. Only pools that allow the use `usage` are
+    /// tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
@@ -76,8 +76,7 @@ impl HandleRequest {
         self
     }
 
-    /// Sets the maximum number of blocks that the owner may have, in addition to the limit in the settings; 0 for no
-    /// additional limit.
+    /// Sets a limit of blocks for the owner, besides the limit in the settings; 0 for no additional limit.
     #[must_use]
     pub fn with_max_blocks(mut self, most: u32) -> Self {
         self.terms.max_blocks = most;
@@ -108,14 +107,15 @@ impl HandleRequest {
 impl Ipam {
     /// Assigns free or specific addresses to a handle, from the blocks of a node or of a virtual owner. Each request
     /// assigns additional addresses, even if the handle already holds addresses.
-    /// [`HandleRequest::with_most_per_family`] limits the number of addresses that the handle may hold. The attributes
-    /// of the request are recorded unchanged.
+    /// [`HandleRequest::with_most_per_family`] limits the number of addresses that the handle may hold. The request's
+    /// attributes are recorded unchanged with each address.
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. If the calling process is killed during the assignment, a store in another process
-    /// may still execute the commit. If the caller was killed, the handle should be released, because it may hold
-    /// addresses that no process knows. Two concurrent requests must differ in an attribute. Two requests with equal
-    /// attributes write equal values, so both may return the same address if the store's answer to one of them is lost.
+    /// may still execute the commit. After the calling process was killed, the handle should be released, because it
+    /// may hold addresses that no process knows. Two concurrent requests must differ in an attribute: requests with
+    /// equal attributes write equal values, so both may return the same address if the store's answer to one of them is
+    /// lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -150,11 +150,11 @@ impl Ipam {
     }
 }
 
-/// Fails if a request would exceed the address limit of a handle. The handle's addresses are counted in the blocks, and
-/// the commit guards the handle.
+/// Fails if a request would exceed the address limit of a handle. Counts the handle's addresses in the blocks, and
+/// guards the handle.
 ///
 /// If the handle's count for a block differs from the addresses in the block, another writer was interrupted or is
-/// about to write the block. The function rewrites a block with a wrong count and corrects the handle's count, so the
+/// about to write the block. The function corrects a wrong count of the handle and rewrites the block, so that the
 /// commit of a concurrent writer fails and is retried.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
@@ -181,7 +181,7 @@ async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAd
     Ok(())
 }
 
-/// A request for blocks of an owner: one block in each of the given families.
+/// A request that an owner has a block in each of the given families.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,
@@ -196,22 +196,24 @@ impl BlockRequest {
         Self { owner, terms }
     }
 
-    /// Restricts the request to these pools, given by name or network, which are tried in this order. By default, the
-    /// pools that select the node are used.
+    /// Restricts the request to these pools, given by name or CIDR and tried in this order. By default, blocks come
+    /// from the pools that select the node.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// Sets the use of the addresses, for example for workloads or tunnels. Only pools that allow the use are tried.
+    /// Sets what the addresses are for, for example workloads or tunnels. Only pools that allow the use `usage` are
+    /// tried.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
         self
     }
 
-    /// Sets the addresses that are reserved for the owner itself in a new block. Existing blocks are not changed.
+    /// Sets the addresses that are reserved for the owner itself in a new block. The owner's existing blocks are not
+    /// changed.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
@@ -220,10 +222,10 @@ impl BlockRequest {
 }
 
 impl Ipam {
-    /// Ensures that an owner has a block of each requested family, and returns one block of each family, IPv4 first. A
-    /// returned block is newly claimed, or is an existing block of the owner that can be full. New blocks are all
-    /// claimed in one commit, or none is claimed. If the owner already has a block of each family, nothing is written.
-    /// No address is assigned.
+    /// Ensures that an owner has a block of each requested family, and returns one block of each family, IPv4 first.
+    /// Each returned block is newly claimed, or is an existing block of the owner, which may be full. All new blocks
+    /// are claimed in one commit. If the owner already has a block of each family, nothing is written. No address is
+    /// assigned.
     ///
     /// The commit guards the keys that a commit of [`assign`](Self::assign) guards.
     ///

@@ -1,5 +1,5 @@
-//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial assignment runs the
-//! same code, but stops before the commit.
+//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial assignment
+//! ([`Ipam::would_assign`]) runs the code of an assignment, but stops before the commit.
 
 mod assignment;
 mod auto;
@@ -45,11 +45,11 @@ pub use request::{
 };
 use sticky::WorkloadAddresses;
 
-/// Maximum number of specifically requested addresses whose blocks are prefetched. The prefetch for an address reads
+/// Maximum number of specifically requested addresses whose blocks are prefetched. For each address, the prefetch reads
 /// one key for every possible block size.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
-/// Findings of one attempt at an assignment that the next attempt needs.
+/// What one attempt at an assignment has found out and the next attempt needs.
 #[derive(Debug, Default)]
 struct AttemptFindings {
     /// The blocks from which the attempt assigned addresses, followed by the blocks that earlier assignments used, most
@@ -57,7 +57,6 @@ struct AttemptFindings {
     used: Vec<IpNet>,
     /// Blocks with an address whose recorded release time is too far in the future.
     misdated: Vec<IpNet>,
-    /// The attachments of earlier boots that still have addresses in the blocks that the attempt read.
     leftovers: Vec<Leftover>,
     /// The cooldown of released addresses, in seconds.
     cooldown: i64,
@@ -67,10 +66,10 @@ struct AttemptFindings {
 
 impl Ipam {
     /// Assigns free or specific addresses to an attachment. All requested IPv4 and IPv6 addresses are assigned in one
-    /// commit, which also creates or repairs the keys that these assignments need. If any address cannot be assigned,
-    /// nothing is written.
+    /// commit, which also creates or repairs the keys that these assignments need. If one of the requested addresses
+    /// cannot be assigned, nothing is written.
     ///
-    /// If an attachment requests its addresses again, it gets the same answer. If [pending
+    /// An attachment that requests its addresses again gets the same answer. If [pending
     /// commits](crate::pending_commits) are recorded, an interrupted earlier assignment to the attachment is settled
     /// first.
     ///
@@ -110,8 +109,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The evidence of live attachments must be gathered after the leftovers were listed. Because the leftovers are
-        // listed first, an attachment that gets an address while the evidence is gathered is not in the list.
+        // The leftovers must be listed before the evidence of live attachments is gathered. This order ensures that an
+        // attachment that gets an address while the evidence is gathered is not in the list of leftovers.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -134,23 +133,22 @@ impl Ipam {
         }
     }
 
-    /// Releases leftover addresses, so that their cooldown begins. The current assignment cannot use the released
-    /// addresses, because they are in cooldown.
+    /// Releases leftover addresses, so that their cooldown begins. Later assignments can use the released addresses
+    /// once their cooldown has ended.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // Only one batch of leftovers is released, because an assignment in a store without a cooldown also frees only
-        // one batch.
+        // Only one batch of leftovers is released, because assignments in stores without a cooldown also free only one
+        // batch.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
         Ok(())
     }
 
-    /// Changes recorded release times that are too far in the future to the current time. Without the correction,
-    /// addresses with a wrong release time stay in cooldown too long, and assignments may fail again and again. A
-    /// successful assignment needs no correction.
+    /// Changes recorded release times that are too far in the future to the current time. Addresses with a future
+    /// release time would otherwise stay in cooldown too long, and assignments might fail again and again.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -196,8 +194,8 @@ impl Ipam {
         Ok(context)
     }
 
-    /// Carries out all assignment requests in one transaction, one after the other. All attachments must be on one
-    /// node.
+    /// Carries out all assignment requests in one transaction, one after the other. The attachments of all requests
+    /// must be on one node.
     async fn assign_in(
         &self,
         tx: &mut Transaction,
@@ -313,14 +311,14 @@ impl Ipam {
 /// The outcome of one transaction that assigns addresses for one or more requests.
 #[derive(Default)]
 struct AssignOutcome {
-    /// The assigned addresses of each request, in the order of the requests.
+    /// The addresses assigned for each request, in the order of the requests.
     answers: Vec<Vec<AssignedAddress>>,
     /// The leftover allocations of earlier boots that were freed.
     freed: Vec<gc::Allocation>,
 }
 
 impl AssignOutcome {
-    /// Returns the assigned addresses, for a transaction with a single request.
+    /// Returns the assigned addresses of the first request, for a transaction with a single request.
     fn only_answer(self) -> Vec<AssignedAddress> {
         self.answers.into_iter().flatten().collect()
     }
@@ -333,13 +331,13 @@ fn is_beside(one: &Attachment, other: &Attachment) -> bool {
 }
 
 impl Ipam {
-    /// Assigns addresses to several attachments of one node in one commit. The result is that of calling
-    /// [`assign`](Self::assign) for each attachment in order, but each changed block is written only once. The answers
-    /// are in the order of the requests. The requests of about a hundred attachments fit into one commit.
+    /// Assigns addresses to several attachments of one node in one commit. Assigns the same addresses as calls of
+    /// [`assign`](Self::assign) for each attachment in order, but writes each changed block only once. The answers are
+    /// in the order of the requests. About a hundred attachments fit into one commit.
     ///
-    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. If the common
-    /// assignment fails, the caller should call [`assign`](Self::assign) for each attachment separately, which can also
-    /// free leftover addresses of earlier boots.
+    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. After an error, the
+    /// caller should call [`assign`](Self::assign) for each attachment separately, which can also free leftover
+    /// addresses of earlier boots.
     ///
     /// # Errors
     /// Any error of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several
@@ -391,10 +389,10 @@ impl Ipam {
     }
 }
 
-/// The result of a trial assignment.
+/// What an assignment would assign and write, as found out by [`Ipam::would_assign`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AssignTrial {
-    /// The addresses that would be assigned.
+    /// The addresses that the assignment would assign.
     pub assigned: Vec<AssignedAddress>,
     /// The keys that the commit of the assignment would write.
     pub keys: Vec<Key>,

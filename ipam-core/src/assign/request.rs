@@ -17,7 +17,7 @@ const MAX_LIKELY_BLOCKS: usize = 4;
 /// The requested addresses: specific addresses, and a number of additional addresses that the allocator chooses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestedAddresses {
-    /// The specifically requested addresses.
+    /// The specific addresses that are requested.
     pub these: Vec<IpAddr>,
     /// The number of IPv4 addresses that the allocator chooses, in addition to the specific addresses.
     pub any_v4: usize,
@@ -31,7 +31,7 @@ impl RequestedAddresses {
         Self { these: Vec::new(), any_v4: v4, any_v6: v6 }
     }
 
-    /// Requests only these specific addresses.
+    /// Requests only the specific addresses in `addresses`.
     pub fn these(addresses: impl Into<Vec<IpAddr>>) -> Self {
         Self { these: addresses.into(), ..Self::default() }
     }
@@ -58,14 +58,14 @@ impl RequestedAddresses {
 /// The answer to a request for a specific address that the requesting attachment already holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RepeatPolicy {
-    /// The attachment gets the address that it already holds as the answer to the request.
+    /// The request succeeds, and the answer contains the address that the attachment already holds.
     #[default]
     SameAnswer,
     /// As in Calico, a request for an address that the attachment already holds fails.
     Refused,
 }
 
-/// Whether the labels of the container's namespace are known.
+/// Whether a request contains the labels of the container's namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceLabels {
     /// The request contains the labels of the container's namespace. A namespace that does not exist counts as a
@@ -111,23 +111,23 @@ impl Bridge {
 /// A pool that a CNI network configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolDefinition {
-    /// The name of the pool.
+    /// The name of the defined pool.
     pub name: String,
-    /// The network of the pool.
+    /// The pool's CIDR.
     pub cidr: IpNet,
     /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list of
-    /// ranges is empty, all addresses of the pool's network are assignable.
+    /// ranges is empty, all addresses of the pool are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
     /// The index of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
-    /// family: from the first pool of the set that has a free address.
+    /// family, from the first pool in the set that has a free address.
     #[serde(default)]
     pub set: usize,
-    /// If `free_of` is set, the pool is found by its name and family, regardless of its network. If the pool does not
-    /// exist, it is created with a private network of the family and size of `cidr`. The private network overlaps
-    /// neither with a pool nor with the networks in `free_of`.
+    /// If `free_of` is set, the pool is found by its name and family, regardless of its CIDR. If the pool does not
+    /// exist, it is created with a private CIDR of the family and size of `cidr`, which overlaps neither with another
+    /// pool nor with the CIDRs in `free_of`.
     #[serde(default)]
     pub free_of: Option<Vec<IpNet>>,
-    /// The gateway that the network configuration names for this pool.
+    /// The gateway that the CNI network configuration names for this pool.
     #[serde(default)]
     pub gateway: Option<IpAddr>,
 }
@@ -140,42 +140,41 @@ impl PoolDefinition {
     }
 }
 
-/// A request for an assignment to an attachment. The requested addresses are all assigned in one commit, or none is
-/// assigned.
+/// A request for an assignment to an attachment. Either all requested addresses are assigned, in one commit, or none
+/// is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
-    /// The attachment that gets the addresses. The attachment's handle and attributes are recorded with each address.
+    /// The attachment that gets the addresses, and whose handle and attributes are recorded with each address.
     pub attachment: Attachment,
-    /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`. The keys
-    /// of the attribute map are Calico's attribute names. For a secondary network, the attributes are recorded under
-    /// Margay's names; see [`AttributeNames`].
+    /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`, under
+    /// Calico's attribute names. For a secondary network, the assignment records these attributes under Margay's names
+    /// instead; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,
-    /// Whether the request fails if the attachment already holds a specifically requested address.
+    /// Whether the request fails if the attachment already holds an address that it requests specifically.
     pub repeated: RepeatPolicy,
-    /// The pools from which IPv4 addresses are assigned, by name or network. If no pools are listed, the pools that
-    /// select the node are used.
+    /// The pools from which IPv4 addresses are assigned, by name or CIDR. If empty, the pools that select the node are
+    /// used.
     pub v4_pools: Vec<String>,
-    /// The pools from which IPv6 addresses are assigned, by name or network. If no pools are listed, the pools that
-    /// select the node are used.
+    /// The pools from which IPv6 addresses are assigned, by name or CIDR. If empty, the pools that select the node are
+    /// used.
     pub v6_pools: Vec<String>,
-    /// The use of the requested addresses.
+    /// What the requested addresses are for, for example workloads or tunnels.
     pub usage: PoolUse,
     /// The labels of the container's namespace, which are matched against the namespace selectors of pools.
     pub namespace_labels: Labels,
     /// Whether `namespace_labels` contains the labels of the container's namespace.
     pub namespace: NamespaceLabels,
-    /// Maximum number of blocks that the node may own, in addition to the limit in the settings; 0 for no additional
-    /// limit.
+    /// A limit of blocks that the node may own, besides the limit in the settings; 0 for no additional limit.
     pub max_blocks: u32,
     /// The addresses that are reserved for the node itself in each new block.
     pub host_reserved: Option<HostReserved>,
     /// The gateways that a bridged network requests; `None` for a routed network.
     pub bridge: Option<Bridge>,
-    /// The gateways in the configuration of a bridged network with several pools of a family. Each gateway applies to
-    /// the pool that contains its address, instead of the gateway in the pool's definition.
+    /// The gateways in the configuration of a bridged network with several pools of a family. An address in this list
+    /// is the gateway of the pool that contains it, instead of the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
     /// The pools that the network's configuration defines. The assignment creates the defined pools that do not exist.
@@ -208,7 +207,7 @@ impl AssignRequest {
     }
 
     /// Creates a request for addresses from an owner's blocks. The request's attachment is empty and is not used. The
-    /// use of the addresses is `LoadBalancer` for a virtual owner, and `Workload` for any other owner.
+    /// request's `usage` is `LoadBalancer` for a virtual owner, and `Workload` for any other owner.
     pub(super) fn of_owner(owner: &Owner, wanted: RequestedAddresses) -> Self {
         let empty = String::new;
         let (network, container, interface, node) = (empty(), empty(), empty(), empty());
@@ -258,8 +257,8 @@ impl AssignRequest {
         pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
-    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded. The attributes
-    /// have Calico's names for a routed network, and Margay's names for a bridged network.
+    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded: Calico's names
+    /// for a routed network, and Margay's names for a bridged network.
     pub(super) fn names(&self) -> AttributeNames {
         if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }
@@ -282,7 +281,7 @@ pub struct AssignedAddress {
     pub prefix_length: Option<u8>,
     /// The block that contains the assigned address.
     pub block: IpNet,
-    /// The network of the pool that contains the assigned address.
+    /// The CIDR of the pool that contains the assigned address.
     pub pool: IpNet,
     /// The gateway of the pool, if a bridged network requests a gateway.
     pub gateway: Option<IpAddr>,
@@ -290,8 +289,7 @@ pub struct AssignedAddress {
 
 impl AssignedAddress {
     /// Returns the address that the container's interface gets. From an assigned prefix, the interface gets the second
-    /// address, because the first address must not be a host's address. In IPv6, the first address is the routers'
-    /// anycast address.
+    /// address, because the first address must not be a host's address (in IPv6, it is the routers' anycast address).
     pub fn interface_ip(&self) -> IpAddr {
         let second = |length| nth(IpNet::new(self.ip, length).ok()?, 1);
         self.prefix_length.and_then(second).unwrap_or(self.ip)
@@ -303,7 +301,7 @@ impl AssignedAddress {
         Self { ip, prefix_length: pool.prefix_length(), block, pool: pool.cidr(), gateway }
     }
 
-    /// Returns the length of the assigned prefix, or the length of a single address.
+    /// Returns the length of the assigned prefix; for a single address, 32 (IPv4) or 128 (IPv6).
     pub(super) fn length(&self) -> u8 {
         self.prefix_length.unwrap_or(Family::of(self.ip).bits())
     }

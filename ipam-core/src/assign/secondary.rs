@@ -2,12 +2,13 @@
 //! that Calico also uses.
 //!
 //! Calico's routing is based on the blocks that nodes own. Each node drops packets to unassigned addresses of its
-//! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore have virtual owners,
-//! one owner for each node. Calico's routing ignores the blocks of virtual owners. A node may still own blocks with
-//! addresses of secondary networks, from before Calico used the store. An assignment that searches for free addresses
-//! moves blocks of secondary networks from nodes to virtual owners. To move a block, the commit changes the block's
-//! owner, the affinities of both owners and the names of the recorded attributes. A block that also has addresses of
-//! Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
+//! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore belong to virtual
+//! owners, one for each node, because Calico's routing ignores the blocks of virtual owners. A node may still own
+//! blocks with addresses of secondary networks that were assigned before Calico used the store. An assignment that
+//! searches for free addresses moves blocks of secondary networks from nodes to virtual owners. To move a block, the
+//! commit changes the block's owner, the affinities of both owners and the names of the recorded attributes. A block
+//! that also has addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary
+//! networks.
 
 use std::net::IpAddr;
 
@@ -23,8 +24,8 @@ use crate::write_set::{BlockSlot, WriteSet};
 
 /// Maximum number of blocks that one assignment moves to a virtual owner.
 const MAX_BLOCKS_MOVED: usize = 16;
-/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. Blocks with 2,048
-/// addresses in all have about 600 kilobytes.
+/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. The stored values of
+/// blocks with 2,048 addresses in all have about 600 kilobytes.
 const MAX_ADDRESSES_MOVED: usize = 2048;
 
 /// Changes the owner of a block from a node to the virtual owner of the node's secondary networks. Returns false if the

@@ -28,8 +28,8 @@ pub(super) struct WorkloadAddresses {
     is_changed: bool,
     /// The block entry for an assigned address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot get its sticky address now. If the workload cannot get its sticky
-    /// address in a family, it gets another address, which it does not keep.
+    /// The families in which the workload cannot get its sticky address now, so that it gets another address, which it
+    /// does not keep.
     elsewhere: Vec<Family>,
 }
 
@@ -41,11 +41,11 @@ enum StickyState {
     Pinned,
     /// A container of an earlier boot of the machine holds the address, under the handle in this variant.
     Leftover(String),
-    /// Another container of the workload holds the address.
+    /// Another container of the workload holds the sticky address.
     InUse,
     /// A container of the workload holds the address in another network or on another interface.
     OnOther,
-    /// No block keeps the address for the workload.
+    /// No block keeps the address for the workload any more.
     Gone,
 }
 
@@ -75,8 +75,8 @@ impl WorkloadAddresses {
             return if is_pinned(entry) { StickyState::Pinned } else { StickyState::Waits };
         }
         // If the store belongs to a single machine, a container of an earlier boot has certainly ended. In a cluster,
-        // the holder may be a running container on another machine, so the address can be reassigned only after the DEL
-        // of the container.
+        // the container that holds the address may still run on another machine, so the address is reassigned only
+        // after that container's DEL.
         let boots = (entry.get(BOOT), request.attachment.boot.as_deref());
         let is_earlier = matches!(boots, (Some(then), Some(now)) if then != now);
         match entry.handle().filter(|_| is_earlier && nodes == Nodes::FirstSeen) {
@@ -196,8 +196,8 @@ impl Assignment<'_> {
         Ok(taken)
     }
 
-    /// Moves full blocks of assigned sticky addresses to the end of the hints, because the next container will find no
-    /// free address in a full block.
+    /// Moves full blocks from which sticky addresses were assigned to the end of the hints, because the next container
+    /// will find no free address in full blocks.
     pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());
@@ -234,8 +234,8 @@ impl Assignment<'_> {
 }
 
 impl FamilyAssigner<'_> {
-    /// True if a sticky address in this block may be assigned: the owner of the assignment has the block or may borrow
-    /// from it.
+    /// True if the request's owner has the block or may borrow from it, so that a sticky address in the block may be
+    /// assigned.
     async fn may_take_from(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         if !self.is_apart(work, cidr).await? {
             return Ok(false);
@@ -250,9 +250,9 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns overdue sticky addresses, whose wait for their workload has ended, from the blocks that the transaction
-    /// has read. Overdue addresses are assigned only when no other address is free. Addresses in the owner's own blocks
-    /// are assigned first, so that different nodes use different blocks. Within the owner's blocks, and then within
-    /// other blocks, the address that has been overdue for longest is assigned first.
+    /// has read. Overdue addresses are assigned only when no other address is free. Overdue addresses in the owner's
+    /// own blocks come first, so that different nodes use different blocks. Within the owner's blocks, and then within
+    /// other blocks, the address that has been overdue for longest comes first.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

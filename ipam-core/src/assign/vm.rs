@@ -2,7 +2,7 @@
 //! gets the machine's existing addresses.
 //!
 //! The commit of an assignment guards the blocks that it changes. When a machine gets its first addresses, the commit
-//! also guards the machine's handle; two pods that start at the same time then get the same addresses. All the
+//! also guards the machine's handle, so that two pods that start at the same time get the same addresses. All the
 //! machine's addresses, of both families, get their new owner in one commit.
 
 use ipnet::IpNet;
@@ -23,12 +23,12 @@ use crate::write_set::WriteSet;
 impl Ipam {
     /// Makes a pod the active owner of its virtual machine's addresses, or the alternate owner if the pod is the target
     /// of a migration. A machine without addresses gets the requested addresses, at most one of each family. If a
-    /// machine has addresses but none of a family, a specifically requested address of the missing family is assigned
-    /// in addition.
+    /// machine has addresses of only one family, a specifically requested address of the other family is assigned in
+    /// addition.
     ///
     /// The attributes of a virtual machine's addresses are recorded under Calico's names. Of the request's attributes,
-    /// only the timestamp is recorded. The pod's container and interface are not recorded, because the addresses belong
-    /// to the machine.
+    /// only the timestamp is recorded; the pod's container and interface are not, because the addresses belong to the
+    /// machine.
     ///
     /// # Errors
     /// [`VmError`] if the pod cannot get the machine's addresses. Any error of [`assign`](Self::assign).
@@ -123,7 +123,6 @@ impl Ipam {
         Ok(answer)
     }
 
-    /// Assigns the addresses that a virtual machine lacks.
     async fn first_of_vm(
         &self,
         work: &mut WriteSet<'_>,

@@ -8,24 +8,24 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// An allocation that is missing in a runtime's list is freed only if its age is at least this long. An allocation that
-/// was made after the runtime's list cannot be in the list, although it may be in use.
+/// Minimum age of an allocation that is freed because a runtime's list does not contain it. An allocation that was made
+/// after the runtime's list may be in use although it is not in the list.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
-/// The verdicts on a node's allocations. Each judged allocation is in exactly one of these lists of verdicts.
+/// A node's allocations, grouped by whether they are in use. Each judged allocation is in exactly one of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
-    /// Allocations of an earlier boot of this machine, whose address is on no interface. An allocation of an earlier
-    /// boot whose address is on no interface is certainly unused.
+    /// Allocations of an earlier boot of this machine whose address is on no interface, and which are therefore
+    /// certainly unused.
     pub earlier: Vec<Allocation>,
-    /// Allocations of this boot or of an unknown boot, whose network namespace is gone and whose address is on no
-    /// interface. An allocation whose network namespace is gone is unused if a second scan has the same result.
+    /// Allocations of this boot or of an unknown boot whose network namespace is gone and whose address is on no
+    /// interface. Callers free an allocation of this list only if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Allocations whose address is on no interface, but whose network namespace may still exist. An idle allocation
-    /// may still be in use without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may still exist. Virtual machines, for
+    /// example, use addresses without an interface.
     pub idle: Vec<Allocation>,
-    /// Allocations in use. An allocation is live if its network namespace exists, an interface has its address, or
-    /// another address of its attachment is in use.
+    /// Allocations in use: the network namespace exists, an interface has the address, or another address of the
+    /// attachment is in use.
     pub live: Vec<Allocation>,
     /// Allocations that were made outside of the container in which the scan ran.
     pub outside: Vec<Allocation>,
@@ -36,8 +36,8 @@ pub struct JudgedAllocations {
 /// Judges each attachment as a whole: if one address of an attachment is in use, none of its addresses counts as
 /// unused.
 ///
-/// The argument `began` is the boot time of this machine, or `None` if no other machine uses the store. With `began`,
-/// an allocation of another boot counts as another machine's if it was made after `began` or at an unknown time.
+/// The argument `began` is the boot time of this machine, or `None` if no other machine uses the store. If `began` is
+/// given, an allocation of another boot that was made after `began` or at an unknown time counts as another machine's.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -109,24 +109,24 @@ impl Evidence {
         match &self.namespaces {
             None => Presence::Unknown,
             Some(there) if there.contains(name) => Presence::There,
-            // Only a scan that sees all processes of the recorded process id namespace can tell that a network
-            // namespace is gone.
+            // A scan can tell that a network namespace is gone only if it sees all processes of the recorded process id
+            // namespace.
             Some(_) if self.within.is_none() || self.within.as_deref() == container => Presence::Gone,
             Some(_) => Presence::Unknown,
         }
     }
 
-    /// True if the scan ran in a container, but the allocation was made outside of containers, according to its record.
-    /// A scan that runs in a container does not see network namespaces outside of the container. Even the boot id seen
-    /// in a container may not be the machine's, because some containers have a separate boot id.
+    /// True if the scan ran in a container, but the allocation was made outside of containers, according to its
+    /// attributes. A scan in a container does not see network namespaces outside of the container. Even the boot id
+    /// that the scan sees may not be the machine's, because some containers have a separate boot id.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()
     }
 }
 
-/// Splits a recorded network namespace into its name and the process id namespace that may follow after a slash.
-/// Returns `None` if the recorded text has another form.
+/// Splits the value of the attribute [`NETNS`](crate::attachment::NETNS) into the name of the network namespace and the
+/// process id namespace that may follow after a slash. Returns `None` if the attribute's value has another form.
 fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     let (name, container) = match recorded.split_once('/') {
@@ -175,7 +175,8 @@ pub fn find_stale(
     stale
 }
 
-/// Minimum number of characters of a shortened container id. Container runtimes print shortened ids of 12 characters.
+/// Minimum number of characters of a shortened container id. Container runtimes print container ids shortened to 12
+/// characters.
 const MIN_ID_CHARS: usize = 12;
 
 /// An entry of a container runtime's list of attachments.
@@ -185,7 +186,7 @@ pub struct ListedAttachment {
     pub container: String,
     /// The interface's name, or `None` for all interfaces of the container.
     pub interface: Option<String>,
-    /// The network's name, or `None` for all networks.
+    /// The name of the attachment's network, or `None` for all networks.
     pub network: Option<String>,
 }
 
@@ -209,7 +210,8 @@ impl RuntimeList {
         Self { network: None, made, entries }
     }
 
-    /// Restricts the runtime's list to the given network. A restricted list gives no evidence about other networks.
+    /// Restricts the runtime's list to the given network. A restricted list gives no evidence about allocations of
+    /// other networks.
     #[must_use]
     pub fn only_for(mut self, network: impl Into<String>) -> Self {
         self.network = Some(network.into());
@@ -245,16 +247,16 @@ pub struct UnlistedAllocations {
     /// The number of allocations that are in at least one runtime's list.
     pub listed: usize,
     /// The number of allocations that are in no runtime's list and are too young to be freed. An allocation is too
-    /// young if it was made after one of the lists, or less than [`MIN_STALE_AGE`] before one of the lists.
+    /// young if it was made after one of the runtimes' lists, or less than [`MIN_STALE_AGE`] before one of them.
     pub young: usize,
     /// The number of allocations that are in no runtime's list and whose timestamp is missing or unreadable.
     pub undated: usize,
-    /// The number of allocations whose network no runtime's list covers.
+    /// The number of allocations of networks that no runtime's list covers.
     pub unspoken: usize,
 }
 
-/// Compares allocations with the lists of container runtimes. An allocation counts as in use if any runtime's list
-/// contains its attachment.
+/// Compares allocations with the lists of container runtimes. An allocation counts as in use if the list of any
+/// container runtime contains its attachment.
 pub fn find_unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[RuntimeList]) -> UnlistedAllocations {
     let mut found = UnlistedAllocations::default();
     for one in allocations {

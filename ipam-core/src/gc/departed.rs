@@ -1,12 +1,12 @@
-//! Reads the holdings of departed nodes at one revision. Callers then free a departed node's holdings, or hand the
-//! holdings over to another node. A hand-over is needed when a machine was renamed, or when a new machine takes over
-//! the containers of an old machine with their addresses.
+//! Reads the holdings (blocks, addresses and endpoints) of departed nodes at one revision. Callers then free a departed
+//! node's holdings, or hand them over to another node. A hand-over is needed when a machine was renamed, or when a new
+//! machine takes over the containers of an old machine with their addresses.
 //!
 //! Each commit of a hand-over transfers whole blocks to the other node, with their owner, their affinity and the
-//! attributes of their addresses. A hand-over commit also renames node handles: handles of the node's tunnels and of
-//! its own prefixes, which contain the node's name. If the store has a pinned node, the hand-over commit also pins the
-//! new name, so that a DEL finds the transferred addresses. A hand-over commit fails if a block, an affinity or a
-//! changed handle was changed by another writer, or if the old node is registered again.
+//! attributes of their addresses. The commit also renames the handles that contain the node's name: those of the node's
+//! tunnels and of its own prefixes. If the store has a pinned node, the commit of a hand-over also pins the new name,
+//! so that a DEL finds the transferred addresses. A hand-over commit fails if a block, an affinity or a changed handle
+//! was changed by another writer, or if the old node is registered again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,12 +27,12 @@ use crate::usage::{SnapshotReader, reread};
 use crate::vm::is_vms;
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The names of the nodes in a store.
+/// The names of the registered nodes of a store, and the pinned name of an embedded store's only node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownNodes {
-    /// The names of the registered nodes.
+    /// The names of the nodes that are registered in the store.
     pub registered: BTreeSet<String>,
-    /// The pinned name of the store's only node. Only an embedded store without registered nodes has a pinned name.
+    /// The pinned name of the store's only node, if the store is an embedded store without registered nodes.
     pub pinned: Option<String>,
 }
 
@@ -45,9 +45,9 @@ pub struct BlockPart {
     pub has_affinity: bool,
     /// The number of the block's addresses that are recorded for the departed node.
     pub addresses: usize,
-    /// The node handles that hold addresses in the block: handles of the departed node's tunnels and own prefixes.
+    /// The handles of the departed node's tunnels and own prefixes that hold addresses in the block.
     pub tunnels: Vec<String>,
-    /// The size in bytes of the stored block.
+    /// The size of the stored block, in bytes.
     bytes: usize,
 }
 
@@ -61,12 +61,11 @@ pub struct DepartedNode {
     /// The addresses that any program has recorded for the node, grouped by block and including the addresses of
     /// tunnels.
     pub holds: Vec<Hold>,
-    /// The number of the node's addresses that must not simply be freed. An address must not simply be freed if it is
-    /// also recorded for a second owner, which may be alive, or belongs to a virtual machine, which may run elsewhere
-    /// next.
+    /// The number of the node's addresses that must not simply be freed: addresses with a second owner, which may be
+    /// alive, and addresses of virtual machines, which may start on another node.
     pub shared: usize,
-    /// The number of addresses in the node's blocks that are recorded for no node. Sticky addresses that wait for their
-    /// workloads are not counted here.
+    /// The number of addresses in the node's blocks that are recorded for no node, without sticky addresses that wait
+    /// for their workloads.
     pub nameless: usize,
     /// The number of addresses in the node's blocks that are recorded for other nodes.
     pub of_others: usize,
@@ -88,12 +87,12 @@ impl DepartedNode {
 /// The holdings of the departed nodes of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNodes {
-    /// The names of the nodes in the store.
+    /// The registered nodes of the store, and the pinned node of an embedded store.
     pub known: KnownNodes,
-    /// All nodes that are registered or have addresses or blocks, even nodes for which the caller did not ask. Nodes
-    /// that have only endpoints are included if the caller asked for these nodes.
+    /// The names of all nodes that are registered or have addresses or blocks, even nodes for which the caller did not
+    /// ask. Nodes that have only endpoints are included if the caller asked for these nodes.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the nodes for which the caller asked, by node name. Nodes without holdings have no entry in this
+    /// The holdings of the nodes for which the caller asked, by node name. A node without holdings has no entry in this
     /// map.
     pub departed: BTreeMap<String, DepartedNode>,
 }
@@ -113,8 +112,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // A key under the affinities' prefix that is no affinity was stored for a node by an old Calico version.
-            // This old key contains only the node's name.
+            // A key under the affinities' prefix that is no affinity was stored by an old Calico version, and contains
+            // only a node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -238,24 +237,25 @@ impl Ipam {
     }
 }
 
-/// Maximum number of keys that one hand-over commit may change for its blocks. A hand-over commit also changes a few
-/// keys that belong to no block.
+/// Maximum number of keys that one hand-over commit may change for its blocks. The commit also changes a few other
+/// keys, which belong to no block.
 const MAX_KEYS_PER_COMMIT: usize = 96;
-/// Maximum total size of the blocks in one hand-over commit, in bytes. A single block may be larger than this maximum.
+/// Maximum total size of the blocks in one hand-over commit, in bytes. A block that is larger than this maximum gets a
+/// commit of its own.
 const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
 /// The blocks, addresses and handles that one commit of a hand-over has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandOverResult {
-    /// The blocks that the new node now owns.
+    /// The blocks that the new node owns after the commit.
     pub blocks: Vec<IpNet>,
-    /// The addresses that are now recorded for the new node.
+    /// The addresses that are recorded for the new node after the commit.
     pub addresses: Vec<IpAddr>,
     /// The renamed handles, each with its old and its new name.
     pub handles: Vec<(String, String)>,
 }
 
-/// Returns the node handles in a block: handles of the node's tunnels and own prefixes, which end with the node's name.
+/// Returns the handles in a block that end with the node's name: those of the node's tunnels and own prefixes.
 fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
     let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
     handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
@@ -270,13 +270,13 @@ fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
 }
 
 impl DepartedNode {
-    /// Groups the node's blocks into shares, each of which one commit can hand over. Returns a single empty share if
-    /// the node has no blocks.
+    /// Groups the node's blocks into lists, each of which one commit can hand over. Returns a single empty list if the
+    /// node has no blocks.
     pub fn shares(&self) -> Vec<Vec<IpNet>> {
         let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         for (cidr, part) in &self.parts {
             // Handing over a block changes three keys: the block, the old affinity and the new affinity. Each tunnel
-            // handle in the block adds two keys: the old handle and the renamed handle.
+            // handle in the block changes two more keys: the old handle and the renamed handle.
             let more = 3 + 2 * part.tunnels.len();
             if !share.is_empty() && (keys + more > MAX_KEYS_PER_COMMIT || bytes + part.bytes > MAX_BYTES_PER_COMMIT) {
                 shares.push(std::mem::take(&mut share));
@@ -294,8 +294,8 @@ impl DepartedNode {
 
 impl Ipam {
     /// Hands over the holdings of node `from` in some blocks to node `to`, in one commit. The argument `blocks` is one
-    /// of the [`DepartedNode::shares`]. Blocks that node `to` already owns are not changed, so a hand-over can be
-    /// repeated.
+    /// of the lists that [`DepartedNode::shares`] returns. Blocks that node `to` already owns are not changed, so a
+    /// hand-over can be repeated.
     ///
     /// # Errors
     /// `Invalid` if node `from` is registered, or if `to` cannot be the name of another node. `UnknownNode` if the
@@ -336,7 +336,7 @@ impl Ipam {
         })
     }
 
-    /// Fails unless the node is registered or the store has no registered nodes at all.
+    /// Fails if the store has registered nodes but this node is not registered.
     pub(super) async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();
@@ -387,8 +387,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // The new node's affinity to the block replaces the old node's affinity. An old affinity to a missing block, or to
-    // a block of another owner, is stale.
+    // The old node's affinity is deleted even if the new node gets none: the affinity is then stale, because the block
+    // is missing or has another owner.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

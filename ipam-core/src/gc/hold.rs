@@ -1,9 +1,9 @@
 //! Frees addresses and deletes their workload endpoints, unless an address was reassigned or released after it was
 //! read. An assignment that finds no free address uses this module to free leftover addresses of earlier boots, in the
-//! assignment's own commit.
+//! commit of the assignment.
 //!
 //! A workload endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has
-//! requested the address again, the commit that would free the address fails or skips the address. The workload
+//! requested the address again, the commit that would free the address fails or skips the address, so the workload
 //! endpoint of a live container is never deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -31,16 +31,17 @@ use crate::write_set::{BlockSlot, WriteSet};
 /// and its own endpoint, and one commit can change at most 120 keys.
 const MAX_HANDLES_PER_COMMIT: usize = 64;
 
-/// A held address, with all attributes that distinguish its assignment from later assignments.
+/// An address that a node holds, with everything that distinguishes the current assignment of the address from later
+/// assignments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The held address, or the first address of the held prefix.
     pub address: IpAddr,
-    /// The held address as a network, or the whole prefix.
+    /// The held address or prefix as a CIDR.
     pub unit: IpNet,
-    /// The block that contains the address.
+    /// The block that contains the held address.
     pub block: IpNet,
-    /// The handle that holds the address, if any.
+    /// The handle under which the node holds the address, if any.
     pub handle: Option<String>,
     /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
@@ -67,17 +68,17 @@ impl Hold {
         Self { endpoint, ..self }
     }
 
-    /// Returns the node that is recorded for the address.
+    /// Returns the name of the node that is recorded for the address.
     pub fn node(&self) -> Option<&str> {
         self.entry.node()
     }
 
-    /// Returns the network's name, if recorded.
+    /// Returns the recorded name of the holder's CNI network, if any.
     pub fn network(&self) -> Option<&str> {
         self.entry.network()
     }
 
-    /// Returns the interface's name in the container, if recorded.
+    /// Returns the recorded name of the holder's interface, if any.
     pub fn interface(&self) -> Option<&str> {
         self.entry.get(INTERFACE)
     }
@@ -119,12 +120,12 @@ impl From<&Allocation> for Hold {
     }
 }
 
-/// The outcome of freeing addresses.
+/// Which addresses and workload endpoints a commit has freed or kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeResult {
-    /// The addresses that are now free or in cooldown.
+    /// The freed addresses, which are now free or in cooldown.
     pub released: Vec<IpAddr>,
-    /// The addresses that were not freed, because they were reassigned or released since they were read.
+    /// The addresses that were not freed, because they were reassigned or released after they had been read.
     pub changed: Vec<IpAddr>,
     /// The workload endpoints that were deleted with the addresses.
     pub endpoints: Vec<EndpointToDelete>,
@@ -159,8 +160,8 @@ fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
 }
 
 impl Ipam {
-    /// Frees the allocations of one of the [`batches`] in one commit. Allocations that have changed since they were
-    /// read are kept.
+    /// Frees the allocations of one of the [`batches`] in one commit. Allocations that another writer has changed since
+    /// they were read are kept.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged handle.
@@ -171,8 +172,8 @@ impl Ipam {
         Ok(freed)
     }
 
-    /// Frees the holdings of a departed node like [`free`](Self::free). The commit that frees the holdings fails if the
-    /// node is registered again.
+    /// Frees the holdings of a departed node like [`free`](Self::free). The commit fails if the node is registered
+    /// again.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. Any error of [`free`](Self::free).
@@ -259,7 +260,7 @@ pub struct NodeEndpoint {
 
 impl NodeEndpoint {
     /// Converts a workload endpoint that the CNI plugin has stored. Returns `None` if another program has stored the
-    /// endpoint, or if the endpoint's name and its document name different nodes.
+    /// endpoint, or if the node in the endpoint's name differs from the node in its document.
     fn of(endpoint: &WorkloadEndpoint) -> Option<Self> {
         let [node, orchestrator, ..] = split_endpoint_name(endpoint.name())?;
         let is_of_plugin = [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == orchestrator);
@@ -285,8 +286,7 @@ impl NodeEndpoint {
     }
 }
 
-/// Pairs each allocation to be freed with the workload endpoint that must be deleted together with the allocation, if
-/// any.
+/// Pairs each allocation to be freed with the workload endpoint, if any, that must be deleted in the same commit.
 ///
 /// An endpoint is kept if its container keeps another address, or if an interface of the machine has an address of the
 /// endpoint.
@@ -318,8 +318,8 @@ pub fn with_endpoints(
 
 impl Ipam {
     /// Returns the workload endpoints that the CNI plugin has stored for the wanted nodes, in all namespaces. Damaged
-    /// endpoints are skipped. Reads the keys of all endpoints of the cluster, but only the documents of the wanted
-    /// nodes' endpoints.
+    /// endpoints are skipped. The function reads the keys of all endpoints of the cluster, but only the documents of
+    /// the wanted nodes' endpoints.
     ///
     /// # Errors
     /// Any store error.
@@ -397,17 +397,18 @@ impl Ipam {
     }
 }
 
-/// Maximum number of leftover attachments that one assignment frees. Freeing several attachments at once lets the
-/// following assignments find free addresses immediately.
+/// Maximum number of leftover attachments that one assignment frees. When one assignment frees several attachments, the
+/// assignments after it find free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit is lower than the
-/// number of keys that one commit can change, because the commit also contains the assignment itself.
+/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit leaves room for the
+/// keys of the assignment itself in the same commit.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Leftover {
-    /// When the addresses were assigned, in Unix seconds. A leftover with an unknown assignment time sorts last.
+    /// When the leftover's addresses were assigned, in Unix seconds; the maximum if unknown, so that the leftover sorts
+    /// last.
     since: i64,
     handle: String,
     interface: String,
@@ -415,7 +416,7 @@ pub(crate) struct Leftover {
 
 impl Leftover {
     /// Returns the leftovers of earlier boots in the given blocks, oldest first, for the node that is named in `asks`.
-    /// Each attachment is returned once, and the requesting attachment `asks` is left out.
+    /// An attachment with several such addresses is returned once. The requesting attachment `asks` is left out.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
@@ -448,9 +449,9 @@ impl Leftover {
 /// The leftovers that an assignment may free, and the evidence that they are unused.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
-    /// The leftovers of earlier boots, oldest first.
+    /// The leftover attachments of earlier boots, oldest first.
     pub(crate) found: Vec<Leftover>,
-    /// The machine's evidence, which was gathered after the leftovers were found.
+    /// The evidence about the machine, gathered after the leftovers were found.
     pub(crate) evidence: Evidence,
 }
 
@@ -497,8 +498,8 @@ impl Ipam {
                 let addresses: BTreeSet<IpAddr> =
                     allocations.iter().filter(|one| one.block == *cidr).map(|one| one.address).collect();
                 let now = self.now();
-                // Leftover addresses were unused since the boot, so they need no cooldown. In a store with a cooldown,
-                // assignments do not free leftovers.
+                // Leftover addresses were unused since the boot, so they are released without a cooldown. If the
+                // settings have a cooldown, assignments free no leftovers.
                 work.change(*cidr, |block| block.release_where(now, 0, |ip, _| addresses.contains(&ip))).await?;
                 work.touch_handle(&leftover.handle, *cidr);
             }

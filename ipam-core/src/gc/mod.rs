@@ -1,23 +1,23 @@
 //! Frees addresses that are no longer in use.
 //!
-//! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain.
-//! Three kinds of evidence show that an address is unused. First, the address was assigned in an earlier boot of the
-//! machine. Second, the network namespace of the address is gone, and no interface has the address. Third, the
-//! container runtime's list does not contain the address's container. A missing interface alone is no evidence, because
-//! virtual machines and programs with a network card of their own use addresses without an interface.
+//! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain. An
+//! address assigned in an earlier boot of the machine is regarded as unused. So is an address whose network namespace
+//! is gone and that no interface has, and an address whose container is missing in the container runtime's list. A
+//! missing interface alone is not enough evidence, because virtual machines and programs with a network card of their
+//! own use addresses without an interface.
 //!
-//! Callers of this module gather the evidence about addresses. [`judge`], [`find_stale`] and [`find_unlisted`] decide
-//! on the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. If the
-//! evidence were gathered first, an address that is assigned before the holdings are read could be freed.
+//! This module does not gather the evidence; its callers do. [`judge`], [`find_stale`] and [`find_unlisted`] decide on
+//! the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. In the opposite
+//! order, an address that was assigned between gathering the evidence and reading the holdings could be freed.
 //!
 //! Only allocations that have Margay's attributes and belong to the requesting node can be freed. Addresses of tunnels
-//! and load balancers, and addresses that Windows hosts reserve for themselves, lack Margay's attributes. Addresses
-//! without Margay's attributes are counted, but not freed. For a permanently removed node, [`DepartedNode`] contains
-//! all holdings, regardless of the program that assigned the addresses.
+//! and load balancers, and addresses that Windows hosts reserve for themselves, lack Margay's attributes, so they are
+//! counted, but not freed. For a permanently removed node, [`DepartedNode`] contains all holdings, regardless of the
+//! program that assigned the addresses.
 //!
 //! Leftover addresses are freed in one commit per block, and only if their handle, attributes and sequence number are
 //! unchanged. Each assignment changes the sequence number, even an assignment of the same address to the same holder.
-//! The commit that frees an address also deletes the workload endpoint of the address's container, if there is one.
+//! The commit that frees an address also deletes the workload endpoint, if any, of the address's container.
 
 mod decide;
 mod departed;
@@ -60,7 +60,7 @@ pub const TYPE: &str = "type";
 pub struct Allocation {
     /// The held address, or the first address of the held prefix.
     pub address: IpAddr,
-    /// The held address as a network, or the whole prefix.
+    /// The held address or prefix as a CIDR.
     pub unit: IpNet,
     /// The block that contains the address.
     pub block: IpNet,
@@ -68,28 +68,26 @@ pub struct Allocation {
     pub handle: String,
     /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
-    /// The network's name.
+    /// The name of the attachment's CNI network.
     pub network: String,
     /// The container's id.
     pub container: String,
-    /// The interface's name in the container.
+    /// The name of the container's interface.
     pub interface: String,
     /// The boot in which the address was assigned, if recorded.
     pub boot: Option<String>,
     /// The network namespace for which the address was assigned, if recorded.
     pub netns: Option<String>,
-    /// The recorded time of the assignment.
+    /// The recorded time of the address's assignment.
     pub timestamp: Option<String>,
     /// The stored block entry of the address, with all attributes.
     entry: Attribute,
 }
 
-/// How an address of a block relates to the node whose holdings are read.
+/// Whether the node whose holdings are read holds an address of a block.
 #[derive(Debug)]
 enum EntryRelation {
-    /// The node holds the address, and the allocation has Margay's attributes.
     Ours(Box<Allocation>),
-    /// The node holds the address, but the allocation lacks Margay's attributes.
     Unmarked,
     /// The node holds the address, but not for a workload.
     Special,
@@ -121,8 +119,8 @@ impl Allocation {
         else {
             return EntryRelation::Unmarked;
         };
-        // The entry records the network's name, so the rest of the handle is the container id. Splitting a handle at a
-        // dot would be ambiguous, because both of its parts may contain dots.
+        // The entry records the network's name, so the rest of the handle is the container id. Splitting the handle at
+        // a dot would be ambiguous, because network names and container ids may contain dots.
         let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
             return EntryRelation::Unmarked;
         };
@@ -147,8 +145,8 @@ impl Allocation {
         self.timestamp.as_deref().and_then(parse_go_string)
     }
 
-    /// Returns the handle and the interface, which identify the attachment. All addresses of an attachment are freed
-    /// together.
+    /// Returns the handle and the interface of the allocation, which identify its attachment. All addresses of an
+    /// attachment are freed together.
     pub fn attachment(&self) -> (&str, &str) {
         (&self.handle, &self.interface)
     }
@@ -157,7 +155,7 @@ impl Allocation {
 /// The addresses that a node holds, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The name of the node in the store.
+    /// The name by which the store knows the node.
     pub node: String,
     /// The allocations with Margay's attributes, ordered by block and address.
     pub allocations: Vec<Allocation>,
@@ -183,7 +181,8 @@ impl Holdings {
 }
 
 impl Ipam {
-    /// Reads all holdings of a node at one revision, page by page, both in the node's own blocks and in other blocks.
+    /// Reads all addresses that a node holds at one revision, page by page, both in the node's own blocks and in other
+    /// blocks.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -211,7 +210,6 @@ impl Ipam {
     }
 }
 
-/// Number of blocks read in one request.
 const BLOCKS_PER_READ: usize = 32;
 
 /// Which blocks of a cluster's store are read to find a node's addresses. In the store of a single machine, all blocks
@@ -224,14 +222,14 @@ pub struct ReadScope {
     pub scan: ScanScope,
 }
 
-/// Which blocks are scanned besides the node's own blocks and the blocks that the read scope names.
+/// Which blocks are read besides the node's own blocks and [`ReadScope::blocks`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
-    /// Only the node's own blocks and the blocks that the read scope names are read.
+    /// Only the node's own blocks and [`ReadScope::blocks`] are read.
     #[default]
     None,
-    /// All blocks that were written after the variant's revision are scanned. If the variant's revision is unset, or is
-    /// newer than the store's revision, all blocks are scanned.
+    /// All blocks that were written after the revision in this variant are read. If the variant's revision is unset, or
+    /// is newer than the store's revision, all blocks are read.
     Since(Revision),
 }
 
@@ -249,9 +247,9 @@ impl Ipam {
         ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 
-    /// Reads the addresses that a node holds within a read scope. If blocks are scanned, also returns the revision up
-    /// to which all blocks were scanned. Blocks are read in their current state, a few dozen per request. Freeing
-    /// addresses does not require that all blocks are read at one revision.
+    /// Reads the addresses that a node holds within a read scope. If the read scope has a scan, also returns the
+    /// revision up to which all blocks were scanned. Each block is read in its current state, a few dozen per request.
+    /// To free addresses, the blocks need not be read at one revision.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -270,8 +268,8 @@ impl Ipam {
         Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
-    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a revision of the
-    /// store; all blocks were read at this revision or later.
+    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a store revision; all
+    /// blocks were read at this revision or later.
     pub(crate) async fn read_near(
         &self,
         node: &str,
@@ -328,8 +326,8 @@ impl Ipam {
         Ok(at)
     }
 
-    /// Returns the unseen blocks that were written after a revision. Only the keys of the blocks are read, not their
-    /// values.
+    /// Returns the blocks that were written after a revision and not seen yet. Reads only the keys of the blocks, not
+    /// their values.
     async fn written_since(
         &self,
         since: Revision,

@@ -1,7 +1,7 @@
 //! Defines an entry of a block: the attributes that one or more assigned addresses share. The attributes of an entry
-//! stay undecoded JSON until a caller reads them. An ADD or DEL reads one entry of a block, and writes dozens of other
-//! entries back unchanged. With 40 concurrent ADDs, parsing and encoding all attributes of a block took a third of an
-//! ADD's processor time.
+//! stay undecoded JSON until a caller reads them, because an ADD or DEL reads one entry of a block and writes dozens of
+//! other entries back unchanged. With 40 concurrent ADDs, parsing and encoding all attributes of a block took a third
+//! of an ADD's processor time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,8 +47,8 @@ impl Attribute {
         Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
-    /// Returns the handle exactly as stored. Calico's old migration from host-local may have left a carriage return and
-    /// more text in the stored handle. To compare handles, call [`Self::has_handle`].
+    /// Returns the holder's handle exactly as stored. Calico's old migration from host-local may have left a carriage
+    /// return and more text in the stored handle. To compare handles, call [`Self::has_handle`].
     pub fn handle_id(&self) -> Option<&str> {
         self.handle_id.get().map(SmolStr::as_str)
     }
@@ -58,8 +58,8 @@ impl Attribute {
         self.handle_id.get().filter(|_| self.released_at().is_none())
     }
 
-    /// Returns the handle up to the first carriage return. Calico's old migration from host-local may have left a
-    /// carriage return and more text in the stored handle.
+    /// Returns the holder's handle up to the first carriage return. Calico's old migration from host-local may have
+    /// left a carriage return and more text in the stored handle.
     pub fn handle(&self) -> Option<&str> {
         self.handle_id().map(|id| id.split('\r').next().unwrap_or(id))
     }
@@ -84,7 +84,7 @@ impl Attribute {
     }
 
     /// Returns the network of the attachment that holds the addresses, or `None` if Margay did not assign them. The
-    /// network is not stored if the handle says it: if the handle's part after the last dot is the container's id.
+    /// network's name is not stored if it equals the part of the handle before the last dot.
     pub fn network(&self) -> Option<&str> {
         self.stored(NETWORK).or_else(|| self.network_in_handle().filter(|_| self.stored(INTERFACE).is_some()))
     }
@@ -176,13 +176,13 @@ impl Attribute {
         self.released_at.get().map(StoredTime::at)
     }
 
-    /// Replaces an implausible recorded release time of the addresses.
+    /// Replaces the recorded release time of the addresses, for example if it is in the future.
     pub(super) fn set_released_at(&mut self, at: OffsetDateTime) {
         self.released_at = Field::Is(StoredTime::new(at));
     }
 
-    /// True if an address assigned to the holder in `other` can refer to this entry. Addresses can share an entry if
-    /// their handles and attributes are equal and the entry has no other fields.
+    /// True if an address that is assigned to the holder in `other` can share this entry. An entry can be shared if the
+    /// handles and attributes are equal and the entry has no other fields.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         self.handle_id() == other.handle_id()
             && self.attributes() == other.attributes()
@@ -195,8 +195,8 @@ impl Attribute {
 /// A map of strings that is parsed only when a caller uses it.
 #[derive(Clone)]
 enum LazyMap {
-    /// The JSON text as it was read, and the map that is parsed from this text on first use. The JSON text is written
-    /// back unchanged.
+    /// The JSON text as it was read, which is written back unchanged, and the map that is parsed from this text on
+    /// first use.
     Json(Box<RawValue>, OnceLock<BTreeMap<String, String>>),
     /// A map that was created or changed by this program.
     Map(BTreeMap<String, String>),
@@ -339,7 +339,6 @@ mod tests {
         assert_eq!(read("{}").unwrap(), LazyMap::default());
     }
 
-    /// Entries as version 0.1.0, version 0.2.0 and Calico have stored them.
     #[test]
     fn attribute_of_each_version_is_read_and_kept() {
         let written_out = r#"{"handle_id":"my.net.c1","secondary":{"margay.io/boot":"191b29e2","margay.io/ifname":"eth0","margay.io/net":"my.net","margay.io/netns":"4:4026532265","node":"a"}}"#;
@@ -354,13 +353,13 @@ mod tests {
             assert_eq!(entry.attributes_with_network().len(), if marked { 5 } else { 1 });
             assert_eq!(serde_json::to_string(&entry).unwrap(), json, "an unchanged entry is written as read");
         }
-        // A changed or new entry is written in the short form.
+        // A changed or new entry is written in the short form, without the network.
         let mut changed = read(written_out);
         let attributes = changed.attributes().clone();
         changed.set_attributes(attributes);
         assert_eq!(serde_json::to_string(&changed).unwrap(), short);
         assert_eq!(read(short).attributes_with_network(), read(written_out).attributes_with_network());
-        // The container's id has a dot, so the handle does not say the network.
+        // The container's id has a dot, so the network does not follow from the handle, and is stored.
         let entry = Attribute::new(
             Some("a.b.c"),
             [(NETWORK, "a"), (INTERFACE, "eth0")].map(|(name, value)| (name.to_owned(), value.to_owned())).into(),

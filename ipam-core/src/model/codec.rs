@@ -1,9 +1,9 @@
 //! Encodes and decodes stored documents as JSON. Decoded documents distinguish an absent field from a field that is
 //! `null`.
 //!
-//! Most documents are declared with the macro `document!`. Unknown fields of a document are written back byte for byte,
-//! because another version or another program may need these fields. Unknown fields may contain JSON numbers that no
-//! Rust number type can hold.
+//! Most documents are declared with the macro `document!`. Unknown fields of a document are kept, because another
+//! version or another program may need them. They are written back byte for byte, because JSON numbers can exceed every
+//! Rust number type.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +18,7 @@ use serde_json::{Map, value::RawValue};
 /// A JSON object: a map from field names to values.
 pub type JsonObject = Map<String, serde_json::Value>;
 
-/// A kind of stored document.
+/// A document that is stored as JSON under a key.
 pub trait Document: Sized {
     /// Decodes a document from the value stored under its key.
     ///
@@ -178,7 +178,7 @@ impl Eq for UnknownFields {}
 #[derive(Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// A required network in a document, stored as text like `10.0.0.0/26`.
+/// A required CIDR in a document, stored as text like `10.0.0.0/26`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Net(pub(super) IpNet);
 
@@ -195,9 +195,8 @@ impl<'de> Deserialize<'de> for Net {
     }
 }
 
-/// A type that a field of a document can have.
 pub(super) trait FieldType: PartialEq + Sized {
-    /// Returns the value that an absent field gets, or `None` if the field is required.
+    /// Returns the value for a field of this type that is absent in the JSON, or `None` if the field is required.
     fn when_absent() -> Option<Self> {
         None
     }
@@ -214,8 +213,8 @@ impl FieldType for Net {}
 impl<T: PartialEq> FieldType for Vec<T> {}
 
 /// Declares a stored document: its struct, its deserializer and its serializer. The serializer writes the declared
-/// fields in order, followed by the unknown fields in `extra`. A document's field of type [`Field`] may be absent; all
-/// other fields are required.
+/// fields in order, followed by the unknown fields in `extra`. A document's field whose type is [`Field`] may be absent
+/// in the JSON; all other fields are required.
 ///
 /// ```text
 /// document! {

@@ -1,4 +1,5 @@
-//! Defines the IPAM settings that all nodes share, and their form as the spec of an `IPAMConfiguration` document.
+//! Defines the IPAM settings that all nodes share, and converts them to and from the spec of an `IPAMConfiguration`
+//! document.
 
 use kv::{Key, Value};
 use serde_json::{Value as Json, json};
@@ -13,9 +14,9 @@ const DEFAULT_MAX_BLOCKS: u32 = 20;
 /// Whether a virtual machine keeps its addresses when its pod is recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPersistence {
-    /// The virtual machine keeps its addresses (the default).
+    /// The virtual machine keeps its addresses when its pod is recreated (the default).
     Enabled,
-    /// The virtual machine gets new addresses.
+    /// The virtual machine gets new addresses when its pod is recreated.
     Disabled,
 }
 
@@ -28,15 +29,15 @@ impl AddressPersistence {
     }
 }
 
-/// The error for contradictory settings. Error messages for contradictory settings are the same as Calico's.
+/// The error for IPAM settings that contradict each other. The error messages are the same as Calico's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
     /// Strict affinity and the automatic claiming of blocks are both off, which Calico forbids.
     #[error("Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time")]
     NeitherStrictNorAuto,
-    /// A limit of blocks per host is set without strict affinity. A host at the limit would borrow addresses from other
-    /// hosts' blocks.
+    /// A limit of blocks per host is set without strict affinity, so a host at the limit would borrow addresses from
+    /// other hosts' blocks.
     #[error("MaxBlocksPerHost requires StrictAffinity to be enabled")]
     LimitWithoutStrict,
 }
@@ -44,8 +45,8 @@ pub enum ContradictorySettings {
 document! {
     /// The stored document with the IPAM settings.
     ///
-    /// Calico omits fields that are zero or false, so a stored `{}` forbids claiming new blocks. If no settings
-    /// document is stored, [`IpamConfig::default`] applies.
+    /// Calico omits fields that are zero or false, so a stored `{}` forbids claiming new blocks. If no document with
+    /// settings is stored, [`IpamConfig::default`] applies.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct IpamConfig {
         strict_affinity: Field<bool> = "strict_affinity",
@@ -58,7 +59,7 @@ document! {
 
 impl Default for IpamConfig {
     /// Returns the settings that apply when no settings are stored. The default settings allow borrowing and new
-    /// blocks, without a cooldown.
+    /// blocks, and have no cooldown.
     fn default() -> Self {
         Self {
             strict_affinity: Field::Absent,
@@ -92,13 +93,13 @@ impl IpamConfig {
             .unwrap_or(DEFAULT_MAX_BLOCKS)
     }
 
-    /// Returns the cooldown of a released address in seconds. 0 or less means no cooldown.
+    /// Returns the cooldown of a released address, in seconds; 0 or less for no cooldown.
     pub fn cooldown_seconds(&self) -> i64 {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments ignore the
-    /// persistence setting of this document, and follow Calico's `IPAMConfiguration` resource.
+    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments do not use this
+    /// setting, but the setting of the same name in Calico's `IPAMConfiguration` resource.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -114,7 +115,7 @@ impl IpamConfig {
     /// Checks that the settings do not contradict each other.
     ///
     /// # Errors
-    /// [`ContradictorySettings`] for the first contradiction between two settings.
+    /// [`ContradictorySettings`] for the first two settings that contradict each other.
     pub fn check(&self) -> Result<(), ContradictorySettings> {
         if !self.strict_affinity() && !self.auto_allocate_blocks() {
             return Err(ContradictorySettings::NeitherStrictNorAuto);

@@ -1,6 +1,6 @@
 //! Defines the WorkloadEndpoint document, which records the addresses, profiles and interface of a container or a pod.
-//! Also checks endpoints against Calico's rules, with Calico's error messages, and creates the profile for a network
-//! that has no policy of its own.
+//! This module also checks endpoints against Calico's rules, with Calico's error messages, and creates the profile for
+//! a network that has no policy of its own.
 
 use std::net::IpAddr;
 
@@ -39,12 +39,12 @@ spec_fields! {
     ALLOWED_SOURCES = "allowSpoofedSourcePrefixes";
 }
 
-/// The label that contains the endpoint's namespace. Calico sets the namespace label whenever it writes an endpoint.
+/// The label that contains the endpoint's namespace, and that Calico sets whenever it writes an endpoint.
 const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
-/// The label that contains the orchestrator's name. Calico sets the orchestrator label whenever it writes an endpoint.
+/// The label that contains the orchestrator's name, and that Calico sets whenever it writes an endpoint.
 const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
-/// The label that contains the name of the pod's service account. Calico sets the service account label if the
-/// account's name is shorter than 63 bytes.
+/// The label that contains the name of the pod's service account, and that Calico sets if the account's name is shorter
+/// than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// Maximum length of a service account's name in a label, in bytes.
 const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
@@ -116,7 +116,7 @@ pub struct EndpointFacts {
     pub mac: String,
     /// The ports that the pod declares.
     pub ports: Vec<EndpointPort>,
-    /// Networks that the endpoint may use as source addresses besides its own addresses.
+    /// CIDRs from which the endpoint may send packets, besides its own addresses.
     pub allowed_sources: Vec<String>,
 }
 
@@ -150,8 +150,8 @@ impl WorkloadEndpoint {
         endpoint
     }
 
-    /// Overwrites what the endpoint records about its container or pod. The update keeps the endpoint's unique id,
-    /// creation time and unknown fields.
+    /// Overwrites what the endpoint records about its container or pod, but keeps the endpoint's unique id, creation
+    /// time and unknown fields.
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.resource.set_part("kind", "WorkloadEndpoint".into());
         self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
@@ -283,7 +283,7 @@ impl WorkloadEndpoint {
         self.resource.text(MAC)
     }
 
-    /// Returns the addresses of the endpoint. Stored addresses that cannot be parsed as a network are skipped.
+    /// Returns the addresses of the endpoint, without stored addresses that cannot be parsed.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let networks = self.resource.texts(NETWORKS);
         networks.filter_map(|text| text.parse::<ipnet::IpNet>().ok().map(|network| network.addr())).collect()
@@ -300,7 +300,7 @@ impl WorkloadEndpoint {
     }
 }
 
-/// Formats an address as a /32 or /128 network, the form in which Calico stores addresses.
+/// Formats an address as a /32 or /128 CIDR, the form in which Calico stores addresses.
 pub fn host_network(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
@@ -321,7 +321,7 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
 /// Checks the name and the properties of an endpoint before the endpoint is stored.
 ///
 /// # Errors
-/// Calico's error message, which lists every invalid field.
+/// Returns Calico's error message, which lists every invalid field.
 pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
     let mut wrong = FieldErrors::default();
     wrong.check_document_name(name);
@@ -364,7 +364,8 @@ impl FieldErrors {
 
     /// Adds the error message for a field whose value violates the validation rule `tag`.
     fn tagged(&mut self, field: &str, value: &str, tag: &str) {
-        // The trailing space is deliberate, because Calico's message has a space before its closing parenthesis.
+        // The trailing space in the format string is deliberate: Calico's message has a space before its closing
+        // parenthesis.
         self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
     }
 
@@ -457,12 +458,12 @@ pub fn endpoint_name_on(name: &str, node: &str) -> Option<String> {
     workload_endpoint_name(&parts).ok()
 }
 
-/// Encodes a new profile that is named after a network. The profile lets containers accept traffic from each other, and
-/// lets pods accept all traffic. The argument `uid` must be a random UUID, and the creation time is `now`, truncated to
-/// seconds.
+/// Encodes a new profile that is named after a network. The profile lets all containers of the network accept traffic
+/// from each other, and lets pods accept all traffic. The argument `uid` must be a random UUID, and the creation time
+/// is `now`, truncated to seconds.
 ///
 /// # Errors
-/// [`Malformed`] if the profile cannot be encoded, which never happens.
+/// [`Malformed`] if the profile cannot be encoded, which does not happen in practice.
 pub fn new_profile(
     network: &str,
     orchestrator: Orchestrator,

@@ -1,6 +1,6 @@
-//! Defines handles: documents that record which blocks contain a container's addresses. Also builds the names of
-//! handles and workload endpoints. Also recognizes node handles: handles of a node's tunnels or own prefixes, which end
-//! with the node's name.
+//! Defines handles: documents that record which blocks contain a container's addresses. This module also builds the
+//! names of handles and workload endpoints, and recognizes node handles: handles of a node's tunnels or own prefixes,
+//! which end with the node's name.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,12 @@ use super::prefixes::beginning_of_node_prefix;
 document! {
     /// The stored document of a handle. The handle's id is part of its key, but not of the document.
     ///
-    /// A handle's count of addresses per block is only a hint. Calico raises the count by the requested number before
-    /// the addresses are assigned, so the count can be too high. Only the blocks record reliably which addresses a
-    /// handle holds.
+    /// A handle's count of addresses per block is only a hint, because Calico raises the count before the addresses are
+    /// assigned. Only the blocks record reliably which addresses a handle holds.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Handle {
-        // The handle keeps the networks of blocks as unparsed text, so that an invalid entry is not lost when the
-        // handle is rewritten.
+        // The CIDRs of the blocks are kept as unparsed text, so that an invalid entry is not lost when the handle is
+        // rewritten.
         block: Field<BTreeMap<String, i64>> = "block",
         deleted: Field<bool> = "deleted",
     }
@@ -46,22 +45,22 @@ impl Handle {
     /// Increases the handle's count of addresses in a block.
     pub fn increment(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
-        // A negative stored count is damage and is treated as 0.
+        // A negative stored count is damaged and counts as 0.
         self.set(block, self.count(block).max(0).saturating_add(by));
     }
 
-    /// Decreases the handle's count of addresses in a block, and removes the block's entry when the count is 0. The
-    /// decrement may exceed the count, because the counts in a handle are only hints.
+    /// Decreases the handle's count of addresses in a block, and removes the block's entry when the count is 0. `by`
+    /// may exceed the count, because the counts in a handle are only hints.
     pub fn decrement(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
         self.set(block, self.count(block).saturating_sub(by));
     }
 
-    /// Sets the handle's count for a block to the number of addresses that the block itself records. A count of 0 or
-    /// less removes the block from the handle.
+    /// Sets the handle's count for a block to the number of addresses that the block itself records. If `count` is 0 or
+    /// less, removes the block from the handle.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
-        // Another program may have spelled the block's network differently, so entries in every spelling are removed.
+        // Another program may have spelled the block's CIDR differently, so entries in every spelling are removed.
         blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
@@ -69,12 +68,13 @@ impl Handle {
         self.deleted = Field::Is(self.deleted.or_zero());
     }
 
-    /// Returns the number of the handle's entries that do not name a valid network.
+    /// Returns the number of entries of the handle whose key is not a valid CIDR.
     pub fn odd_entries(&self) -> usize {
         self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
     }
 
-    /// Replaces all entries of the handle. Each given count is the number of addresses that the block itself records.
+    /// Replaces all entries of the handle by the given blocks, each with the number of addresses that the block itself
+    /// records.
     pub fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
         self.block.or_default().clear();
         for (block, count) in counts {
@@ -82,8 +82,7 @@ impl Handle {
         }
     }
 
-    /// True if the handle lists no block. The key of such an empty handle must be deleted. Invalid entries of the
-    /// handle are ignored.
+    /// True if the handle lists no block, so that its key must be deleted. Invalid entries of the handle are ignored.
     pub fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
     }
@@ -105,8 +104,8 @@ pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
-/// True if a stored handle equals a given handle. Only the text before the first carriage return of each handle is
-/// compared. Calico's old migration from host-local may have left a carriage return and more text in the stored handle.
+/// True if a stored handle equals a given handle. Compares only the text before the first carriage return, because
+/// Calico's old migration from host-local may have left a carriage return and more text in the stored handle.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
 }
@@ -120,10 +119,10 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// Returns the name that Calico gives to a workload endpoint. In the endpoint's name, the parts are joined by `-`, and
+/// Returns the name that Calico gives to a workload endpoint. An endpoint's name consists of its parts, joined by `-`;
 /// each `-` inside a part is doubled.
 ///
-/// Each element of `parts` consists of a field's name, which errors mention, and the field's value. The fields of an
+/// Each element of `parts` consists of a part's name, which error messages mention, and its value. The parts of an
 /// endpoint's name are node, `k8s` or `cni`, pod or container id, and interface.
 ///
 /// # Errors
@@ -146,8 +145,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// Prefixes of the handles under which Calico holds a node's tunnel addresses. In a tunnel's handle, the node's name
-/// follows the prefix. Calico finds a node's tunnel addresses by these handles.
+/// Prefixes of the handles under which Calico holds and finds a node's tunnel addresses. In a tunnel's handle, the
+/// node's name follows the prefix.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",
@@ -161,8 +160,8 @@ pub fn is_node_handle(handle: &str, node: &str) -> bool {
     beginning(handle, node).is_some()
 }
 
-/// Returns the name of a node handle after node `from` is renamed to `to`, or `None` if the handle is not a node handle
-/// of `from`.
+/// Returns the node handle of `to` that corresponds to a node handle of `from`, or `None` if the handle is not a node
+/// handle of `from`.
 pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String> {
     beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
 }

@@ -54,14 +54,13 @@ impl ResourceKind {
     }
 }
 
-/// Formats a network as in keys, for example `10.0.0.0-26`.
+/// Formats a CIDR as in keys, for example `10.0.0.0-26`.
 fn net_segment(net: IpNet) -> String {
     format!("{}-{}", net.network(), net.prefix_len())
 }
 
-/// Parses the network in a key's last segment. Returns `None` if the network's address family differs from the key's
-/// family. Also returns `None` if the network is not in the canonical form of [`net_segment`], so that each block has
-/// only one key.
+/// Parses the CIDR in a key's last segment. Returns `None` if the CIDR's address family differs from the key's, or if
+/// the CIDR is not written as [`net_segment`] writes it. Each block therefore has only one key.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -81,7 +80,7 @@ pub fn ipam_prefix() -> Key {
     IPAM.into()
 }
 
-/// Returns the key of a block. Calico does not recognize the keys of blocks of prefixes, and skips these keys.
+/// Returns the key of a block. Calico skips the keys of blocks of prefixes, because it does not recognize them.
 pub fn block(cidr: IpNet) -> Key {
     let family = Family::of_net(cidr).key_segment();
     format!("{IPAM}assignment/{family}/{}/{}", kind_of_block(cidr), net_segment(cidr)).into()
@@ -92,7 +91,7 @@ fn kind_of_block(cidr: IpNet) -> &'static str {
     if is_of_prefixes(cidr) { PREFIXES } else { "block" }
 }
 
-/// Parses the key of a block.
+/// Parses the key of a block, and returns the block's CIDR.
 pub fn parse_block(key: &Key) -> Option<IpNet> {
     let rest = text(key)?.strip_prefix(IPAM)?.strip_prefix("assignment/")?;
     let (family, rest) = rest.split_once('/')?;
@@ -177,7 +176,7 @@ pub fn virtual_affinities_prefix() -> Key {
     format!("{IPAM}virtual/").into()
 }
 
-/// Returns the key that old versions of Calico stored for a host. This legacy key is only read when a host is removed.
+/// Returns the key that old versions of Calico stored for a host, and that Margay deletes when the host is removed.
 pub fn legacy_host(name: &str) -> Key {
     format!("{IPAM}host/{name}").into()
 }
@@ -201,8 +200,8 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// Returns the prefix of the keys of all resources of a kind that [`ResourceKind`] lacks. The argument `plural` is the
-/// resource kind's plural name as written in keys.
+/// Returns the prefix of the keys of all resources of a kind that [`ResourceKind`] lacks. `plural` is the plural name
+/// of the resource kind, as written in keys.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }
@@ -222,8 +221,8 @@ pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }
 
-/// Returns the key of a workload endpoint. If `name` is only the beginning of an endpoint's name, the result is the
-/// common key prefix of all matching endpoints.
+/// Returns the key of a workload endpoint. If `name` is only the beginning of a name, returns the common prefix of the
+/// keys of all endpoints whose names begin with `name`.
 pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
 }
@@ -275,8 +274,8 @@ pub fn quotas() -> Key {
     QUOTAS.into()
 }
 
-/// Returns the key of a subject's quota counter. In the key, all bytes of the subject's name except ASCII letters,
-/// digits and `-_.` are percent-encoded.
+/// Returns the key of a subject's quota counter. All bytes of the subject's name except ASCII letters, digits and `-_.`
+/// are percent-encoded.
 pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     let mut key = format!("{QUOTA_USE}{}/", kind.as_str());
     for byte in name.bytes() {

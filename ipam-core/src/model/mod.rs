@@ -2,7 +2,7 @@
 //! document.
 //!
 //! An unchanged document is written back exactly as it was read: unknown fields and `null` fields are kept, and absent
-//! fields stay absent. Documents of earlier versions of Calico can also be read. A changed document is written in the
+//! fields stay absent. Margay also reads documents of earlier Calico versions. Margay writes a changed document in the
 //! form of Calico's current version.
 
 mod attribute;

@@ -1,10 +1,10 @@
-//! Computes key ranges that cover the keys of all blocks overlapping with a network.
+//! Computes key ranges that cover the keys of all blocks overlapping with a CIDR.
 //!
 //! Two blocks overlap if one contains the other. A block's key contains the block's first address as text. Only a few
-//! keys are possible for blocks that contain the network. The keys of blocks inside the network do not sort by address:
-//! for example, `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] has a few coarse ranges,
-//! which also contain the keys of blocks that do not overlap. For a network of at most 64 addresses or prefixes, the
-//! cover also has exact ranges.
+//! keys are possible for blocks that contain the CIDR. The keys of blocks inside the CIDR do not sort by address: for
+//! example, `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] has a few coarse ranges,
+//! which also contain the keys of blocks that do not overlap. For a CIDR of at most 64 addresses or prefixes, the cover
+//! also has exact ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,27 +16,28 @@ use super::is_of_prefixes;
 use super::keys::{blocks_of_addresses_prefix, blocks_of_prefixes_prefix};
 use crate::net::Family;
 
-/// If the last byte or group of an address has at most this many possible values, a coarse cover has one range per
-/// value.
+/// If the last byte (IPv4) or group (IPv6) of an address has at most this many possible values, a coarse cover has one
+/// range per value.
 const MAX_SINGLE_ADDRESSES: u32 = 2;
-/// If an inner byte or group of an address has at most this many possible values, a coarse cover has one range per
-/// value.
+/// If another byte (IPv4) or group (IPv6) of an address has at most this many possible values, a coarse cover has one
+/// range per value.
 const MAX_SINGLE_PARTS: u32 = 16;
-/// If a byte or group of an address has at most this many possible values, an exact cover has one range per value.
+/// If a byte (IPv4) or group (IPv6) of an address has at most this many possible values, an exact cover has one range
+/// per value.
 const MAX_EXACT_RANGES: u32 = 64;
 
-/// Key ranges of the blocks that lie inside a network, or of the blocks that contain the network. One cover is either
-/// for blocks of addresses or for blocks of prefixes.
+/// Key ranges of the blocks that lie inside a CIDR, or of the blocks that contain the CIDR. A cover is either for
+/// blocks of addresses or for blocks of prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cover {
     /// A few key ranges that contain the keys of all overlapping blocks, and possibly the keys of other blocks.
     pub coarse: Vec<Range>,
-    /// Key ranges that contain only the keys of overlapping blocks, or `None` if there would be too many ranges.
+    /// Key ranges that contain only the keys of overlapping blocks, or `None` if too many ranges would be needed.
     pub exact: Option<Vec<Range>>,
 }
 
-/// Which key ranges of a [`Cover`] to compute. Exact ranges are needed only for a block between thousands of other
-/// blocks. A cover can have up to 64 exact ranges.
+/// Which key ranges of a [`Cover`] to compute. The exact ranges, up to 64 per cover, are needed only for a block
+/// between thousands of other blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Only a few coarse key ranges are computed.
@@ -58,7 +59,8 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // Any overlapping block of prefixes is larger than this block of addresses, and usually none is stored.
+        // A block of prefixes that overlaps with this block of addresses is larger, and usually no such block is
+        // stored.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
@@ -93,8 +95,8 @@ pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
     merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
 
-/// Returns two covers for a block of addresses: for the smaller blocks that lie inside, and for the larger blocks that
-/// contain the block.
+/// Returns two covers for a block of addresses: one for the smaller blocks inside it, and one for the larger blocks
+/// that contain it.
 fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let family = Family::of_net(block);
     let blocks = blocks_of_addresses_prefix(family);
@@ -114,7 +116,7 @@ fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range
     bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
 }
 
-/// Returns the cover of all blocks whose first address lies inside a network.
+/// Returns the cover of all blocks whose first address lies inside `block`.
 fn inside(prefix: &Key, block: IpNet, precision: Precision) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
@@ -137,8 +139,8 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // If this group of an IPv6 address is zero, `::` can replace it together with zeros before it, which changes the
-    // text before the group.
+    // If this group of an IPv6 address is zero, `::` can replace it together with zero groups before it, which changes
+    // the text before the group.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
@@ -169,7 +171,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     cover
 }
 
-/// The values that one part (byte or group) of an address can have inside a network.
+/// The values that one part (byte or group) of an address can have inside a CIDR.
 struct Numbers {
     low: u32,
     high: u32,
@@ -179,8 +181,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Computes the values of the address part that ends at bit `end`, in a network of prefix length `length`. The
-    /// value of this address part in the network's first address is `low`.
+    /// Computes the values of the address part that ends at bit `end`, in a CIDR of prefix length `length`. `low` is
+    /// the value of this address part in the CIDR's first address.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };
@@ -255,8 +257,8 @@ fn single(prefix: &Key, text: &str, end: char) -> Range {
     Range::Prefix(key(prefix, &format!("{text}{end}")))
 }
 
-/// Returns the range of the keys whose text after `prefix` and `head` lies between `low` and `high`. The range includes
-/// the keys in which `high` and the character `end` follow `head`.
+/// Returns the range of the keys whose text after `prefix` and `head` lies between `low` and `high`, including keys in
+/// which `high` and the character `end` follow `head`.
 fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
     let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
     let first = key(prefix, &format!("{head}{low}{end}"));
@@ -274,7 +276,7 @@ mod tests {
     use crate::model::keys;
     use crate::net::overlap;
 
-    /// Generates pairs of nearby networks whose addresses may contain runs of zeros.
+    /// Generates pairs of nearby CIDRs whose addresses may contain runs of zeros.
     fn nets() -> impl Strategy<Value = (IpNet, IpNet)> {
         let v4 = (any::<u16>(), any::<u16>(), 0_u8..=32, 0_u8..=32, 0_u32..4096).prop_map(|(low, high, a, b, off)| {
             let first = (u32::from(high) << 16) | u32::from(low);

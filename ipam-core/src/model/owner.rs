@@ -1,5 +1,5 @@
-//! Defines the owner of a block. Also defines affinities: documents that record an owner's claim to a block, and the
-//! state of the claim.
+//! Defines the owner of a block, and affinities: documents that record an owner's claim to a block, and the state of
+//! the claim.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -16,8 +16,8 @@ pub enum Owner {
     Host(String),
     /// An owner that is not a node, for example a load balancer.
     Virtual(String),
-    /// A stored owner text that names neither a node nor a virtual owner. No requester matches an owner of unknown
-    /// form, so the addresses of its blocks can only be borrowed.
+    /// A stored owner text that names neither a node nor a virtual owner. Addresses of a block with an owner of unknown
+    /// form can only be borrowed, because no requester equals this owner.
     Other(String),
 }
 
@@ -25,9 +25,9 @@ pub enum Owner {
 const LOAD_BALANCER: &str = "load-balancer";
 
 /// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. The name of the virtual owner
-/// is this prefix followed by the node's name. Names of Calico's nodes contain only letters, digits, `.`, `_` and `-`.
-/// Because of the `@` in this prefix, no name of Calico's owners begins with the prefix. Calico can parse an owner's
-/// name with `@`: in a key the name ends at the next `/`, and in a block at the end of the text.
+/// is this prefix followed by the node's name. No owner name of Calico begins with this prefix, because Calico's node
+/// names contain only letters, digits, `.`, `_` and `-`. Calico can parse an owner's name with `@`: in a key the name
+/// ends at the next `/`, and in a block at the end of the text.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {
@@ -47,8 +47,8 @@ impl Owner {
         Self::Virtual(format!("{SECONDARY}{node}"))
     }
 
-    /// Returns the node to which the owner's blocks belong. For the virtual owner of secondary networks, returns the
-    /// node that has these networks. Returns `None` for a virtual owner that belongs to no node.
+    /// Returns the name of the owner's node: the owner itself, or the node whose secondary networks the virtual owner
+    /// serves. Returns `None` for a virtual owner that belongs to no node.
     pub fn node(&self) -> Option<&str> {
         match self {
             Self::Host(name) => Some(name),
@@ -104,9 +104,10 @@ pub enum AffinityState {
     /// The owner's claim to the block is complete. An affinity with an empty state, or with the empty value of old
     /// Calico versions, also counts as confirmed.
     Confirmed,
-    /// The owner is about to claim the block. Before a pending claim is confirmed, another owner may claim the block.
+    /// The owner is about to claim the block of this affinity. Until the claim is confirmed, another owner may claim
+    /// the block.
     Pending,
-    /// The owner is about to release the block.
+    /// The owner is about to release the block of this affinity.
     PendingDeletion,
     /// The stored state of the claim is unknown to this version of Margay. An affinity in an unknown state must be
     /// treated as not confirmed.

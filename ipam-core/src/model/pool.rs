@@ -1,4 +1,4 @@
-//! Defines address pools: networks that are divided into blocks, with rules for their use.
+//! Defines address pools: CIDRs that are divided into blocks, with rules for their use.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,10 +19,10 @@ use super::resource::{Labels, Resource};
 use crate::net::{Count, Family};
 use crate::selector::{Selector, SelectorError};
 
-/// The annotation that names the network whose configuration defines the pool.
+/// The annotation that names the CNI network whose configuration defines the pool.
 pub const NETWORK_ANNOTATION: &str = "margay.io/network";
 
-/// The purpose for which an address of a pool is used.
+/// What an address of a pool is for: a container, a tunnel or a load balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
     /// The address is for a container.
@@ -50,12 +50,12 @@ impl fmt::Display for PoolUse {
     }
 }
 
-/// Decides which requests may use a pool.
+/// Whether requests must name a pool in order to use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
-    /// Requests that name the pool may use it. Other requests may use the pool if the pool's selectors match.
+    /// A request may use the pool if it names the pool, or if it names no pools and the pool's selectors match.
     Automatic,
-    /// Only requests that name the pool may use it.
+    /// Only requests that name the pool may use the pool.
     Manual,
 }
 
@@ -73,9 +73,9 @@ impl AssignmentMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewPool {
-    /// The name of the pool.
+    /// The name of the new pool.
     pub name: String,
-    /// The network of the pool.
+    /// The pool's CIDR.
     pub cidr: IpNet,
     /// The prefix length of the pool's blocks.
     pub block_size: u8,
@@ -85,7 +85,7 @@ pub struct NewPool {
     pub node_selector: String,
     /// The selector of the namespaces that may use the pool; empty for all namespaces.
     pub namespace_selector: String,
-    /// The allowed uses of the pool's addresses.
+    /// The purposes for which the pool's addresses may be used.
     pub allowed_uses: Vec<PoolUse>,
     /// The assignment mode, which decides which requests may use the pool.
     pub assignment_mode: AssignmentMode,
@@ -113,7 +113,7 @@ impl NewPool {
         self
     }
 
-    /// Makes the pool a pool of prefixes of the given length. Only requests that name the pool may use it.
+    /// Makes the pool a pool of prefixes of the given length, which only requests that name the pool may use.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);
@@ -128,8 +128,8 @@ impl NewPool {
         self
     }
 
-    /// Sets the selector of namespaces that may use the pool. Also removes the use `Tunnel`: tunnels are in no
-    /// namespace, so Calico refuses a tunnel pool with a namespace selector.
+    /// Sets the selector of namespaces that may use the pool. Also forbids using the pool's addresses for tunnels:
+    /// tunnels are in no namespace, so Calico refuses a tunnel pool with a namespace selector.
     #[must_use]
     pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
         self.namespace_selector = selector.into();
@@ -139,7 +139,7 @@ impl NewPool {
         self
     }
 
-    /// Sets the allowed uses of the pool's addresses.
+    /// Sets the purposes for which the pool's addresses may be used.
     #[must_use]
     pub fn with_allowed_uses(mut self, uses: impl Into<Vec<PoolUse>>) -> Self {
         self.allowed_uses = uses.into();
@@ -167,8 +167,8 @@ impl Pool {
     /// Creates the document of a new pool. The argument `uid` must be a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the pool's network or block size is impossible. For a better error message, call
-    /// [`super::check_new_pool`] first.
+    /// [`Malformed`] if the pool's CIDR or block size is impossible. [`super::check_new_pool`] reports the same faults
+    /// with better error messages.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();
@@ -179,11 +179,11 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// Creates a separate pool from a part of this pool's network. The new pool has all other properties of this pool.
-    /// The new pool does not belong to a network configuration, even if this pool does.
+    /// Creates a separate pool from a part of this pool's CIDR. The new pool has all other properties of this pool, but
+    /// belongs to no CNI network configuration, even if this pool does.
     ///
     /// # Errors
-    /// Creating a pool never fails for a network inside this pool.
+    /// `part` does not fail for a `cidr` inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
@@ -220,7 +220,7 @@ impl Pool {
         self.resource.name()
     }
 
-    /// Returns the network of the pool.
+    /// Returns the pool's CIDR.
     pub fn cidr(&self) -> IpNet {
         self.cidr
     }
@@ -240,8 +240,8 @@ impl Pool {
         self.prefix_length
     }
 
-    /// Returns the prefix length of one assignment from the pool: the length of the pool's prefixes, or of a single
-    /// address.
+    /// Returns the length of the prefixes that the pool assigns; for a pool of single addresses, 32 (IPv4) or 128
+    /// (IPv6).
     pub fn length(&self) -> u8 {
         self.prefix_length.unwrap_or(self.family().bits())
     }
@@ -252,7 +252,7 @@ impl Pool {
     }
 
     /// In a pool of prefixes, returns the assignable prefix that contains an address. In a pool of addresses, returns
-    /// the address itself as a /32 or /128 network.
+    /// the address itself as a /32 or /128 CIDR.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         self.family().network(ip, self.length()).unwrap_or_else(|| ip.into())
     }
@@ -272,8 +272,8 @@ impl Pool {
         self.resource.switch(DISABLED)
     }
 
-    /// True if outgoing traffic of the pool's containers is translated to the host's address. Outgoing NAT also applies
-    /// to a disabled pool, whose addresses stay in use.
+    /// True if outgoing traffic of the pool's containers is translated to the host's address, even if the pool is
+    /// disabled, because its addresses stay in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.switch(NAT_OUTGOING)
     }
@@ -288,8 +288,8 @@ impl Pool {
         self.resource.set_spec(DISABLED, None);
     }
 
-    /// True if addresses may be assigned from the pool. No address is assigned from a pool that is disabled, being
-    /// deleted, or marked as not allocatable.
+    /// True if addresses may be assigned from the pool: it is not disabled, not being deleted, and not marked as not
+    /// allocatable.
     pub fn is_enabled(&self) -> bool {
         !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
     }
@@ -310,7 +310,7 @@ impl Pool {
         }
     }
 
-    /// Returns the stored uses that the pool allows; by default containers and tunnels.
+    /// Returns what the pool's addresses may be used for, as stored; by default workloads and tunnels.
     pub fn allowed_uses(&self) -> Vec<&str> {
         let uses: Vec<&str> = self.resource.texts(ALLOWED_USES).collect();
         if uses.is_empty() { vec![PoolUse::Workload.as_str(), PoolUse::Tunnel.as_str()] } else { uses }

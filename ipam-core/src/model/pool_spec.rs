@@ -27,15 +27,14 @@ spec_fields! {
     ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
 }
 
-/// Reads a pool's spec. Returns the pool that the spec defines, and the spec in its stored form. A spec in stored form
-/// contains default values, and omits boolean fields that are false. The argument `prefix_length` is the value of the
-/// annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without the annotation, the stored pool's prefix length applies. If
-/// the spec has no block size, the stored pool's block size applies, or else the default block size.
+/// Reads a pool's spec. Returns the pool that the spec defines, and the spec in its stored form, with default values
+/// and without boolean fields that are false. The argument `prefix_length` is the value of the annotation
+/// [`super::PREFIX_LENGTH_ANNOTATION`]; without the annotation, the stored pool's prefix length applies. If the spec
+/// has no block size, the stored pool's block size applies, or else the default block size.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of a wrong type or with an invalid value. [`InvalidPool`] also for tunnel modes that
-/// exclude each other, or that a load balancer's pool must not have. Call [`check_new_pool`] to check all other rules
-/// for pools.
+/// [`InvalidPool`] for a field of a wrong type or with an invalid value, and for tunnel modes that exclude each other
+/// or that a load balancer's pool must not have. All other rules for pools are checked by [`check_new_pool`].
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,
@@ -162,7 +161,7 @@ pub fn default_block_size(family: Family) -> u8 {
     }
 }
 
-/// Returns the prefix length of a pool's blocks: the requested length or the default, but no shorter than the pool's
+/// Returns the prefix length of a pool's blocks: the requested length or the default, but at least the pool's own
 /// prefix length.
 pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
     wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
@@ -173,12 +172,12 @@ pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
 /// # Errors
 /// [`InvalidPool`] for the first of the following rules that the new pool violates:
 /// - The pool's name is valid.
-/// - The network has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
+/// - The pool's CIDR has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
 /// - Blocks have a prefix length of /20 to /32 (IPv4) or /116 to /128 (IPv6), and fit into the pool.
-/// - The selectors can be parsed and do not contain `global()`.
-/// - The pool has at least one use. A pool with the use `LoadBalancer` must not allow any other use, and must be for
-///   all nodes. A pool with the use `Tunnel` has no namespace selector.
-/// - No other pool overlaps with the pool's network, and no existing block of another size does.
+/// - The pool's selectors can be parsed and do not contain `global()`.
+/// - The pool allows at least one use. A pool for `LoadBalancer` allows no other use, and is for all nodes. A pool for
+///   `Tunnel` has no namespace selector.
+/// - No other pool, and no existing block of another size, overlaps with the pool's CIDR.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
@@ -187,12 +186,12 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_neighbours(new, pools, blocks)
 }
 
-/// Checks a changed pool against the stored pool. The network and the block size of a pool must not change, because
+/// Checks a changed pool against the stored pool. The CIDR and the block size of a pool must not change, because
 /// assigned addresses depend on both.
 ///
 /// # Errors
-/// [`InvalidPool`] for a changed network or block size, and for a load balancer's pool that changes to another use.
-/// [`InvalidPool`] also for selectors and uses that are not allowed in a new pool.
+/// [`InvalidPool`] for a changed CIDR or block size, for a load balancer's pool that changes to another use, and for
+/// selectors and uses that are not allowed in a new pool.
 pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
     if new.cidr != stored.cidr() {
         return Err(CIDR.wrong(new.cidr, "IPPool CIDR cannot be modified"));
@@ -211,12 +210,12 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
     check_selectors_and_uses(new)
 }
 
-/// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client
-/// applies the same rules before it deletes a pool, because a deletion starts with a change of the pool.
+/// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client also
+/// applies these rules before it deletes a pool, because it first updates the pool.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of a wrong type, or for tunnel modes that exclude each other. [`InvalidPool`] also for
-/// selectors and uses that are not allowed in a new pool.
+/// [`InvalidPool`] for a field of a wrong type, for tunnel modes that exclude each other, and for selectors and uses
+/// that are not allowed in a new pool.
 pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     let nothing = Map::new();
     let spec = pool.resource().whole_spec().unwrap_or(&nothing);
@@ -224,8 +223,8 @@ pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     check_selectors_and_uses(&new)
 }
 
-/// Removes the use for tunnels from a pool with a namespace selector, since tunnels are in no namespace. Returns `None`
-/// if the pool does not have the use `Tunnel`, or has only this use.
+/// Removes `Tunnel` from the allowed uses of a pool with a namespace selector, since tunnels are in no namespace.
+/// Returns `None` if the pool does not allow `Tunnel`, or allows only `Tunnel`.
 pub fn without_tunnels(pool: &Pool) -> Option<Pool> {
     let tunnel = PoolUse::Tunnel.as_str();
     let uses = pool.allowed_uses();

@@ -1,4 +1,4 @@
-//! Defines pools of prefixes, from which whole networks such as /64s are assigned instead of single addresses.
+//! Defines pools of prefixes, from which whole prefixes such as /64s are assigned instead of single addresses.
 //!
 //! A pool of prefixes is divided into blocks like any other pool, and each ordinal of a block identifies one prefix.
 //! The allocator's answers and Margay's reports name a prefix by its first address. A request to the allocator may name
@@ -29,7 +29,7 @@ pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Optio
     handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
 }
 
-/// The default size of a block of prefixes, in bits: 6 bits for 64 prefixes.
+/// By default, a block of prefixes has 2^6 = 64 prefixes.
 const DEFAULT_BLOCK_BITS: u8 = 6;
 /// Minimum number of host bits of a prefix, which must contain the container's address and at least one more.
 const MIN_HOST_BITS: u8 = 2;
@@ -39,12 +39,11 @@ pub fn is_of_prefixes(block: IpNet) -> bool {
     block.prefix_len() <= largest_length(Family::of_net(block))
 }
 
-/// Returns the longest prefix length that a block of prefixes can have.
 fn largest_length(family: Family) -> u8 {
     family.block_sizes().start() - 1
 }
 
-/// Returns the prefix length of the blocks of a pool of prefixes.
+/// Returns the prefix length of the blocks in a pool whose prefixes have the length `length`.
 ///
 /// # Errors
 /// The reason why the pool cannot have prefixes of the given length.
@@ -61,9 +60,8 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// Returns the prefix length of the network that each ordinal of a block identifies: a single address or an assigned
-/// prefix. The argument `ordinals` is the block's number of ordinals. Returns `None` if the block cannot be divided
-/// into the given number of ordinals.
+/// Returns the prefix length of what each ordinal of a block identifies: a single address or a prefix. Returns `None`
+/// if the block cannot be divided into `ordinals` equal parts.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

@@ -1,13 +1,13 @@
-//! Defines quotas: how many addresses namespaces, networks and nodes may have. Also defines quota counters, which count
-//! the addresses of a namespace, network or node that has a quota.
+//! Defines quotas, which limit how many addresses a namespace, network or node may have, and quota counters, which
+//! count these addresses.
 //!
 //! All quotas are stored in one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under
 //! the name `*` applies to each namespace, network or node without a limit of its own.
 //!
-//! A quota counter is an upper bound of the number of addresses that its subject holds. A quota counter records the
-//! version of the quotas with which it is valid. Addresses of a subject without a quota are not counted, so they must
-//! be counted when the subject gets a quota. Each change of the quotas invalidates all quota counters, and the next
-//! assignment to each subject counts the subject's addresses again.
+//! A quota counter is an upper bound of the number of addresses that its subject holds. Each quota counter records the
+//! revision of the quotas document with which it is valid, so each change of the quotas invalidates all quota counters.
+//! After a change, the next assignment to each subject counts the subject's addresses again, because addresses of a
+//! subject without a quota were not counted before.
 
 use std::fmt;
 
@@ -18,13 +18,13 @@ use serde_json::{Map, Value as Json};
 use super::Attribute;
 use super::codec::{Document, Malformed, from_json, to_json};
 
-/// The kinds of subjects that can have a quota.
+/// The kind of thing that has a quota: a namespace, a network or a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QuotaKind {
     /// A Kubernetes namespace of pods.
     Namespace,
-    /// A network, identified by the name in its configuration.
+    /// A CNI network, identified by the name in its configuration.
     Network,
     /// A node that holds addresses.
     Node,
@@ -51,7 +51,7 @@ impl QuotaKind {
         }
     }
 
-    /// Returns the name of the allocation's namespace, network or node, depending on this kind.
+    /// Returns the namespace, network or node (depending on this kind) that the block entry of an address records.
     pub fn name_in(self, entry: &Attribute) -> Option<&str> {
         match self {
             Self::Namespace => entry.namespace(),
@@ -83,7 +83,8 @@ impl fmt::Display for QuotaSubject {
     }
 }
 
-/// The quotas of all subjects. Quotas of unknown kinds of subjects are kept in the document.
+/// The quotas of all namespaces, networks and nodes. The document keeps quotas of other kinds, which a newer version
+/// may have written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas(Map<String, Json>);
 
@@ -137,18 +138,18 @@ impl Quotas {
     }
 }
 
-/// The quota counter of a subject's addresses.
+/// A quota counter: the number of addresses of a namespace, network or node that has a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaCount {
     /// An upper bound of the number of the subject's addresses.
     pub used: u64,
-    /// The revision of the quotas with which the quota counter is valid; 0 if the counter is never valid.
+    /// The revision of the quotas document with which the quota counter is valid; 0 if the counter is never valid.
     pub quotas: i64,
 }
 
 impl QuotaCount {
-    /// Returns the count in a stored quota counter, or `None` if the counter is not valid with the quotas of the given
-    /// revision. A damaged quota counter is never valid.
+    /// Returns the count in a stored quota counter, or `None` if the counter is damaged or not valid with the quotas of
+    /// the given revision.
     pub fn good(stored: Option<&Value>, quotas: Revision) -> Option<u64> {
         let count: Json = serde_json::from_slice(stored?.as_bytes()).ok()?;
         if count.get("quotas")?.as_i64()? == quotas.get() { count.get("used")?.as_u64() } else { None }

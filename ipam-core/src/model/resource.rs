@@ -1,5 +1,5 @@
-//! Defines the common form of pools, reservations and nodes (kind, metadata, spec). Also defines the documents of nodes
-//! and of address reservations. Of a node's document, the allocator reads only the labels.
+//! Defines the common form of pools, reservations and nodes (kind, metadata, spec), and the documents of nodes and of
+//! address reservations. The allocator reads only the labels in a node's document.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,8 +26,8 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Creates a resource with an empty spec. The argument `uid` must be a random UUID, and the creation time is `now`,
-    /// truncated to seconds.
+    /// Creates a resource with an empty spec. `uid` must be a random UUID. The creation time is `now`, truncated to
+    /// seconds.
     pub fn new(kind: ResourceKind, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let document = serde_json::json!({
             "kind": kind.kind(),
@@ -39,7 +39,6 @@ impl Resource {
         Self { name: name.to_owned(), document }
     }
 
-    /// Creates a resource that has a name but no fields.
     pub(super) fn empty(name: &str) -> Self {
         Self { name: name.to_owned(), document: JsonObject::new() }
     }
@@ -55,7 +54,6 @@ impl Resource {
         Self::read(name, key, value)
     }
 
-    /// Decodes a resource under the given name.
     pub(super) fn read(name: &str, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         Ok(Self { name: name.to_owned(), document: from_json(key, value)? })
     }
@@ -64,8 +62,8 @@ impl Resource {
         to_json(&self.document)
     }
 
-    /// Copies the resource as a new resource with another name, unique id and creation time. Fields that belong only to
-    /// the old resource, for example its status, are not copied.
+    /// Copies the resource as a new resource with another name, unique id and creation time. The copy lacks fields that
+    /// belong only to the old resource, for example its status.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let mut new = self.renamed(name);
         new.document.remove("status");
@@ -76,7 +74,6 @@ impl Resource {
         new
     }
 
-    /// Copies the resource under another name.
     pub(super) fn renamed(&self, name: &str) -> Self {
         let mut new = Self { name: name.to_owned(), document: self.document.clone() };
         new.part("metadata").insert("name".to_owned(), name.into());
@@ -169,13 +166,12 @@ impl Resource {
         self.spec(field).and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// Sets a field of the spec. If no value is given, the field is removed from the spec, as with Go's `omitempty`.
+    /// Sets a field of the spec. If `value` is `None`, removes the field, as with Go's `omitempty`.
     pub(super) fn set_spec(&mut self, field: SpecField, value: Option<serde_json::Value>) {
         self.set("spec", field.name, value);
     }
 
-    /// Sets a field in a part of the document, for example the metadata. If no value is given, the field is removed
-    /// from its part of the document.
+    /// Sets a field in a part of the document, for example the metadata. If `value` is `None`, removes the field.
     pub(super) fn set(&mut self, part: &str, field: &str, value: Option<serde_json::Value>) {
         match value {
             Some(value) => self.part(part).insert(field.to_owned(), value),
@@ -219,7 +215,7 @@ fn text_map(value: Option<&serde_json::Value>) -> Labels {
 /// Checks that the name of a resource is a DNS subdomain, as in Calico.
 ///
 /// # Errors
-/// If the resource's name is invalid, the error is the violated rule.
+/// Returns the rule that the name violates.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     let good_part = |part: &str| {
         part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -297,7 +293,7 @@ pub struct IpReservation {
 }
 
 impl IpReservation {
-    /// Creates a reservation of the given networks. A single address is reserved as a /32 or a /128.
+    /// Creates a reservation of the given CIDRs. A single address is reserved as a /32 or a /128.
     pub fn new(name: &str, networks: &[IpNet], uid: &str, now: OffsetDateTime) -> Self {
         let mut new = Self { resource: Resource::new(ResourceKind::IpReservation, name, uid, now) };
         new.set_networks(networks);
@@ -309,13 +305,13 @@ impl IpReservation {
         self.resource.name()
     }
 
-    /// Returns the reserved networks or addresses, as text. An entry that is not a string is returned as JSON text.
+    /// Returns the reserved CIDRs or addresses, as text. An entry that is not a string is returned as JSON text.
     pub fn texts(&self) -> Vec<String> {
         let entries = self.resource.spec(CIDRS).and_then(Json::as_array).into_iter().flatten();
         entries.map(|entry| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned)).collect()
     }
 
-    /// Replaces the reserved networks of the reservation.
+    /// Replaces the reserved CIDRs of the reservation.
     pub fn set_networks(&mut self, networks: &[IpNet]) {
         let texts = networks.iter().map(|net| net.trunc().to_string().into()).collect();
         self.resource.set_spec(CIDRS, Some(Json::Array(texts)));
@@ -335,7 +331,7 @@ impl IpReservation {
 /// Checks a reservation's spec, and returns the spec to store.
 ///
 /// # Errors
-/// [`DocumentError::Invalid`] for an entry that is neither a network nor an address.
+/// [`DocumentError::Invalid`] for an entry that is neither a CIDR nor an address.
 pub fn read_reservation_spec(written: &Map<String, Json>) -> Result<Map<String, Json>, DocumentError> {
     let wrong = |value: &Json| DocumentError::field(CIDRS.shown, value, "must be a list of networks and addresses");
     let Some(value) = CIDRS.get(written) else { return Ok(Map::new()) };

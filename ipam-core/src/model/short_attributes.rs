@@ -1,11 +1,13 @@
 //! Shortens Margay's attributes of an allocation in a stored block.
 //!
 //! Every ADD and DEL writes a whole block, and etcd keeps each version of the block until a compaction. Written out,
-//! the interface, the boot and the network namespace would make a block of Calico's network a third larger than
-//! Calico's own. They are stored as one attribute, [`SHORT`]: the boot id as 6 characters of base64url, then, after a
-//! dot, the inode of the network namespace. The interface `eth0` is implied by this attribute.
+//! Margay's attributes for the interface, the boot and the network namespace would make a block a third larger than one
+//! that Calico writes. Margay therefore stores these attributes as one, [`SHORT`]: the boot id as 6 characters of
+//! base64url, then, after a dot, the inode of the network namespace. An entry with [`SHORT`] but without an interface
+//! has the interface `eth0`.
 //!
-//! The written-out attributes of earlier versions are read as well. In memory the attributes are always written out.
+//! Blocks in which earlier versions stored the attributes written out are read as well. In memory the attributes are
+//! always written out.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,13 +21,13 @@ use crate::attachment::{BOOT, INTERFACE, NETNS};
 const SHORT: &str = "margay";
 /// The interface that [`SHORT`] implies if the stored attributes have no interface.
 const IMPLIED_INTERFACE: &str = "eth0";
-/// The device of network namespaces on almost all kernels.
+/// The device number of network namespaces on almost all kernels.
 const NETNS_DEVICE: &str = "4:";
 /// The first inode that the kernel uses for namespaces: `PROC_DYNAMIC_FIRST` of Linux.
 const FIRST_INODE: u64 = 0xF000_0000;
 
-/// Returns the attributes as they are stored. Only the attributes of an attachment, which have an interface, are
-/// shortened, and an attribute with an unusual value is stored as it is.
+/// Returns the form in which attributes are stored. Only the attributes of an attachment, which have an interface, are
+/// shortened. An attribute with an unusual value is not shortened.
 pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<&str, Cow<'_, str>> {
     let mut stored: BTreeMap<_, _> =
         attributes.iter().map(|(name, value)| (name.as_str(), Cow::Borrowed(value.as_str()))).collect();
@@ -49,8 +51,8 @@ pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<&str, C
     stored
 }
 
-/// Writes out the attributes of a stored allocation. A value of [`SHORT`] that [`shorten`] cannot have written is kept
-/// as an unknown attribute.
+/// Replaces the attribute [`SHORT`] of a stored allocation by the written-out attributes. A value of [`SHORT`] that
+/// [`shorten`] cannot have written is kept as an unknown attribute.
 pub(super) fn expand(attributes: &mut BTreeMap<String, String>) {
     let Some((boot, netns)) = attributes.get(SHORT).and_then(|short| parse(short)) else { return };
     attributes.remove(SHORT);
@@ -62,7 +64,7 @@ pub(super) fn expand(attributes: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Returns the boot and the network namespace in a value of [`SHORT`], or `None` for a value in another form.
+/// Returns the boot id and the network namespace in a value of [`SHORT`], or `None` for a value in another form.
 fn parse(short: &str) -> Option<(Option<String>, Option<String>)> {
     let (boot, netns) = short.split_once('.').map_or((short, None), |(boot, netns)| (boot, Some(netns)));
     let boot = match boot {

@@ -1,6 +1,6 @@
 //! Defines the kinds of documents that users write and read, their errors, and the fields of their specs. Each field of
-//! a spec has a name in JSON, a name in error messages, and possible values. The documents that users write and read
-//! are defined in the crate `margay-ipam-operator`.
+//! a spec has a name in JSON, a name in error messages, and possible values. The crate `margay-ipam-operator` reads and
+//! writes documents for users.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub enum DocumentKind {
     Reservation,
     /// A node of the cluster.
     Node,
-    /// The settings that all nodes share. There is a single settings document, `default`, which the allocator uses.
+    /// The IPAM settings that all nodes share, in a single document named `default`.
     Settings,
     /// The addresses, profiles and interface of a container or a pod.
     WorkloadEndpoint,
@@ -47,8 +47,8 @@ impl DocumentKind {
         self == Self::WorkloadEndpoint
     }
 
-    /// Returns a document's full name as shown in Calico's messages. The full name is `NAMESPACE/NAME` for documents in
-    /// namespaces, and `NAME` for all other documents.
+    /// Returns a document's full name as shown in Calico's messages. The full name of a document in a namespace is
+    /// `NAMESPACE/NAME`, and that of any other document is `NAME`.
     pub fn full_name(self, namespace: &str, name: &str) -> String {
         if self.is_namespaced() { format!("{namespace}/{name}") } else { name.to_owned() }
     }
@@ -61,29 +61,29 @@ impl fmt::Display for DocumentKind {
 }
 
 /// The reason why a document could not be written, deleted or shown. If Calico reports the same error, Margay's error
-/// message is identical. Document names in these errors are full names; see [`DocumentKind::full_name`].
+/// message is identical. The errors contain full names of documents; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
-    /// The document to create exists already.
+    /// A document that was to be created exists already.
     #[error("resource already exists: {0}({1})")]
     Exists(DocumentKind, String),
-    /// The requested document does not exist.
+    /// A document that was to be read, changed or deleted does not exist.
     #[error("resource does not exist: {0}({1}) with error: <nil>")]
     NotFound(DocumentKind, String),
-    /// The document has changed since the caller read it.
+    /// Another writer has changed the document since the caller read it.
     #[error("update conflict: {0}({1})")]
     Conflict(DocumentKind, String),
-    /// The document to write is invalid.
+    /// A document that was to be written is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The verb, for example `apply`, does not support documents of this kind.
+    /// An operator's command, for example `apply`, does not support documents of this kind.
     #[error("operation {0} is not supported on {1}({2}): the CNI plugin keeps it")]
     NotSupported(&'static str, DocumentKind, String),
 }
 
 impl DocumentError {
-    /// Creates the error for a field with an invalid value.
+    /// Creates [`DocumentError::Invalid`] for a field with an invalid value.
     pub fn field(name: impl fmt::Display, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self::Invalid(format!("error with field {name} = '{value}' ({reason})"))
     }
@@ -96,17 +96,17 @@ pub(super) struct SpecField {
     pub(super) name: &'static str,
     /// The name of the field in Calico's errors; empty for a field that no error mentions.
     pub(super) shown: &'static str,
-    /// The possible values of the field, starting with the default; empty if any text is possible.
+    /// The possible values of the field, starting with the default; empty if the field can have any text.
     pub(super) known: &'static [&'static str],
 }
 
 impl SpecField {
-    /// Returns the value of the field. A field that is `null` counts as absent.
+    /// Returns the value of the field in a spec. A field that is `null` counts as absent.
     pub(super) fn get(self, spec: &Map<String, Value>) -> Option<&Value> {
         spec.get(self.name).filter(|value| !value.is_null())
     }
 
-    /// Returns the text of the field, or the default if the field is absent.
+    /// Returns the text of the field in a spec, or the field's default if it is absent.
     pub(super) fn text(self, spec: &Map<String, Value>) -> Result<&str, InvalidPool> {
         let text = match self.get(spec) {
             None => "",
@@ -122,7 +122,7 @@ impl SpecField {
         }
     }
 
-    /// Returns the boolean value of the field, or false if the field is absent.
+    /// Returns the boolean value of the field in a spec, or false if the field is absent.
     pub(super) fn switch(self, spec: &Map<String, Value>) -> Result<bool, InvalidPool> {
         match self.get(spec) {
             None => Ok(false),
@@ -130,7 +130,6 @@ impl SpecField {
         }
     }
 
-    /// Returns the field's name with a value, as an entry for a spec.
     pub(super) fn with(self, value: impl Into<Value>) -> (String, Value) {
         (self.name.to_owned(), value.into())
     }
@@ -167,7 +166,7 @@ impl InvalidPool {
 }
 
 /// Declares the fields of a spec. Each field becomes a [`SpecField`] constant, and the names of all fields become one
-/// public list. A constant that no code needs is named `_`.
+/// public list. A field that no code needs gets the constant `_`.
 ///
 /// ```text
 /// spec_fields! {

@@ -116,7 +116,7 @@ fn selector_errors_are_bounded_for_garbage() {
     assert_eq!(kind(format!("{} == 'b'", "a".repeat(513))), Err(LabelTooLong));
 }
 
-/// A displayed selector has no redundant parentheses, because these could exceed the maximum nesting.
+/// A displayed selector has no redundant parentheses, because with them the nesting could exceed [`MAX_DEPTH`].
 #[test]
 fn selector_is_shown_no_deeper_than_read() {
     for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]

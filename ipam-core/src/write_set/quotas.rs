@@ -1,9 +1,9 @@
-//! Determines how a transaction changes the numbers of addresses that count against quotas, and updates the stored
-//! counters.
+//! Determines how a transaction changes the number of addresses that count against each quota, and updates the stored
+//! quota counters.
 //!
-//! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject. One of two
-//! concurrent assignments to the subject therefore fails and is retried. A counter is an upper bound of the number of
-//! addresses: it is too high after releases that skip the counter, and after releases by other programs. Before an
+//! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject, so one of
+//! two concurrent assignments to the subject fails and is retried. A quota counter is only an upper bound of the number
+//! of addresses, because some releases of Margay and all releases of other programs do not lower the counter. Before an
 //! assignment fails because of a quota, the subject's addresses in all blocks are therefore counted at the
 //! transaction's revision.
 
@@ -14,35 +14,30 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of quota counters that one commit lowers although it need not lower them. Each lowered counter needs
-/// a guard.
+/// Maximum number of quota counters that one commit lowers without having to. Each lowered counter needs a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
-/// Use of a quota, in percent, from which a trial assignment logs a warning.
+/// Percentage of a quota in use from which a trial assignment logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
 
-/// The quotas of a store, and the changes that a transaction makes to the numbers of addresses that count against them.
+/// The quotas of a store, and how a transaction changes the number of addresses that count against each quota.
 #[derive(Debug, Default)]
 pub(super) enum QuotaLimits {
-    /// The quotas have not been read.
     #[default]
     Unread,
-    /// The store has no quotas.
     None,
-    /// The store has quotas.
     Some(Box<QuotaChanges>),
 }
 
 /// For each subject with a quota, the change that a transaction makes to the subject's number of addresses. The changes
-/// are in lists instead of maps, because one transaction changes the numbers of only a few subjects.
+/// are in lists instead of maps, because one transaction concerns only a few subjects.
 #[derive(Debug)]
 pub(super) struct QuotaChanges {
     quotas: Quotas,
     /// The revision at which the quotas document was last written.
     at: Revision,
-    /// For each subject, the number of its addresses that the changed blocks had before their change, as a negative
-    /// number.
+    /// For each subject, minus the number of its addresses in the changed blocks before their change.
     before: Vec<QuotaChange>,
-    /// True if the commit lowers only those counters that it must lower.
+    /// True if the commit lowers only the quota counters that it must lower.
     leaves: bool,
 }
 
@@ -50,13 +45,13 @@ pub(super) struct QuotaChanges {
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The increase or decrease of the number of the subject's addresses that Margay has assigned to attachments.
+    /// By how much the number of the subject's addresses that Margay has assigned to attachments changes.
     own: i64,
-    /// The increase or decrease of the number of the subject's addresses that have no attribute of an attachment. The
-    /// quota counter may lack addresses without an attachment, because other programs assign addresses without updating
-    /// the counter.
+    /// By how much the number of the subject's addresses without attributes of an attachment changes. The quota counter
+    /// may lack addresses without attributes of an attachment, because other programs assign them without updating the
+    /// counter.
     other: i64,
-    /// The number of the subject's addresses before this change; set when the check of the quota has succeeded.
+    /// The number of the subject's addresses before this change; `None` until [`WriteSet::check_quotas`] has succeeded.
     used: Option<u64>,
 }
 
@@ -73,8 +68,8 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// Returns by how much the transaction changes the subject's quota counter. The release of addresses that the
-    /// counter may not include does not lower the counter.
+    /// Returns by how much the transaction changes the subject's quota counter. Releasing addresses that the counter
+    /// may not include does not lower the counter.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }
@@ -93,7 +88,7 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
     }
 }
 
-/// Adds the numbers of a block's addresses to the changes (if `sign` is 1), or subtracts them (if `sign` is -1).
+/// Adds the number of each subject's addresses in a block, multiplied by `sign`, to the subject's change.
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.network().is_some() { (sign, 0) } else { (0, sign) };
@@ -114,7 +109,8 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Subtracts the numbers of a block's current addresses from the quota changes, before the block is changed.
+    /// Subtracts the number of each subject's addresses in a block from the subject's change, before the block is
+    /// changed.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -123,7 +119,7 @@ impl QuotaLimits {
 }
 
 impl WriteSet<'_> {
-    /// Reads and guards the quotas, for an assignment.
+    /// Reads and guards the quotas, for an assignment, which must not exceed a quota that is changed before the commit.
     ///
     /// # Errors
     /// `Malformed` if the quotas are damaged. Any store error.
@@ -148,7 +144,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Makes the commit of a release leave the quota counters unchanged. A caller skips the counters after several
+    /// Makes the commit of a release leave the quota counters unchanged. Callers leave the counters after several
     /// attempts that may have conflicted on quota counters.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
@@ -158,7 +154,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Returns the changes that the transaction has made so far to the numbers of addresses, one per subject.
+    /// Returns, for each subject, how the transaction has changed the number of the subject's addresses so far.
     fn quota_changes(&self, counts: &QuotaChanges) -> Vec<QuotaChange> {
         let mut changes = counts.before.clone();
         for block in self.changed.iter().filter_map(|cidr| self.blocks.get(cidr)?.as_ref()) {
@@ -167,9 +163,9 @@ impl WriteSet<'_> {
         changes
     }
 
-    /// Checks that every subject that gets addresses stays within its quota. If `store` is `None`, as in a trial, only
-    /// the counters are checked, because addresses cannot be counted. A trial logs a warning if a quota is nearly used
-    /// up.
+    /// Checks that every subject that gets addresses stays within its quota. In a trial assignment, `store` is `None`:
+    /// only the counters are checked, because addresses cannot be counted, and a warning is logged if a quota is nearly
+    /// used up.
     ///
     /// # Errors
     /// `Quota` if the transaction would exceed a quota. Any store error.
@@ -231,7 +227,8 @@ impl QuotaChanges {
         Ok(())
     }
 
-    /// Keeps the number of a subject's addresses, which the quota check has found, for [`Self::write`].
+    /// Keeps the number of a subject's addresses that the quota check has found, so that [`WriteSet::write`] can write
+    /// the counter.
     fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,
@@ -253,8 +250,8 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // The quota counter is set to an invalid value. Because of the write, the commit of a concurrent
-                // assignment that is counting addresses fails, and the assignment counts again.
+                // The quota counter is set to an invalid value. As a result, the commit of a concurrent assignment that
+                // is counting the subject's addresses fails, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };
@@ -269,7 +266,7 @@ fn counters(changes: &[QuotaChange]) -> Vec<Key> {
     changes.iter().map(QuotaChange::key).collect()
 }
 
-/// Counts the addresses of the given subjects in all blocks at one revision. The blocks are read in pages.
+/// Counts the addresses of the given subjects in all blocks at one revision, reading the blocks in pages.
 async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [QuotaChange]) -> Result<()> {
     of.iter_mut().for_each(|change| change.used = Some(0));
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);

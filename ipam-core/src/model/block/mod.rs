@@ -1,4 +1,4 @@
-//! Defines blocks: small networks that record the holder of each of their addresses.
+//! Defines blocks: small CIDRs with a document that records the holder of each address.
 
 mod owners;
 mod release;
@@ -30,11 +30,10 @@ pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block counts as empty
-/// if only this Windows handle holds addresses in the block. Windows' reserved handle is compared case-insensitively.
+/// if only this handle holds addresses in the block. This handle is compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
-/// Maximum number of addresses of a block. The limit is generous: the block size of a pool allows at most 4096
-/// addresses per block.
+/// Maximum number of addresses of a block that can be read. Valid pools have at most 4096 addresses per block.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
 document! {
@@ -43,12 +42,12 @@ document! {
     /// An address of a block is identified by its ordinal: the distance from the block's first address. In a block of
     /// prefixes ([`super::is_of_prefixes`]), each ordinal identifies a prefix, which is named by its first address.
     /// Each ordinal of a block is either allocated and refers to an [`Attribute`], or is in the list of free ordinals.
-    /// The list of free ordinals is a queue: assignments take ordinals from the head, and releases append ordinals.
+    /// The list of free ordinals is a queue: assignments take ordinals from its head, and releases append ordinals.
     ///
     /// **Invariant** of a block: there is one allocation slot per address, and each allocation refers to an existing
     /// attribute. The list of free ordinals contains each unallocated ordinal exactly once.
     ///
-    /// Operations on a block change only the decoded block in memory, not the store. Call [`Self::bump`] exactly once
+    /// The methods of a block change only the decoded block in memory, not the store. Call [`Self::bump`] exactly once
     /// before each write of the block.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Block {
@@ -82,11 +81,11 @@ pub struct HostReserved {
 pub enum AddressState<'a> {
     /// The address is not in this block.
     Outside,
-    /// The address has no holder. A free address can still be excluded by a reservation.
+    /// The address has no holder, but may be reserved.
     Free,
     /// The address was released at the given time and is in cooldown.
     CoolingDown(OffsetDateTime),
-    /// The address is held.
+    /// The address has a holder, which the entry in this variant records.
     Assigned(&'a Attribute),
 }
 
@@ -96,19 +95,19 @@ pub enum AddressState<'a> {
 pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of recorded dates (release times and ends of waits) that were too far in the future and were
-    /// corrected. If any date was corrected, write the block even if nothing else changed. If the block is not written,
-    /// each read corrects the dates again, and the cooldown never ends.
+    /// The number of release times and ends of waits that were too far in the future and were corrected. If any date
+    /// was corrected, write the block even if nothing else changed; otherwise each read corrects the dates again, and
+    /// the cooldown never ends.
     pub moved: usize,
 }
 
 impl Block {
     /// Creates a block with all addresses free, except the addresses that the host reserves for itself. A block's
-    /// sequence numbers start at the current time in nanoseconds. Even a block that is deleted and created again never
-    /// repeats a sequence number.
+    /// sequence numbers start at the current time in nanoseconds, so even a block that is deleted and created again
+    /// never repeats a sequence number.
     ///
     /// # Errors
-    /// [`UnusableBlock`] if the network is too large, or if the host reserves all addresses of the network.
+    /// [`UnusableBlock`] if the CIDR is too large, or if the host reserves all addresses of the block.
     pub fn new(
         cidr: IpNet,
         owner: Option<&Owner>,
@@ -170,7 +169,7 @@ impl Block {
         Ok(())
     }
 
-    /// Returns the network of the block.
+    /// Returns the block's CIDR.
     pub fn cidr(&self) -> IpNet {
         self.cidr.0
     }
@@ -208,7 +207,7 @@ impl Block {
         self.affinity_claim_time = Field::Is(StoredTime::new(now));
     }
 
-    /// Removes the owner of the block. The addresses of the block stay assigned to their handles.
+    /// Removes the block's owner. The addresses of the block stay assigned to their handles.
     pub fn clear_owner(&mut self) {
         self.affinity = Field::Null;
         self.affinity_claim_time = Field::Absent;
@@ -231,10 +230,10 @@ impl Block {
         self.affinity_claim_time.get().map(StoredTime::at)
     }
 
-    /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old, because the
-    /// claim's time is not recorded or is more than a day in the future. A claim dated up to a day in the future counts
-    /// as made now. A claim dated further in the future comes from a wrong clock, and would otherwise keep other nodes
-    /// from taking over the block for years.
+    /// Returns the time since the block was claimed. A claim dated up to a day in the future counts as made now.
+    /// Returns `None` if the claim's time is not recorded, or is more than a day in the future because of a wrong
+    /// clock. Callers treat a claim without an age as very old; otherwise a wrong clock could keep other nodes from
+    /// taking over the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
@@ -245,7 +244,7 @@ impl Block {
         self.sequence_number.or_zero()
     }
 
-    /// Returns the block's sequence number at the last assignment or release of the address, or 0 if no number is
+    /// Returns the sequence number that the block had when the address was last assigned or released; 0 if none is
     /// recorded.
     pub fn sequence_number_of(&self, ip: IpAddr) -> u64 {
         self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
@@ -265,7 +264,8 @@ impl Block {
         }
     }
 
-    /// Frees the addresses whose cooldown is over. Call `apply_cooldown` on every block right after reading the block.
+    /// Frees the addresses whose cooldown is over. Callers must call `apply_cooldown` on every block that they have
+    /// read.
     ///
     /// An address stays in cooldown until more than `cooldown_seconds` have passed from its release to `now`. If
     /// `cooldown_seconds` is 0 or less, there is no cooldown.
@@ -274,8 +274,8 @@ impl Block {
     /// date up to one cooldown in the future is left unchanged, so the address is in cooldown for at most twice the
     /// usual time. A release date further in the future is set to `now`, because the cooldown might otherwise never
     /// end. If the local clock is wrong instead of the release date, a single cooldown is too short, which does less
-    /// harm than an endless cooldown. If the recorded end of an address's wait for its workload lies too far in the
-    /// future, the end is corrected, too.
+    /// harm than an endless cooldown. A sticky address's wait for its workload is also shortened if its recorded end
+    /// lies too far in the future.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -308,8 +308,7 @@ impl Block {
         self.free_addresses().filter(|ip| !self.is_reserved(*ip, reservations)).count()
     }
 
-    /// True if no address of the block is free. In a full block, no address can become free without a write of the
-    /// block.
+    /// True if no address of the block is free or becomes free without a write of the block.
     pub fn is_full(&self) -> bool {
         self.unallocated.is_empty()
             && self.allocated().all(|(_, entry)| entry.released_at().is_none())
@@ -371,9 +370,9 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Assigns an address to its current holder again. Sets the given attributes, removes attributes whose given value
-    /// is `None`, and counts the address as newly assigned. Other addresses keep their attributes, even if they shared
-    /// an entry with this address. An address without a holder is not changed.
+    /// Assigns an address to its current holder again: sets the given attributes, removes attributes whose given value
+    /// is `None`, and records a new sequence number for the address. Other addresses keep their attributes, even if
+    /// they shared an entry with this address. `renew` does not change an address without a holder.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -451,13 +450,13 @@ impl Block {
         self.allocations.len()
     }
 
-    /// Returns the prefix length of the network that each ordinal identifies: a single address or an assigned prefix.
+    /// Returns the prefix length of what each ordinal identifies: a single address or a prefix.
     pub fn length(&self) -> u8 {
         self.family().bits() - self.host_bits()
     }
 
     /// In a block of prefixes, returns the prefix that contains an address. In a block of addresses, returns the
-    /// address itself as a /32 or /128 network.
+    /// address itself as a /32 or /128 CIDR.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         let unit = self.cidr().contains(&ip).then(|| self.family().network(ip, self.length()));
         unit.flatten().unwrap_or_else(|| ip.into())
@@ -491,13 +490,13 @@ impl Block {
         nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
     }
 
-    /// Returns the number of host bits in the network that an ordinal identifies; 0 in a block of addresses.
+    /// Returns the number of host bits of the block's prefixes; 0 in a block of addresses.
     fn host_bits(&self) -> u8 {
         let bits = self.family().bits() - self.cidr().prefix_len();
         bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
     }
 
-    /// Checks that the block's network can be divided into as many addresses or prefixes as there are allocations.
+    /// Checks that the block's CIDR can be divided into as many addresses or prefixes as there are allocations.
     fn check_size(&self, key: &Key) -> Result<(), Malformed> {
         let (found, cidr) = (self.allocations.len(), self.cidr());
         if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
@@ -510,18 +509,16 @@ impl Block {
     }
 }
 
-/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. With buffers of these sizes, encoding
-/// a block seldom reallocates.
+/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. They determine the initial size of
+/// the buffer for encoding a block, so that it seldom grows.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 
 impl Block {
-    /// Returns the block's entries, to which its allocations refer.
     fn attributes(&self) -> &[Attribute] {
         self.attributes.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Adds an entry to the block and returns the entry's index.
     fn push_attribute(&mut self, attribute: Attribute) -> usize {
         let attributes = self.attributes.or_default();
         attributes.push(attribute);
@@ -534,7 +531,7 @@ impl Block {
         allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
     }
 
-    /// Frees an allocated ordinal: appends the ordinal to the queue of free ordinals and drops its sequence number.
+    /// Appends an allocated ordinal to the queue of free ordinals, and drops the ordinal's sequence number.
     fn set_free(&mut self, ordinal: usize) {
         if let Some(slot) = self.allocations.get_mut(ordinal)
             && slot.take().is_some()
@@ -551,8 +548,8 @@ impl Block {
         numbers.and_then(|numbers| numbers.get(format_smolstr!("{ordinal}").as_str())).copied().unwrap_or(0)
     }
 
-    /// Records the block's current sequence number for an ordinal. The block's own sequence number increases later,
-    /// when the block is written.
+    /// Records the block's current sequence number for an ordinal, before [`Self::bump`] increases the block's sequence
+    /// number.
     fn set_sequence(&mut self, ordinal: usize) {
         let number = self.sequence_number();
         self.sequence_numbers.or_default().insert(format_smolstr!("{ordinal}"), number);
@@ -585,12 +582,11 @@ impl Block {
         }
     }
 
-    /// Checks a block that was read, and repairs its queue of free ordinals.
+    /// Checks a block that was just decoded, and repairs its queue of free ordinals.
     ///
     /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals.
-    /// Ordinals that are allocated, outside the block or listed twice are removed from the queue of free ordinals. Free
-    /// ordinals that the queue lacks are appended to it. After this repair of the queue, no address can be assigned
-    /// twice or lost for ever.
+    /// From the queue, this check removes ordinals that are allocated, outside the block or listed twice. It appends
+    /// free ordinals that are missing in the queue. Therefore no address can be assigned twice or lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -607,8 +603,8 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps only the first occurrence of each free ordinal in the queue. In the end, `missing` is true for the free
-        // ordinals that the queue lacks.
+        // Keeps only the first occurrence of each free ordinal in the queue. Afterwards, `missing` is true for the free
+        // ordinals that are not in the queue.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
         self.unallocated.extend(lost);
@@ -627,10 +623,10 @@ impl Document for Block {
     }
 }
 
-/// The reason why a network cannot be a block.
+/// The reason why a CIDR cannot be a block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableBlock {
-    /// The network has more than [`MAX_BLOCK_ADDRESSES`] addresses.
+    /// The CIDR has more than [`MAX_BLOCK_ADDRESSES`] addresses.
     #[error("block {0} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size")]
     TooLarge(IpNet),
     /// The host reserves all of the block's addresses for itself.
@@ -643,10 +639,10 @@ pub enum UnusableBlock {
 #[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-/// The error if strict affinity is on and the requesting owner does not own the block.
+/// The error for an assignment from a block that the requesting owner does not own, when strict affinity is on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
-    /// The block has another owner.
+    /// The block has an owner, but not the requesting one.
     #[error("Block host affinity does not match")]
     Other,
     /// The block has no owner.

@@ -8,13 +8,13 @@ use super::Block;
 const POD: &str = "pod";
 const NAMESPACE: &str = "namespace";
 
-/// The condition on the current owner of an address, which is checked before a change of the owner.
+/// The owner that an address must have for a change of its owner to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
-    /// The address may have any owner or no owner.
+    /// The address may have any owner, or none, before the change.
     #[default]
     Anyone,
-    /// The address must have no owner.
+    /// The address must have no owner before the change.
     None,
     /// The address must be owned by the given pod, according to the attributes `namespace` and `pod`.
     Pod {
@@ -51,24 +51,24 @@ impl ExpectedOwner {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerChange {
-    /// The new attributes of the owner; empty for no owner.
+    /// The new attributes of the owner; empty to remove the owner.
     pub attributes: BTreeMap<String, String>,
-    /// The owner that the address must have before the change.
+    /// The owner that the address must have for the change to be made.
     pub expected: ExpectedOwner,
 }
 
 impl OwnerChange {
-    /// Creates a change that replaces the owner's attributes by the given attributes.
+    /// Creates an owner change that replaces the owner's attributes by the given attributes.
     pub fn to(attributes: BTreeMap<String, String>) -> Self {
         Self { attributes, expected: ExpectedOwner::Anyone }
     }
 
-    /// Creates a change that removes all attributes of an address's owner.
+    /// Creates an owner change that removes the owner, with all its attributes.
     pub fn clear() -> Self {
         Self::default()
     }
 
-    /// Makes the change of an owner conditional on the current owner.
+    /// Adds the condition that the address has the `expected` owner.
     #[must_use]
     pub fn if_owned_by(mut self, expected: ExpectedOwner) -> Self {
         self.expected = expected;
@@ -86,8 +86,7 @@ pub struct OwnerUpdate {
     pub alternate: Option<OwnerChange>,
 }
 
-/// The reason why the owners of an address were not changed. The error message of a refused change of owners is the
-/// same as Calico's.
+/// The reason why the owners of an address were not changed. The error messages are the same as Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerRefusal {
@@ -125,14 +124,14 @@ pub struct OtherOwner {
 }
 
 impl Block {
-    /// Changes the owners of an address that the given handle holds. Returns false if the owners are already as
-    /// requested. All expected owners are checked before any owner is changed. Other addresses keep their owners, even
-    /// if they shared a block entry with the changed address. The address keeps its sequence number, because a change
-    /// of owners is no new assignment.
+    /// Changes the owners of an address that the given handle holds. Returns false if the address already has the
+    /// requested owners. Both owners are compared with the expected owners before any owner is changed. Other addresses
+    /// keep their owners, even if they shared a block entry with the changed address. The address keeps its sequence
+    /// number, because a change of owners is no new assignment.
     ///
     /// # Errors
     /// [`OwnerRefusal`] if the handle does not hold the address, or if an owner of the address is not the expected one.
-    /// If the change of owners is refused, the block is unchanged.
+    /// After an error, the block is unchanged.
     pub fn set_owners(&mut self, address: IpAddr, handle: &str, update: &OwnerUpdate) -> Result<bool, OwnerRefusal> {
         let held = self.attributes_of(address).filter(|entry| entry.has_handle(handle));
         let (Some(entry), Some(ordinal)) = (held, self.ordinal(address)) else {
@@ -195,7 +194,7 @@ mod tests {
         OwnerUpdate { active: None, alternate: Some(change) }
     }
 
-    /// Returns a block in which pod `a` has two addresses that share an entry.
+    /// A block in which pod `a` has two addresses that share an entry.
     fn block() -> (Block, IpAddr, IpAddr) {
         let cidr = "10.0.0.0/30".parse().unwrap();
         let now = OffsetDateTime::UNIX_EPOCH;

@@ -1,4 +1,4 @@
-//! Releases addresses of a block.
+//! Releases the addresses of a block, in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::{AddressState, Attribute, Block};
 use crate::model::handle::same_handle;
 use crate::sticky;
 
-/// A request to release an address, with optional conditions.
+/// A request to release an address, optionally only if it has a given handle or sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
@@ -42,26 +42,27 @@ impl ReleaseRequest {
     }
 }
 
-/// The outcome of releasing addresses of a block.
+/// Which addresses a release has freed, and which had no holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseResult {
-    /// The addresses that were held before the release and are not held any more, in ascending order.
+    /// The addresses that had a holder and were released, in ascending order.
     pub released: Vec<IpAddr>,
     /// The addresses that had no holder, because they were free, in cooldown, or outside this block.
     pub unallocated: Vec<IpAddr>,
-    /// The number of released addresses per handle, by which the counts in the handles must decrease.
+    /// The number of released addresses per handle, by which the caller must decrease the count in the handle's
+    /// document.
     pub by_handle: BTreeMap<String, usize>,
 }
 
 impl ReleaseResult {
-    /// True if the block has changed and must be written.
+    /// True if the release has changed the block, so that it must be written.
     pub fn changed(&self) -> bool {
         !self.released.is_empty()
     }
 }
 
-/// The error for an address that does not meet the conditions of its release request. If an address does not meet its
-/// conditions, no address is released.
+/// The error for an address whose handle or sequence number differs from its release request. On a release conflict, no
+/// address is released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update conflict: {address}: {kind}")]
 pub struct ReleaseConflict {
@@ -72,20 +73,20 @@ pub struct ReleaseConflict {
 /// The condition of a release request that was not met.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseConflictKind {
-    /// The address was assigned or released again after the caller read it.
+    /// The address was assigned or released again after the caller had read its sequence number.
     #[error("bad sequence number: requested {requested}, expected {stored}")]
     SequenceNumber {
-        /// The sequence number in the request.
+        /// The sequence number in the release request.
         requested: u64,
-        /// The sequence number in the block.
+        /// The sequence number that the block records for the address.
         stored: u64,
     },
-    /// The address is held by another handle or by no handle.
+    /// Another handle holds the address, or none does.
     #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
-        /// The handle in the request.
+        /// The handle in the release request.
         requested: String,
-        /// The handle in the block; empty if no handle holds the address.
+        /// The handle that the block records for the address; empty if no handle holds the address.
         stored: String,
     },
 }
@@ -106,9 +107,9 @@ impl Block {
     /// Releases the held addresses of the block for which the predicate is true. After the release, a sticky address
     /// waits for its workload; see [`crate::sticky`].
     ///
-    /// Released addresses are in cooldown for `cooldown_seconds` from now. If `cooldown_seconds` is 0 or less, released
-    /// addresses are free immediately. Also calls [`Self::apply_cooldown`], which frees the addresses whose cooldown is
-    /// over.
+    /// Released addresses are in cooldown for `cooldown_seconds` from `now`, or are free immediately if
+    /// `cooldown_seconds` is 0 or less. `release_where` also frees the addresses whose cooldown is over
+    /// ([`Self::apply_cooldown`]).
     pub fn release_where(
         &mut self,
         now: OffsetDateTime,
@@ -132,8 +133,8 @@ impl Block {
     /// address.
     ///
     /// # Errors
-    /// [`ReleaseConflict`] if the handle or the sequence number of a held address differs from the release request. If
-    /// there is a release conflict, the block is unchanged.
+    /// [`ReleaseConflict`] if the handle or the sequence number of a held address differs from the release request.
+    /// After an error, the block is unchanged.
     pub fn release_addresses(
         &mut self,
         requests: &[ReleaseRequest],
@@ -211,8 +212,8 @@ impl Block {
             self.set_sequence(ordinal);
         }
         self.compact();
-        // The result of `apply_cooldown` shows whether the block must be written, but a release writes the block
-        // anyway.
+        // The result of `apply_cooldown`, whether the block must be written, is not needed, because callers write the
+        // block after a release anyway.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);

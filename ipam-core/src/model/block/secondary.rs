@@ -8,9 +8,9 @@ use crate::attachment::{OWN_NODE, use_own_names};
 use crate::model::Attribute;
 
 impl Attribute {
-    /// True if the block's entry belongs to an address of a secondary network. Margay's attribute for the node exists
-    /// only in entries of secondary networks. The argument `known` recognizes names of secondary networks, for
-    /// addresses that were assigned before Margay's node attribute existed.
+    /// True if the block's entry belongs to an address of a secondary network. Only entries of secondary networks have
+    /// Margay's attribute for the node. The argument `known` recognizes names of secondary networks, for addresses that
+    /// were assigned before Margay's node attribute existed.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         self.get(OWN_NODE).is_some() || self.network().is_some_and(known)
     }
@@ -24,9 +24,9 @@ impl Block {
     }
 
     /// Replaces Calico's attribute names with Margay's on the block's addresses of secondary networks. Returns the
-    /// number of addresses whose attribute names were replaced. Replacing the attribute names of an address counts as a
-    /// new assignment, which changes the address's sequence number. Calico's kube-controllers can then no longer
-    /// release the address, because they use the sequence number that they saw first.
+    /// number of addresses whose attribute names were replaced. Replacing the attribute names changes the address's
+    /// sequence number, like a new assignment. Calico's kube-controllers can therefore no longer release the address,
+    /// because their release request has the old sequence number.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();

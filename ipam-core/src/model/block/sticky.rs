@@ -14,8 +14,8 @@ use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, WaitEnd, end_of_wait, is_p
 use crate::timestamps::rfc3339;
 
 /// The stored record of a workload's sticky addresses. The record lists all sticky addresses of a workload, so that a
-/// single read finds them. The state of a sticky address is recorded in the address's block. A recorded address that
-/// the workload no longer keeps is ignored.
+/// single read finds them. Whether a sticky address is held, waiting or pinned is recorded in the address's block. If
+/// the block no longer keeps an address for the workload, the address in this record is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyRecord {
     /// The workload's sticky addresses, in the order in which they were recorded.
@@ -76,8 +76,8 @@ impl Document for StickyRecord {
 }
 
 impl Block {
-    /// Sets the entry of an address, whether the address is held, free or waiting for a workload. Setting the entry
-    /// counts as an assignment of the address. Returns false if the address is outside this block.
+    /// Sets the entry of an address, whether the address is held, free or waiting for a workload. Like an assignment,
+    /// setting the entry changes the address's sequence number. Returns false if the address is outside this block.
     pub fn keep(&mut self, ip: IpAddr, entry: &Attribute) -> bool {
         let Some(ordinal) = self.ordinal(ip) else { return false };
         self.set_taken(&[ordinal], entry);
@@ -93,13 +93,13 @@ impl Block {
         }
     }
 
-    /// Returns the addresses that have waited too long for their workload, each with the end of its wait.
+    /// Returns the sticky addresses whose wait for their workload has ended, each with the end of its wait.
     pub fn overdue(&self, now: OffsetDateTime) -> impl Iterator<Item = (OffsetDateTime, IpAddr)> {
         self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
-    /// Frees, in memory, the addresses that have waited too long for their workload. Only an assignment that finds no
-    /// free address uses addresses that have waited too long.
+    /// Frees, in memory, the sticky addresses whose wait for their workload has ended. Assignments call `free_overdue`
+    /// only if they find no other free address.
     pub fn free_overdue(&mut self, now: OffsetDateTime) {
         let over: Vec<usize> = self.overdue(now).filter_map(|(_, ip)| self.ordinal(ip)).collect();
         if !over.is_empty() {
@@ -108,8 +108,8 @@ impl Block {
         }
     }
 
-    /// True if some address waits for its workload until a recorded time. After the recorded time, the address is
-    /// assignable without a write of the block.
+    /// True if some sticky address waits for its workload until a recorded time, after which the address is assignable
+    /// without a write of the block.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
@@ -121,8 +121,8 @@ impl Block {
 }
 
 impl Attribute {
-    /// Corrects the end of a sticky address's wait, if a clock that was ahead recorded the end too late. Returns true
-    /// if the address's entry was changed.
+    /// Corrects the end of a sticky address's wait for its workload, if a clock that was ahead recorded the end too
+    /// late. Returns true if the address's entry was changed.
     pub(super) fn correct_wait(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> bool {
         let Some(end) = end_of_wait(self, now, cooldown_seconds) else { return false };
         self.set(STICKY_UNTIL, &rfc3339(end));
@@ -210,7 +210,7 @@ mod tests {
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
-        // An endless wait from the network's former configuration does not pin the address.
+        // An endless wait, which the network's former configuration set, does not pin the address.
         block.keep(ip, &holder("net.c2", "web-0", "forever"));
         block.release_by_handle("net.c2", NOW, 0);
         block.assign_kept(ip, &holder("net.c3", "web-0", "30"));

@@ -6,8 +6,8 @@ use smol_str::SmolStr;
 use super::Block;
 use crate::model::codec::{Malformed, Net, from_json};
 
-/// A block that was read without repairs. Of the invariant of [`Block`], a stored block is only guaranteed to have the
-/// right number of allocations.
+/// A block that was read without repairs. Only the number of allocations is guaranteed to be right; the rest of
+/// [`Block`]'s invariant may be violated.
 #[derive(Clone, Debug)]
 pub struct StoredBlock(Block);
 
@@ -40,7 +40,7 @@ impl BlockFlaws {
 }
 
 impl StoredBlock {
-    /// Decodes a stored block. The network in the block may differ from the network in the key.
+    /// Decodes a stored block. The CIDR in the block may differ from the CIDR in the key.
     ///
     /// # Errors
     /// [`Malformed`] if the value is not a block, or if the block's number of allocations is wrong.
@@ -56,7 +56,7 @@ impl StoredBlock {
         &self.0
     }
 
-    /// Finds the flaws inside the stored block.
+    /// Returns the flaws inside the stored block.
     pub fn flaws(&self) -> BlockFlaws {
         let mut flaws = BlockFlaws::default();
         self.find_in_allocations(&mut flaws);

@@ -305,8 +305,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Compares a block with a map of holders after each random step. No address is assigned twice or lost, and a
-    /// written block can be read again.
+    /// Compares a block with a map of holders after each random step.
     #[test]
     fn block_stays_consistent_under_random_history(steps in prop::collection::vec(step(), 0..40), cooldown in prop_oneof![Just(0_i64), Just(30)]) {
         let mut block = block(28);
