@@ -1,12 +1,12 @@
 //! Implements leases, the compaction mark for clients of etcd's API, and the upgrade of a table to format 2, which
 //! introduced both.
 //!
-//! Each lease has a row, and each live key with a lease has an additional row that records the attachment. Each grant,
-//! revocation or put changes the affected lease rows in its own commit. The remaining time of a lease is not stored on
-//! disk. The program that measures remaining times calls [`MvccStore::revoke`] when a lease expires. After a restart,
-//! the program that measures remaining times gives every lease its full time again, as etcd does. Programs that only
-//! write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a lease detaches the
-//! key.
+//! Each lease has a row, and each live key with a lease has an additional row that records the attachment. A grant, a
+//! revocation or a put writes the affected lease rows in the same commit as its other rows. The remaining time of a
+//! lease is not stored on disk. The crate `etcd-api` measures the remaining times in memory and calls
+//! [`MvccStore::revoke`] when a lease expires. After a restart, it gives every lease its full time again, as etcd does.
+//! Programs that only write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a
+//! lease detaches the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,7 +121,7 @@ impl StoreCore {
         self.submit(operation, |reply| {
             WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
-                // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
+                // `send` fails only if the caller has stopped waiting for the answer, so a failure is ignored.
                 drop(reply.send(answer));
             }))
         })
@@ -180,8 +180,8 @@ impl StoreCore {
 }
 
 impl MvccStore {
-    /// Writes a new format number to the table. The caller must first rewrite rows that the new format encodes
-    /// differently. This method blocks the calling thread.
+    /// Writes a new format number to the table. Before calling this, the caller must rewrite all rows that the new
+    /// format encodes differently. This method blocks the calling thread.
     ///
     /// # Errors
     /// `Closed` if the store was closed; any error of the table.

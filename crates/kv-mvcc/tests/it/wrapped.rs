@@ -9,7 +9,7 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The commit fails without writing anything.
+    /// The commit fails, and the table writes nothing.
     Refused(&'static ErrorKind),
     /// The table writes the commit but reports a failure.
     Applied,
@@ -19,7 +19,7 @@ pub(crate) enum Fault {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The number of commits that succeed before the fault occurs, and the kind of the fault.
+    /// How many commits succeed before the fault occurs, and which fault occurs.
     fault: Mutex<Option<(usize, Fault)>>,
     /// While this flag is set, [`Table::recover`] fails.
     broken: AtomicBool,
