@@ -5,8 +5,10 @@
 //! in memory, in an overlay that hides the engine's older rows. When the journal file is full, a checkpoint moves all
 //! rows of the overlay to the engine in one commit. After the checkpoint, the next record starts at the front of the
 //! journal file. Opening the table reads the journal records that the engine does not have yet, at most a few hundred
-//! KiB, usually without moving them to the engine. Short-lived processes, which commit once, therefore rarely write to the
-//! engine.
+//! KiB, usually without moving them to the engine. Short-lived processes, which commit once, therefore rarely write to
+//! the engine.
+//!
+//! These rules make the journal safe against crashes:
 //!
 //! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the
 //!   last journal record and the number of the checkpoint. After a restart, the numbers in this row show which journal
