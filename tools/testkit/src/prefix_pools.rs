@@ -1,5 +1,4 @@
-//! Creates pools of prefixes, and reads the assigned prefixes from results. These helpers work with every kind of
-//! store.
+//! Creates pools of prefixes, and reads the assigned prefixes from results, with any kind of store.
 
 use datastore::Create;
 use ipam_core::model::NewPool;
@@ -8,7 +7,7 @@ use ipnet::IpNet;
 use crate::lab::Lab;
 use crate::process::Outcome;
 
-/// Creates a pool of prefixes, and also the store if it is missing.
+/// Creates a pool of prefixes, and a missing store.
 pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     let pool = NewPool::new(name, cidr.parse().unwrap()).with_prefix_length(length);
     lab.with_ipam(Create::IfMissing, async |ipam, deadline| {
@@ -16,7 +15,7 @@ pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     });
 }
 
-/// Returns the first assigned prefix in a plugin's result. Fails unless an address in the result has the returned
+/// Returns the first assigned prefix in a plugin's result. Fails unless one of the result's addresses has this
 /// prefix as its network.
 pub fn prefix(outcome: &Outcome) -> IpNet {
     let prefixes = &outcome.json()["margay.io/prefixes"];

@@ -28,14 +28,13 @@ fn fuzz_targets_all_take_their_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // Also try the simple inputs with which every fuzzer starts.
+        // Every fuzzer starts with simple inputs like these.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }
     }
 }
 
-/// Tests that the fuzz programs, the folders of seeds and [`TARGETS`] have the same names.
 #[test]
 fn fuzz_targets_are_complete() {
     let table: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
@@ -43,8 +42,8 @@ fn fuzz_targets_are_complete() {
     assert_eq!(names(folder("seeds")), table);
 }
 
-/// Recreates the packed stores in `tools/fuzz/stores`: run `cargo test -p fuzz-bodies -- --ignored make_stores`, then
-/// check the diff.
+/// Recreates the packed stores in `tools/fuzz/stores`, with `cargo test -p fuzz-bodies -- --ignored make_stores`. Check
+/// the diff afterwards.
 #[test]
 #[ignore = "writes tools/fuzz/stores"]
 fn make_stores() {
