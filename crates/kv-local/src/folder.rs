@@ -2,7 +2,7 @@
 //! file systems that several machines share, on which a store must not be.
 //!
 //! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
-//! machine, or silently lose locks when a connection breaks. On such a file system, two processes could have the store
+//! machine, or silently lose locks when a connection breaks. Without reliable locks, two processes could have the store
 //! open at the same time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -30,8 +30,8 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails if [`create`] would fail for a reason that can be seen without creating anything. The error comes with the
-/// path that causes it.
+/// Fails if [`create`] would fail for a reason that can be seen without creating anything. The result contains the
+/// error and the path that causes the error.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
@@ -54,7 +54,8 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         // The umask may have removed bits from the new folder's mode, so the mode is set again.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // If the folder exists now, another process has created it first. A file at this path is still an error.
+        // If the folder exists now, another process has created it first. A file instead of a folder at the path is
+        // still an error.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -78,8 +79,8 @@ pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Syncs the parent folders of `path`, so that their names are durable. Skips parents on other file systems, and
-/// parents that this user may not read.
+/// Syncs the parent folders of `path`, so that their names are durable. Skips parent folders on other file systems, and
+/// parent folders that this user may not read.
 pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     let device = fs::metadata(path)?.dev();
     for above in path.ancestors().skip(1) {
@@ -196,7 +197,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file, or a folder with its content. Succeeds if the path does not exist.
+/// Removes a file, or a folder with its content. Succeeds if nothing exists at the path.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let result = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -233,7 +234,7 @@ const SHARED_KINDS: [(u32, &str); 19] = [
 ];
 
 /// The number by which the kernel identifies all FUSE file systems. Only the type name of a FUSE file system shows
-/// whether several machines share it.
+/// whether several machines can share it.
 const FUSE_KIND: u32 = 0x6573_5546;
 
 /// The type names of FUSE file systems that several machines can share. Other FUSE file systems, such as fuse-overlayfs

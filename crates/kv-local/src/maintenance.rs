@@ -59,7 +59,7 @@ pub enum LockHolder {
     Unseen,
 }
 
-/// Inspects the store of `engine` in the folder `path`. Opens no file for writing and waits for no lock.
+/// Inspects the store of `engine` in the folder `path`. `peek` opens no file for writing and waits for no lock.
 ///
 /// # Errors
 /// `Missing` if there is no store; `Io` if a file cannot be read.
@@ -90,8 +90,8 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
 }
 
 /// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A process that
-/// keeps the store open for long polls this number, and releases the store lock when it is above 0. A call costs a few
-/// microseconds.
+/// keeps the store open for long polls the number of waiting processes, and releases the store lock when another
+/// process waits. One call of `waiting` costs a few microseconds.
 ///
 /// # Errors
 /// `Io` if the queue file cannot be read.
@@ -123,8 +123,8 @@ impl QueueFile {
 }
 
 /// Reads the newest revision of the store of `engine` in the folder `path` without the store lock, for a process that
-/// polls for changes. Returns `None` if no file records the newest revision, which only opening the store can then
-/// tell.
+/// polls for changes. Returns `None` if no file records the newest revision, so that the store must be opened to read
+/// it.
 ///
 /// # Errors
 /// `Io` if the file `head` cannot be read.
@@ -146,8 +146,8 @@ fn tickets(queue: &Path) -> io::Result<usize> {
     }
 }
 
-/// Returns the total size of all files in a folder and its subfolders, in bytes. Files that disappear during the count
-/// are left out.
+/// Returns the total size of all files in a folder and its subfolders, in bytes. Files that are removed while `size`
+/// runs do not count.
 fn size(path: &Path) -> io::Result<u64> {
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
     match fs::symlink_metadata(path) {
@@ -170,8 +170,8 @@ fn size(path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Free disk space in bytes that a new store needs in addition to its journal. The file `ballast` is not counted,
-/// because a store also works without it.
+/// Free disk space in bytes that a new store needs in addition to its journal. The size of the file `ballast` is not
+/// included, because a store also works without `ballast`.
 const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 
 /// Waits for the store lock, then shrinks the files of the store of `engine` in the folder `path` as far as the engine
@@ -235,7 +235,7 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
 }
 
 /// Creates an empty store of `engine` in the folder `path`, in the row format that the options name. Returns false,
-/// without changing anything, if the folder already contains a store. Blocks the calling thread.
+/// without changing anything, if the folder already contains a store. `create_blocking` blocks the calling thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -250,7 +250,8 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
 }
 
-/// Returns what [`upgrade_blocking`] would return, without changing the store's rows. Blocks the calling thread.
+/// Returns what [`upgrade_blocking`] would return, without changing the store's rows. `preview_upgrade_blocking` blocks
+/// the calling thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -259,7 +260,8 @@ pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &Open
     Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
 
-/// A temporary folder in which a replacement for a store is built. Dropping a `FolderStaging` removes this folder.
+/// A temporary folder in which a replacement for a store is built. Dropping a `FolderStaging` removes the temporary
+/// folder.
 #[derive(Debug)]
 pub struct FolderStaging {
     label: StoreLabel,
@@ -307,7 +309,7 @@ impl FolderStaging {
     }
 
     /// Takes the lock of the store that will be replaced, until the result is dropped or passed to
-    /// [`finish`](Self::finish). Returns `None` if the folder of that store is missing or empty.
+    /// [`finish`](Self::finish). Returns `None` if the folder of the old store is missing or empty.
     ///
     /// # Errors
     /// `Locked` if the store lock did not become free in time; `Unsupported` if the folder contains something other
@@ -332,7 +334,7 @@ impl FolderStaging {
     ///
     /// # Errors
     /// `Unsupported` if another store was created at the final path first, or if the file system cannot exchange two
-    /// folders; `Io` if renaming fails. After an error, the old store is still at its path.
+    /// folders; `Io` if renaming fails. If `finish` fails, the old store is still at its path.
     pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
         let path = &self.label.folder;
         let io = |error: io::Error| self.label.io(path, error);

@@ -27,12 +27,12 @@ pub trait Engine: Send + Sync {
     /// The engine's name. Margay's programs also use this name as the `datastore_type` of the engine's stores.
     fn name(&self) -> &'static str;
 
-    /// The name of the engine's only file or folder in the store's folder. An engine with several or temporary files
-    /// keeps all of them in one folder of this name.
+    /// The name of the engine's only file or folder in the store's folder. An engine that has several files or
+    /// temporary files keeps all of them in one folder with the name `entry`.
     fn entry(&self) -> &'static str;
 
-    /// The engine's data files that are never empty, as paths relative to the store's folder. The list contains at
-    /// least one file, unless the engine keeps no data on disk.
+    /// The engine's data files that are never empty, as paths relative to the store's folder. The list of files is
+    /// empty only if the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
     /// How the engine's commits become durable. Choose `Journal` for an engine that needs more than one sync per
@@ -43,8 +43,8 @@ pub trait Engine: Send + Sync {
     /// for error messages.
     ///
     /// The caller holds the store lock, catches panics, and makes no commit after a failed commit. With a journal in
-    /// front of the engine, the rows of the opened table need not be durable yet: before the caller shows rows that a
-    /// power loss could remove, it makes another commit.
+    /// front of the engine, the rows of the opened table need not be durable yet: the caller makes another commit
+    /// before it shows rows that a power loss could remove.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`, as the engine reports them.
@@ -53,7 +53,8 @@ pub trait Engine: Send + Sync {
     /// Shrinks the engine's files at `entry` as much as possible. The caller holds the store lock and has closed the
     /// engine's files.
     ///
-    /// No data may be lost if the process is killed during this call. The default implementation does nothing.
+    /// No data may be lost if the process is killed during this call. The default implementation of `shrink` does
+    /// nothing.
     ///
     /// # Errors
     /// Any error of [`Engine::open`].
@@ -133,8 +134,8 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format of the rows of a newly created store.
     pub format: u32,
-    /// How the programs share the store with other processes. Drivers of embedded stores ignore this field and open the
-    /// store for this process alone.
+    /// How the programs share the store with other processes. Drivers of embedded stores ignore the field `sharing` and
+    /// open the store for this process alone.
     pub sharing: Sharing,
 }
 
@@ -213,8 +214,8 @@ impl OpenOptions {
 
 /// Interval between two attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum time to retry opening an engine whose files are still locked. A process that keeps these files locked for
-/// longer does not use the queue for the store lock.
+/// Maximum time to retry opening an engine whose files are still locked. A process that keeps the engine's files locked
+/// for longer does not use the queue for the store lock.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -246,14 +247,14 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
 /// `Missing` if there is no store and the options do not allow creating one; `Locked` if the lock did not become free
 /// in time; `Corrupt` if the store is damaged, in which case the store is unchanged; `RevisionRegressed` if the store's
 /// newest revisions are gone; `Unsupported` if the folder contains something other than a store; `UnknownFormat` if a
-/// later Margay version wrote the store; `Io` and `NoSpace`. The message of each error says what the user can do.
+/// later Margay version wrote the store; `Io` and `NoSpace`. Each error message tells the user what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
             // Some engines write to their files when they are opened, so opening a store on a full disk for releasing
-            // addresses also frees reserved space. This needs no lock, because only the length of the file `ballast`
-            // changes.
+            // addresses also frees reserved space. Freeing reserved space needs no lock, because only the length of the
+            // file `ballast` changes.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
@@ -362,9 +363,9 @@ fn is_empty(table: &dyn Table) -> Result<bool> {
 
 /// The table of an open store, with the store lock.
 ///
-/// Some engines panic on damaged files; `LockedTable` turns their panics into `Corrupt` errors. It also records the
-/// revision of each commit in the file `head`. Dropping a `LockedTable` closes the engine and then releases the store
-/// lock.
+/// Some engines panic on damaged files; `LockedTable` turns their panics into `Corrupt` errors. A `LockedTable` also
+/// records the revision of each commit in the file `head`. Dropping a `LockedTable` closes the engine and then releases
+/// the store lock.
 #[derive(Debug)]
 struct LockedTable {
     table: Option<Box<dyn Table>>,
@@ -467,8 +468,8 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs `f`, which calls the engine. If the engine panics, the store is damaged, and the result is a `Corrupt` error.
-/// Errors about damage also get advice for the user.
+/// Runs `f`, which calls the engine. A panic of the engine means that the store is damaged, and becomes a `Corrupt`
+/// error. Errors about damaged stores also get advice for the user.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

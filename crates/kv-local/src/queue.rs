@@ -1,19 +1,20 @@
-//! Queues the processes that want to open a store. One process at a time holds the store lock, in the order of arrival.
-//! This module also finds the lock holder, which the error names when a process has waited too long.
+//! Queues the processes that want to open a store. The processes get the store lock one at a time, in the order of
+//! their arrival. This module also finds the process that holds the store lock, for the error of a process that has
+//! waited too long.
 //!
 //! The queue consists of byte locks (open file description locks) on one file, which is never unlinked and stays empty.
 //! Ticket `n` is a write lock on byte `n`. An arriving process draws a ticket: it locks the first byte above all locked
-//! bytes. It holds the store lock once it gets a read lock on all bytes before its ticket. The kernel unlocks the byte
-//! of a process that has ended, so a dead process blocks no other process. The processes behind a dead waiter still
-//! wait for the lock holder.
+//! bytes. The process holds the store lock once it gets a read lock on all bytes before its ticket. The kernel unlocks
+//! the byte of a process that has ended, so a dead process blocks no other process. The processes behind a dead waiter
+//! still wait for the lock holder.
 //!
 //! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. Suppose that
-//! the holders of two tickets `a < b` both held the store lock. The holder of `b` found all lower bytes unlocked, so
-//! byte `a` was locked after byte `b`. But after locking byte `a`, a caller searches for locked higher bytes, so it
-//! would have found byte `b`, returned ticket `a` and drawn another ticket.
+//! the holders of two tickets `a < b` both held the store lock. The holder of ticket `b` found all lower bytes
+//! unlocked, so byte `a` was locked after byte `b`. But after locking byte `a`, a caller searches for locked higher
+//! bytes, so it would have found byte `b`, returned ticket `a` and drawn another ticket.
 //!
-//! Open file description locks belong to the open file and not to the process. Hence two handles that one process opens
-//! queue like two processes.
+//! Open file description locks belong to the open file and not to the process. If one process opens a store twice, the
+//! two openings queue like two processes.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -32,7 +33,7 @@ use nix::libc;
 /// The lock of a store, released when this value is dropped or the process ends.
 ///
 /// A child process that was forked without exec shares the open queue file and thus the lock. Dropping the `StoreLock`
-/// in the parent also releases the lock for the child, but if the parent is killed, the child keeps the lock.
+/// in the parent process also releases the lock for the child; if the parent is killed, the child keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
@@ -95,7 +96,7 @@ fn draw(file: &File) -> io::Result<i64> {
     }
 }
 
-/// Draws the ticket `ticket` if no ticket at or above it is drawn. Returns whether this call has drawn the ticket.
+/// Draws the ticket `ticket` if no ticket at or above it is drawn. Returns true if `claim` has drawn the ticket.
 fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     if !try_lock(file, LockMode::Write, ByteRange::one(ticket))? {
         return Ok(false);
@@ -117,10 +118,10 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 
 /// Waits until all bytes of the queue file before byte `ticket` are unlocked.
 ///
-/// The kernel's wait for a file lock has no time limit, so a separate thread waits. This thread shares the open file
-/// and thus the file's locks. If the deadline passes first, dropping the caller's `StoreLock` returns its ticket
-/// immediately. The thread may end much later: it then holds only read locks on bytes that other processes have
-/// unlocked, and closes the file.
+/// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
+/// queue file and thus the file's locks. If the deadline passes first, dropping the caller's `StoreLock` returns the
+/// caller's ticket immediately. The waiting thread may end much later: it then holds only read locks on bytes that
+/// other processes have unlocked, and closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -150,7 +151,7 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all lower tickets in one step would also be correct. But then every waiting process would wait for the
+/// Waiting for all lower tickets in one step would also be correct. But then all waiting processes would wait for the
 /// lock holder's byte, and each release of the store lock would wake all of them.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
@@ -228,14 +229,14 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
     match probe.l_start.checked_add(probe.l_len) {
         Some(end) if probe.l_len > 0 && end < i64::MAX => Ok(Some(end)),
-        // Programs that use this queue lock single bytes. A lock up to the end of the file comes from a program that
-        // does not use the queue.
+        // Programs that use this queue lock single bytes. A lock up to the end of the queue file comes from a program
+        // that does not use the queue.
         _ => Err(io::Error::other("another program has locked the whole file")),
     }
 }
 
 /// Returns the drawn tickets of the queue in ascending order, except the ticket of `file` itself. The process with the
-/// first ticket holds the store lock; the others wait. A ticket that is drawn during the call may be missing.
+/// first ticket holds the store lock; the others wait. A ticket that is drawn while `tickets` runs may be missing.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
@@ -287,16 +288,16 @@ fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     }
 }
 
-/// Maximum time to search for the lock holder. A host may run thousands of processes, and the caller has already waited
-/// until its own timeout.
+/// Maximum time to search for the lock holder. The time is limited because a host may run thousands of processes, and
+/// the caller has already waited until its own timeout.
 const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Finds the process that holds the store lock of the queue file `path`. Returns the process id and name, for example
 /// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owners of open file description locks. But in /proc, the `fdinfo` file
-/// of each open file lists its locks, and the process with a write lock on the lowest byte holds the store lock. Only
-/// root can see the open files of other users' processes.
+/// The kernel's list of locks does not name the owners of open file description locks. In /proc, however, the `fdinfo`
+/// file of each open file lists the file's locks. The process with a write lock on the lowest byte holds the store
+/// lock. Only root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -308,7 +309,7 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
             // The search has run out of time, so the process with the lowest ticket so far may only be waiting. If the
-            // error named this process, the user might end the wrong process.
+            // error message named a waiting process, the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };

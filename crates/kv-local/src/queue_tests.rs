@@ -65,7 +65,7 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     take(&path, SHORT).unwrap();
 }
 
-/// A child process that queues for the store lock in a given role. It prints a line at each step of its role.
+/// A child process that queues for the store lock in a given role, and prints a line at each step of this role.
 struct QueueProcess(Child, BufReader<ChildStdout>);
 
 impl QueueProcess {

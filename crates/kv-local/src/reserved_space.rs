@@ -4,9 +4,9 @@
 //! finds the disk full shortens the file `ballast` by one step and tries again, until the release succeeds or the file
 //! is empty. A release that has succeeded extends `ballast` again by the freed space that it did not need, before other
 //! programs use this space. When the store is next opened for a purpose other than a release, the missing part of
-//! `ballast` is restored if the disk has room. Checking the file usually costs only one stat call: if `ballast` is
-//! shorter than its full size, a part of the reserved space was used up. A process that is killed while it changes
-//! `ballast` leaves the file too short or complete, without any other effect.
+//! `ballast` is restored if the disk has room. Checking the file `ballast` usually costs only one stat call: if
+//! `ballast` is shorter than its full size, a part of the reserved space was used up. If a process is killed while it
+//! changes the file `ballast`, the file is either too short or complete, without any other effect.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -24,15 +24,16 @@ use kv::ErrorKind;
 use kv_mvcc::SpaceReserve;
 
 const RESERVED_BYTES: u64 = 1 << 20;
-/// Number of bytes of reserved space that one step frees. With either engine, opening the store and releasing an
-/// address need less space than this.
+/// Number of bytes of reserved space that one step frees. Opening the store and releasing an address need less space
+/// than one step frees, with either engine.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
 /// A disk with fewer free bytes counts as full, because an ordinary commit might not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
 /// The length in bytes of the file `ballast` if its content had to be written, because the file system cannot allocate
-/// blocks otherwise. Such a file system may report the number of allocated blocks late or never.
+/// blocks otherwise. A file system that cannot allocate blocks without writing may report the number of allocated
+/// blocks late or never.
 const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
 /// The unit of `st_blocks` in bytes, regardless of the file system's block size.
 const BLOCK_BYTES: u64 = 512;
@@ -70,7 +71,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Restores the file `ballast` to its full size. If this fails, the file keeps its previous length.
+    /// Restores the file `ballast` to its full size; after an error, the file has its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();
@@ -140,8 +141,8 @@ impl SpaceReserve for ReservedSpace {
                 }
                 Ok(())
             }
-            // This process may use the store but not read the file `ballast`. Its writes will show whether the disk has
-            // room.
+            // This process may use the store but not read the file `ballast`. The process's writes will show whether
+            // the disk has room.
             Err(_) => Ok(()),
         }
     }

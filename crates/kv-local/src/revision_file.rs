@@ -1,18 +1,18 @@
 //! Reads and writes the file `head` of a store's folder, and opens the file `journal`.
 //!
 //! The file `head` records the newest revision that was ever durable, and a fingerprint of the store's files at their
-//! last close. The file also records which parts of the journal are known to be durable.
+//! last close. The file `head` also records which parts of the journal are known to be durable.
 //!
-//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write. The
-//! engine then silently opens an earlier state of the store. If the engine lost acknowledged commits, addresses that
-//! workloads use would be assigned again. To detect lost commits, the revision of each durable commit is recorded in
-//! the file `head`, without waiting until `head` is durable. After a power loss, `head` may be behind the store, but
-//! never ahead of it.
+//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write. An
+//! engine with such damage silently opens an earlier state of the store. If the engine lost acknowledged commits,
+//! addresses that workloads use would be assigned again. To detect lost commits, the revision of each durable commit is
+//! recorded in the file `head`, without waiting until `head` is durable. After a power loss, `head` may be behind the
+//! store, but never ahead of it.
 //!
 //! A process that closes the store also records a fingerprint in `head`, computed from the inode numbers, sizes and
 //! change times of the store's files. A process that opens the store detects from the fingerprint whether the files
-//! were changed after the last close, for example by a copy, a repair, or a killed process. Only then does the opening
-//! process check all keys of the store.
+//! were changed after the last close, for example by a copy, a repair, or a killed process. The opening process checks
+//! all keys of the store only if the files were changed.
 //!
 //! Two entries of `head` say which journal records and which checkpoints of the engine are known to be durable (see
 //! [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created, so a commit that
@@ -57,14 +57,14 @@ impl RevisionFile {
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// Returns true if the store's files have not changed since the last clean close. Must be called before the engine
-    /// opens its files.
+    /// Returns true if the store's files have not changed since the last clean close. The caller must call `is_as_left`
+    /// before the engine opens its files.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
-    /// Notes that the store was opened without finding damage. Otherwise closing the store records no fingerprint.
+    /// Notes that the store was opened without finding damage, so that closing the store records a fingerprint.
     pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
@@ -74,8 +74,8 @@ impl RevisionFile {
         self.in_order.store(false, Ordering::Release);
     }
 
-    /// Records the fingerprint of the store's files in the file `head`. Must be called after the engine has closed its
-    /// files.
+    /// Records the fingerprint of the store's files in the file `head`. The caller must call `close_cleanly` after the
+    /// engine has closed its files.
     pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;

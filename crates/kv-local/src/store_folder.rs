@@ -3,7 +3,7 @@
 //!
 //! The file `store.id` contains the name of the engine and the id of the store. The file `store.id` is written last, so
 //! a folder with this file contained a complete store at some time. If `store.id` exists but the engine has no rows,
-//! the engine has lost them.
+//! the engine has lost its rows.
 
 use std::fmt;
 use std::fs;
@@ -63,7 +63,8 @@ impl StoreFolder {
         self.io(name, fs::exists(self.path(name)))
     }
 
-    /// Waits for the store lock. If the options allow creating a store, first creates the folder and the queue file.
+    /// Waits for the store lock. If the options allow creating a store, `take_lock` first creates the folder and the
+    /// queue file.
     pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE_FILE);
@@ -128,7 +129,7 @@ impl StoreFolder {
         check_disk(there, bytes).map_err(|(kind, advice)| self.label.error(kind, advice))
     }
 
-    /// Refuses a folder that contains another program's files. Accepts a missing folder.
+    /// Refuses a folder that contains another program's files. A folder that does not exist is accepted.
     fn may_become_a_store(&self) -> Result<()> {
         let entries = match fs::read_dir(&self.label.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -199,8 +200,8 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The folder may contain another engine's store. Creating a new store here, or reporting a missing store, would
-        // hide that store.
+        // The folder may contain another engine's store. Creating a new store in this folder, or reporting a missing
+        // store, would hide the other engine's store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
@@ -255,8 +256,9 @@ impl StoreFolder {
         self.io(IDENTITY_FILE, folder::write(&self.path(IDENTITY_FILE), &identity.to_string()))
     }
 
-    /// Removes the creation marker, which marks a store whose creation is not finished. While the marker exists, the
-    /// name `store.id` might not be durable: its writer may have been killed before syncing the folder.
+    /// Removes the creation marker, which marks a store whose creation is not finished. While the creation marker
+    /// exists, the name `store.id` might not be durable: the process that wrote `store.id` may have been killed before
+    /// it synced the folder.
     pub(crate) fn remove_marker(&self) -> Result<()> {
         if !self.exists(CREATION_MARKER_FILE)? {
             return Ok(());
@@ -293,7 +295,7 @@ pub(crate) fn is_known(format: u32) -> bool {
 pub(crate) struct Identity {
     pub(crate) engine: String,
     pub(crate) format: u32,
-    /// The store's id, which a row of the store's table also contains. It is the nil UUID if the folder's layout is
+    /// The store's id, which a row of the store's table also contains. The id is the nil UUID if the folder's layout is
     /// unknown and `store.id` contains no id.
     pub(crate) id: Uuid,
 }
@@ -305,7 +307,7 @@ impl Identity {
     }
 
     /// Parses the content of the file `store.id`; `None` if it is damaged. In an unknown layout version the id is
-    /// optional, because the lines may have another meaning.
+    /// optional, because the lines of the file may have another meaning.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;

@@ -40,8 +40,8 @@ const ROW_VERSION: u8 = 1;
 const ROW_VERSION_WITH_EXTRA: u8 = 2;
 /// The length in bytes of the encoding version and the checksum at the start of each row.
 const SEAL_BYTES: usize = 5;
-/// Maximum number of bytes of a value that one row stores. The chunk size is part of the store format, because it
-/// decides into how many rows a value is split.
+/// Maximum number of bytes of a value that one row stores. This number is part of the store format, because it decides
+/// into how many rows a value is split.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
 /// The decoder's limit in bytes: twice the longest key, which is more than any encoded row needs.
@@ -115,8 +115,8 @@ pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
     numbered(LEASE, lease)
 }
 
-/// The key of the row that attaches the user's key `key` to a lease. With an empty `key`, this is the start of the
-/// range of all rows that attach keys to the lease.
+/// The key of the row that attaches the user's key `key` to a lease. With an empty `key`, the result is the start of
+/// the range of all rows that attach keys to the lease.
 pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
     let mut row = numbered(LEASED, lease);
     row.extend_from_slice(key);
@@ -321,7 +321,7 @@ pub(crate) struct LogRow {
     /// The commit time of the change in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry of the key before the change. The store keeps the value of this entry until the log row is removed.
+    /// The entry of the key before the change, whose value the store keeps until this log row is removed.
     pub(crate) prev: Option<Pointer>,
 }
 
@@ -340,7 +340,7 @@ pub(crate) struct LeaseRow {
 }
 
 /// The row with the limits on the history that an administrator set for this store, which override the options of every
-/// program. All durations in this row are in microseconds.
+/// program. All durations in the row with the stored limits are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
@@ -355,7 +355,7 @@ pub(crate) struct StateRow {
     pub(crate) revision: u64,
     /// The compaction mark: the oldest readable revision; 0 if all revisions are readable.
     pub(crate) compacted: u64,
-    /// The lowest log position that may still have a log row. Log rows from this position up to the compaction mark
+    /// The lowest log position that may still have a log row. Log rows from position `swept` up to the compaction mark
     /// have expired but are not removed yet.
     pub(crate) swept: LogPosition,
     /// The total size in bytes of the history: all log rows and superseded values.
@@ -367,10 +367,10 @@ pub(crate) struct StateRow {
     /// keys, the engine has lost a key.
     pub(crate) digest: u64,
     /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store may
-    /// still keep history that is older than this revision.
+    /// still keep history from before the clients' oldest revision.
     pub(crate) client_mark: u64,
     /// The number of commits that made no new revision: changes of leases and of the limits on history. Two different
-    /// states of a store at the same revision differ in this number.
+    /// states of a store at the same revision differ in `other_changes`.
     pub(crate) other_changes: u64,
 }
 
@@ -530,7 +530,7 @@ impl StateRow {
 }
 
 /// A 64-bit hash of a live key and the position of its last write (FNV-1a, then the final mix of MurmurHash3). Sums of
-/// fingerprints are stored on disk, so this function must never change.
+/// fingerprints are stored on disk, so the hash function must never change.
 pub(crate) fn fingerprint(key: &[u8], place: LogPosition) -> u64 {
     let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

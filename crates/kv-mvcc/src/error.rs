@@ -42,7 +42,8 @@ pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl F
 /// The error detail for a panic of the engine.
 pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// Calls `call`; returns `None` if `call` panicked. The panic message is only logged, because it does not help a user.
+/// Calls `call`; returns `None` if `call` panicked. The message of the panic is logged but not returned, because it
+/// does not help a user.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked =
         |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the storage engine panicked");

@@ -1,5 +1,5 @@
-//! Gives this repository's fuzzers access to the row encoding. This module is not a public interface and may change at
-//! any time.
+//! Gives this repository's fuzzers access to the row encoding. The module `fuzzing` is not a public interface and may
+//! change at any time.
 
 use std::fmt::Debug;
 

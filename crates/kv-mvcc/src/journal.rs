@@ -10,20 +10,21 @@
 //!
 //! These rules make the journal safe against crashes:
 //!
-//! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the
-//!   last journal record and the number of the checkpoint. After a restart, the numbers in this row show which journal
-//!   records the engine already has.
+//! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the numbers of the
+//!   last journal record and of the checkpoint, which show after a restart which journal records the engine already
+//!   has.
 //! - The front of the journal file is overwritten only after a durable checkpoint. A reader of the journal stops at a
 //!   truncated record, whose checksum is wrong, or at an old record, whose number does not follow the previous record's
 //!   number.
 //! - A killed process may leave a journal record or a checkpoint that is readable but not durable. Once a journal
-//!   record or a checkpoint is durable, [`Medium::note`] saves its number; this note may get lost in a power failure.
-//!   Before an opened table shows rows to views, it makes every journal record and checkpoint without a note durable.
+//!   record or a checkpoint is durable, [`Medium::note`] saves the record's or checkpoint's number in a note, which a
+//!   power failure may destroy. Opening a table first makes every journal record and checkpoint without a note durable,
+//!   before any view can show its rows.
 //!
 //! The header of a journal record contains the length of the record's body (4 bytes), the number of the record (8
 //! bytes), and a CRC-32 over length, number and body (4 bytes). For each write, the record's body contains the lengths
 //! of the key and the value (4 bytes each), and the bytes of the key and the value. The value length
-//! `REMOVED_VALUE_LEN` marks a removed row. All numbers are little endian.
+//! `REMOVED_VALUE_LEN` marks a removed row. All numbers in the journal are little endian.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,20 +41,20 @@ use crate::table::{Merge, Table, View, Visit, Write};
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
 /// The key of the row in the engine's table that contains the numbers of the last checkpoint and of the last journal
-/// record in it. This row sorts after all other rows.
+/// record in it. The journal's row sorts after all other rows of the table.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
 /// The storage of a journal.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
-    /// Reads journal bytes into `buffer` from `offset` on, and returns the number of bytes read. Fewer bytes than
-    /// `buffer` holds are read only at the end of the medium.
+    /// Reads journal bytes into `buffer` from `offset` on, and returns the number of bytes read. Only at the end of the
+    /// medium may `read` fill less than the whole `buffer`.
     ///
     /// # Errors
     /// Any I/O error.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes `bytes` at `offset`, entirely within the first [`JOURNAL_BYTES`]. The bytes may be lost in a power
-    /// failure until [`Medium::sync`] returns.
+    /// Writes `bytes` at `offset`, entirely within the first [`JOURNAL_BYTES`]. A power failure may undo the write
+    /// until [`Medium::sync`] returns.
     ///
     /// # Errors
     /// Any I/O error.
@@ -116,8 +117,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been used with a journal before. In that case a journal file shorter than
-    /// [`JOURNAL_BYTES`] is damaged, because the journal file gets its full length, durably, before its first use.
+    /// True if the table has been used with a journal before. A table that was used with a journal must have a journal
+    /// file of [`JOURNAL_BYTES`], because the journal file durably gets this length before its first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -167,7 +168,7 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // The checkpoint that the engine shows may not be durable yet. Another commit to the engine makes it
+            // The checkpoint that the engine shows may not be durable yet, but another commit to the engine makes it
             // durable.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
@@ -186,8 +187,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Large commits bypass the journal. So does the first commit of a table: `load` would take a journal record
-        // without an earlier checkpoint for a sign that the engine has lost its rows.
+        // Large commits and the first commit of a table bypass the journal. If the first commit were in the journal,
+        // `load` would take the missing checkpoint for a sign that the engine has lost its rows.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -352,7 +353,7 @@ const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
 /// The value length that marks a removed row in a journal record.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// Number of bytes that one read of the journal requests. Most journals are shorter, so that a single read suffices.
+/// Number of bytes that one read of the journal requests; most journals are shorter and need only one read.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 fn encoded_bytes(writes: &[Write]) -> u64 {
@@ -377,8 +378,8 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// The length of `bytes` as a 32-bit number. A length that does not fit is replaced by a number larger than any valid
-/// row or commit.
+/// The length of `bytes` as a 32-bit number. A length of more than 32 bits becomes a number that is larger than any
+/// valid row or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }

@@ -2,11 +2,11 @@
 //! introduced both.
 //!
 //! Each lease has a row, and each live key with a lease has an additional row that records the attachment. A grant, a
-//! revocation or a put writes the affected lease rows in the same commit as its other rows. The remaining time of a
-//! lease is not stored on disk. The crate `etcd-api` measures the remaining times in memory and calls
-//! [`MvccStore::revoke`] when a lease expires. After a restart, it gives every lease its full time again, as etcd does.
-//! Programs that only write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a
-//! lease detaches the key.
+//! revocation or a put of a key writes the affected lease rows in its own commit. The remaining time of a lease is not
+//! stored on disk. The crate `etcd-api` measures the remaining times in memory and calls [`MvccStore::revoke`] when a
+//! lease expires. After a restart, `etcd-api` gives every lease its full time again, as etcd does. Programs that only
+//! write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a lease detaches the
+//! key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl MvccStore {
         self.inner().format >= FORMAT_WITH_LEASES
     }
 
-    /// Grants a lease durably. A grant does not make a new revision.
+    /// Grants a lease durably. Granting a lease does not make a new revision of the store.
     ///
     /// # Errors
     /// `Unsupported` if the store's format is too old for leases; any error of a commit.
@@ -74,9 +74,9 @@ impl MvccStore {
         self.inner().blocking(Operation::Range, move |inner, table| Rows::of(table, inner.name)?.leased(id)).await
     }
 
-    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The history
-    /// itself is kept as the [retention](crate::Retention) says. In a store whose format has no clients' mark, this
-    /// method compacts the history instead.
+    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The store keeps
+    /// its history as the [retention](crate::Retention) says. If the store's format has no clients' mark,
+    /// `compact_for_clients` compacts the history instead.
     ///
     /// # Errors
     /// `Compacted` if `to` is at or below the clients' mark, `FutureRevision` if `to` is above the newest revision; any
@@ -180,8 +180,8 @@ impl StoreCore {
 }
 
 impl MvccStore {
-    /// Writes a new format number to the table. Before calling this, the caller must rewrite all rows that the new
-    /// format encodes differently. This method blocks the calling thread.
+    /// Writes a new format number to the table. Before raising the format, the caller must rewrite all rows that the
+    /// new format encodes differently. Raising the format blocks the calling thread.
     ///
     /// # Errors
     /// `Closed` if the store was closed; any error of the table.

@@ -24,11 +24,11 @@ pub(crate) struct OpenFacts {
 }
 
 /// Reads the metadata rows of a table and makes the quick checks of an opened store. If the table is empty, creates a
-/// new store in it.
+/// new store in the table.
 ///
 /// # Errors
 /// `UnknownFormat` if this version does not support the store's format; `Corrupt` if the store is damaged; any error of
-/// the table. This function writes only if the table is empty and `expected` is `None`.
+/// the table. `open_table` writes to the table only if the table is empty and `expected` is `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
     store: &'static str,
@@ -141,7 +141,7 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
 }
 
 /// Maximum number of attempts to check a whole store in short views, between which commits may run. If a commit changes
-/// the store, the check starts again.
+/// the store, the check of the store starts again.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
 /// Maximum number of rows that a check of the store reads in one view.
 const VERIFY_PAGE_ROWS: usize = 256;
@@ -184,8 +184,8 @@ impl From<Error> for VerifyStop {
 struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The state of the store at the start of the pass. The result of the pass is discarded if a commit changes this
-    /// state.
+    /// The state of the store at the start of the pass; if a commit changes the state, the result of the pass is
+    /// discarded.
     state: StateRow,
     /// A single view for all pages of the pass, or `None` if each page opens its own view.
     held: Option<Rows<'t>>,

@@ -27,7 +27,7 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     /// True if a part of the reserved space has been freed and not yet allocated again.
     fn is_short(&self) -> bool;
 
-    /// Frees a part of the reserved space. Returns false if no reserved space was left to free.
+    /// Frees a part of the reserved space. Returns false if all reserved space was already freed.
     fn release_part(&self) -> bool;
 }
 
@@ -43,12 +43,12 @@ pub struct Options {
     pub clock: Clock,
     /// The threads on which blocking work runs.
     pub blocking: Blocking,
-    /// The id that the opened store must have. If this id is set, opening a table without rows fails with `Corrupt`
-    /// instead of creating a store.
+    /// The id that the opened store must have. If `expected_id` is set, opening a table without rows fails with
+    /// `Corrupt` instead of creating a store.
     pub expected_id: Option<Uuid>,
     /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// What the writes through this handle are for. Only some purposes may use reserved disk space.
+    /// What the writes through this handle are for. Only writes for some purposes may use reserved disk space.
     pub purpose: Purpose,
     /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,
@@ -78,8 +78,8 @@ pub enum Blocking {
     /// Blocking work runs on the runtime's blocking threads, so the calling thread can continue with other tasks.
     #[default]
     OnThreads,
-    /// Blocking work runs on the calling thread. This suits a process that does one thing and exits, such as a CNI
-    /// plugin: it has no other tasks, and starting threads would take a tenth of its run time.
+    /// Blocking work runs on the calling thread, in a process that does one thing and exits. A CNI plugin, for example,
+    /// has no other tasks, and starting threads would take a tenth of its run time.
     InPlace,
 }
 
@@ -102,8 +102,8 @@ pub enum Inspection {
     /// Checks that the newest revision exists; in a store of ordinary size, also checks that all keys exist.
     #[default]
     Entries,
-    /// Checks only that the newest revision exists in the log. This suffices if the table was checked and closed
-    /// before, and has not changed since.
+    /// Checks only that the newest revision exists in the log, which suffices if the table was checked and closed
+    /// before and has not changed since.
     Newest,
 }
 
@@ -133,8 +133,8 @@ impl Retention {
     /// Keeps all history until a compaction.
     pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None, min_age: None };
 
-    /// Limits for a store to which clients of etcd's API write. These clients write more than IPAM does, in bursts, and
-    /// read revisions that are minutes old.
+    /// Limits for a store to which clients of etcd's API write. Clients of etcd's API write more than IPAM does, in
+    /// bursts, and read revisions that are minutes old.
     pub const WITH_CLIENTS: Self = Self {
         revisions: Some(10_000),
         age: Some(Duration::from_secs(7 * 24 * 60 * 60)),

@@ -160,8 +160,8 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
 const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
 /// Maximum number of consecutive short views in which a reader may fail to reach the end of the log, because writers
-/// append faster than the reader reads. The reader then holds the next view until it reaches the end of the log, while
-/// writers wait.
+/// append faster than the reader reads. After the maximum number of short views, the reader holds one view until the
+/// end of the log, while writers wait.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
 /// How long a pinned read holds one view of the table.
@@ -192,12 +192,13 @@ impl ViewSlice {
 /// Reads the store at one revision.
 ///
 /// For a key that has changed since the pinned revision, the key's first log row after this revision contains the entry
-/// as of the pinned revision. The reader collects such earlier entries from the log, in one view after another. All
-/// other keys still have their rows of the pinned revision in the table.
+/// as of the pinned revision. The reader collects these earlier entries of changed keys from the log, in one view after
+/// another. Unchanged keys still have the same rows as at the pinned revision.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The current view of the table. The map `then` undoes all changes that this view shows after the pinned revision.
+    /// The current view of the table. The map `then` undoes all changes after the pinned revision that the current view
+    /// shows.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
     current: u64,
@@ -285,8 +286,8 @@ impl<'t> PinnedReader<'t> {
         }
     }
 
-    /// Collects the log's changes up to `revision` into `then`. Returns false if the view's time ran out before the end
-    /// of the log.
+    /// Collects the log's changes up to `revision` into `then`. Returns false if the view had to end before the end of
+    /// the log was reached.
     fn catch_up(&mut self, rows: &Rows<'t>, revision: u64) -> Result<bool> {
         if self.seen.revision > revision {
             return Ok(true);

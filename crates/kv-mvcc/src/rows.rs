@@ -186,7 +186,7 @@ impl<'t> Rows<'t> {
     }
 
     /// The time of the first change at or after log position `place`, in microseconds since 1970. The log must contain
-    /// such a change. `newest` is the revision at the end of the log.
+    /// a change at or after `place`. `newest` is the revision at the end of the log.
     pub(crate) fn time_of(&self, place: LogPosition, newest: u64) -> Result<u64> {
         let mut time = 0;
         self.log(place, newest, &mut |_, row, _| {
@@ -232,7 +232,7 @@ fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
-/// Decodes a log row. Its position must be `next` or the first position of the revision after `next`.
+/// Decodes a log row, whose position must be `next` or the first position of the revision after `next`.
 fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosition, LogRow), Damage> {
     let place = codec::log_place(row_key)?;
     if place == next || (next.sub > 0 && place == LogPosition::first_of(next.revision + 1)) {
@@ -245,7 +245,7 @@ fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosit
 const MAX_SKIPPED_ROWS: u32 = 16;
 
 /// Reads the first value of `pointers`, and all following values that are close enough for the same scan. Appends the
-/// values to `found` in the order of `pointers`. The scan stops early once `is_over` returns true.
+/// values that were read to `found`, in the order of `pointers`. The scan stops early once `is_over` returns true.
 ///
 /// # Errors
 /// `Corrupt` if a row is missing or damaged; any error of the table.
@@ -309,7 +309,7 @@ impl ValueScan<'_> {
         self.chunks == 0
     }
 
-    /// Processes one row of the scan. Breaks off the scan if a lookup would find the next value faster.
+    /// Processes one row of the scan. Stops the scan if a separate lookup would find the next value faster.
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {

@@ -13,8 +13,8 @@ use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
-/// Maximum number of bytes of rows that one transaction may change. With the other transactions of its group and the
-/// removal of expired history, the whole commit then stays below 64 MiB.
+/// Maximum number of bytes of rows that one transaction may change. This limit keeps a whole commit, with all its
+/// transactions and the removal of expired history, below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
 /// Estimated number of bytes, rounded up, that a change of a key writes in addition to three copies of the key and one
 /// of the value.
@@ -22,8 +22,8 @@ const CHANGE_OVERHEAD_BYTES: usize = 160;
 
 /// An uncommitted state of the store: changes on top of the table.
 ///
-/// The state holds a view of the table. The view delays no commit, because only the writer commits, and the writer is
-/// busy with staging.
+/// A staged state holds a view of the table. This open view delays no commit, because only the writer commits, and the
+/// writer is busy with staging.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -79,7 +79,7 @@ impl<'r, 't> StagedState<'r, 't> {
     }
 
     /// Ends a lease and deletes its keys, in ascending order and at one revision. The caller must not have staged any
-    /// other change before.
+    /// change before it revokes a lease.
     ///
     /// # Errors
     /// `LeaseNotFound` if the lease does not exist; `TooLarge` if the lease has more keys than one commit can delete;
@@ -213,7 +213,7 @@ impl<'r, 't> StagedState<'r, 't> {
         self.undo.push((key.clone(), before));
     }
 
-    /// Returns the staged rows to write, without the state row, and the new state. There are no rows if the
+    /// Returns the staged rows to write, without the state row, and the new state. The list of rows is empty if the
     /// transactions changed nothing.
     ///
     /// # Errors

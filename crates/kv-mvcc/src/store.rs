@@ -55,12 +55,13 @@ pub(crate) struct StoreCore {
     retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
-    /// The table of the store; `None` once the store is closed. Every call that accesses the table holds the read lock.
+    /// The table of the store; `None` once the store is closed. Every call that accesses the table holds the table's
+    /// read lock.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while the outcome of a commit is unknown. Only the writer reads and sets this flag.
+    /// True while the outcome of a commit is unknown; only the writer reads and sets this flag.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
     /// Called with the duration of each commit.
@@ -96,7 +97,7 @@ pub struct StoreStatus {
 }
 
 impl MvccStore {
-    /// Opens the store in a table, or creates a store if the table has no rows. This function blocks the calling
+    /// Opens the store in a table, or creates a store if the table has no rows. Opening a store blocks the calling
     /// thread.
     ///
     /// # Errors
@@ -136,7 +137,7 @@ impl MvccStore {
     }
 
     /// Calls `observer` after each successful commit with the duration of the commit, from the first write until the
-    /// commit was durable. Further calls for the same store have no effect.
+    /// commit was durable. Only the first observer of a store is used; `observe_commits` ignores all others.
     pub fn observe_commits(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
         let _ = self.inner.observer.set(Box::new(observer));
     }
@@ -173,8 +174,8 @@ impl MvccStore {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
-    /// Checks that the disk is writable and has space for a usual commit. The check may fail although a commit would
-    /// succeed in free space within the engine's files.
+    /// Checks that the disk is writable and has space for a usual commit. The check of the disk may fail although a
+    /// commit would succeed, in free space within the engine's files.
     ///
     /// # Errors
     /// `NoSpace` if the disk is full; `Io` for a read-only file system.
@@ -410,8 +411,8 @@ impl MvccStore {
             .await
     }
 
-    /// Computes how much of the history each group of keys has caused. `group` returns the name of a key's group. Once
-    /// there are 1,024 groups, keys of further groups count for the group with the empty name.
+    /// Computes how much of the history each group of keys has caused. The callback `group` returns the name of a key's
+    /// group. Once there are 1,024 groups, keys of further groups count for the group with the empty name.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -444,7 +445,7 @@ impl MvccStore {
         self.inner().retention()
     }
 
-    /// Stores limits on the history in the store itself. These limits override
+    /// Stores limits on the history in the store itself. The stored limits override
     /// [`Options::retention`](crate::Options::retention) in every program that opens the store.
     ///
     /// # Errors

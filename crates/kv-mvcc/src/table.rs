@@ -43,7 +43,7 @@ impl Write {
 /// `Break`.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
-/// An ordered table of rows, implemented by an engine. All methods may block the calling thread.
+/// An ordered table of rows, implemented by an engine. All methods of a table may block the calling thread.
 ///
 /// The folder `examples/sqlite` in the source tree contains an implementation. An engine must guarantee:
 ///
@@ -61,11 +61,11 @@ pub trait Table: Debug + Send + Sync + 'static {
     /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn view(&self) -> Result<Box<dyn View + '_>>;
 
-    /// Applies all of the writes or none of them. No two of the writes have the same key, and the caller never runs two
-    /// commits at once.
+    /// Applies all of the writes or none of them. No two writes of a commit have the same key, and the caller never
+    /// runs two commits at once.
     ///
     /// # Errors
-    /// `NoSpace` or `CommitIo` if the engine failed. The rows may have been committed nevertheless.
+    /// `NoSpace` or `CommitIo` if the engine failed; nevertheless, the rows may have been committed.
     fn commit(&self, writes: &[Write]) -> Result<()>;
 
     /// Makes the table usable after a failed commit by reopening the engine. After `recover`, views show the failed
@@ -92,8 +92,8 @@ pub trait View {
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 }
 
-/// The rows of an overlay, in ascending order, that have not been merged into a scan of the table yet. `None` instead
-/// of a value stands for a removed row.
+/// The rows of an overlay, in ascending order, that have not been merged into a scan of the table yet. The value `None`
+/// in an overlay stands for a removed row.
 pub(crate) struct Merge<I: Iterator>(Peekable<I>);
 
 impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {

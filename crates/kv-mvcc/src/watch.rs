@@ -5,7 +5,7 @@
 //! fails only if its cursor is below the compaction mark.
 //!
 //! The [`WatchIndex`] contains the watches that have read the log to its end. A commit wakes only the watches whose
-//! range it changes, so thousands of quiet watches cost a commit only a few microseconds.
+//! range the commit changes, so thousands of quiet watches cost a commit only a few microseconds.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -183,9 +183,9 @@ pub struct Changes {
 }
 
 impl MvccStore {
-    /// Reads the events that a watch would deliver up to now, one part per call. For callers that release the store
-    /// between two parts, or that read only the past. One call takes about 5 ms, or as long as reading a single
-    /// revision takes.
+    /// Reads the events that a watch would deliver up to now, one part per call. This suits callers that release the
+    /// store between two parts, or that read only the past. One call of `changes` takes about 5 ms, or as long as
+    /// reading a single revision takes.
     ///
     /// # Errors
     /// `Compacted` if the request starts below the compaction mark; an error for an invalid request; any error of the
@@ -345,7 +345,7 @@ impl IndexedRange {
 }
 
 /// Finds the slots of the watches whose range contains a key. Most watches have a single key or a prefix as their
-/// range; a lookup finds these watches without visiting all others.
+/// range, so a lookup finds them without visiting all other watches.
 #[derive(Default)]
 struct RangeIndex {
     keys: SlotList,
@@ -397,7 +397,7 @@ impl RangeIndex {
 }
 
 /// A map from watched keys or prefixes to slots, as a sorted list, which needs less memory and less code than a tree or
-/// hash map. The amount of code matters because it is part of the CNI plugin.
+/// hash map. The amount of code matters because the CNI plugin contains the code of watches.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 
@@ -448,7 +448,7 @@ impl WatchIndex {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a watch of `range`. The registration does not report changes that were committed before.
+    /// Registers a watch of `range`, without reporting changes that were committed before.
     fn registration(self: &Arc<Self>, range: &Range) -> WatchRegistration {
         let (kind, wake) = (IndexedRange::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
@@ -464,7 +464,7 @@ impl WatchIndex {
     }
 
     /// Wakes the watches whose range is changed by the committed `writes`, which led from revision `old` to `new`. The
-    /// caller must already have published the new state.
+    /// caller must already have made the new state of the store visible to readers.
     pub(crate) fn committed(&self, old: u64, new: u64, writes: &[Write]) {
         let mut watches = self.watches();
         watches.passed = new;
@@ -492,7 +492,7 @@ impl WatchIndex {
     }
 
     /// Wakes all watches after a recovered table turned out to be at revision `new`, because the writes of the
-    /// recovered commit are unknown. The caller must already have published the new state.
+    /// recovered commit are unknown. The caller must already have made the new state of the store visible to readers.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;

@@ -1,18 +1,18 @@
-//! Implements the writer: a queue of write jobs, and the task that drains this queue. Every commit of a store runs
-//! here.
+//! Implements the writer: a queue of write jobs, and the task that drains this queue. All commits of a store go through
+//! this queue.
 //!
 //! A caller puts a write job into the queue and waits for the job's answer. A job in an empty queue starts a task that
 //! drains the queue and ends when the queue is empty again. Transactions that are queued at the same time are committed
-//! together, each at its own revision. If a caller stops waiting, its job is dropped if the job has not started yet; a
-//! started job is completed.
+//! together, each at its own revision. If a caller stops waiting, its write job is dropped unless the job has already
+//! started.
 //!
 //! Each commit also removes a few rows of expired history from the table.
 //!
 //! When the disk is full, all writes fail. Yet releasing an address is what a host with a full disk needs most, so a
-//! handle for [`Purpose::Release`] frees disk space for its write. The handle first drops history, which frees space
-//! within the engine's files. If that does not suffice, the handle frees parts of the store's [`SpaceReserve`], one at
-//! a time, until the write succeeds or the reserve is empty. Handles with other purposes never use the reserve, and
-//! refuse to write while a part of it is missing.
+//! handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops history, which
+//! frees space within the engine's files. If dropping history does not suffice, the handle frees parts of the store's
+//! [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. All other handles never use the
+//! reserve, and refuse to write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -38,8 +38,8 @@ const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change of the table that is not a transaction, for example a grant of a lease. The task sends its result to its
-/// caller by itself. The table is `None` if the store was closed before the task ran.
+/// A change of the table that is not a transaction, for example a grant of a lease. The closure sends its result to its
+/// caller by itself. Its argument for the table is `None` if the store was closed before the closure ran.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 /// A job of the writer's queue.
@@ -107,8 +107,8 @@ impl StoreCore {
     }
 }
 
-/// Drains the queue of write jobs. If a drainer is dropped before the queue is empty, it drops the remaining jobs, and
-/// their callers get an error.
+/// Drains the queue of write jobs. Dropping a drainer before the queue is empty drops the remaining jobs, whose callers
+/// then get an error.
 struct QueueDrainer {
     inner: Arc<StoreCore>,
     finished: bool,
@@ -133,8 +133,8 @@ impl QueueDrainer {
                 continue;
             };
             // Panics of the engine are caught where the engine is called, so a panic here is a bug in this crate;
-            // uncaught, it would stop all later writes. The panic drops the job's reply channel, which tells the caller
-            // that the outcome is unknown.
+            // uncaught, it would stop all later writes. A panic drops the write job's reply channel, which tells the
+            // caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
@@ -260,9 +260,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Adds the removal of some expired history to the rows of a commit. For a release while the reserve is short,
-    /// removes the whole history instead: otherwise the history of the releases themselves would use up the reserve at
-    /// each checkpoint of the journal.
+    /// Adds the removal of some expired history to the rows of a commit. While the disk reserve is short, a release
+    /// removes the whole history instead, because otherwise the history of the releases themselves would use up the
+    /// reserve at each checkpoint of the journal.
     ///
     /// # Errors
     /// Any error of reading the log.
@@ -342,8 +342,8 @@ impl StoreCore {
         Ok(progress)
     }
 
-    /// Commits rows, and publishes the new state once the commit is durable. If the engine fails, reopens the table to
-    /// find out whether the commit happened.
+    /// Commits rows, and publishes the new state once the commit is durable. If the engine reports a failed commit,
+    /// reopens the table to find out whether the commit happened.
     ///
     /// # Errors
     /// The engine's error. Its outcome says whether the reopened table contains the commit, or is `Unknown` if the
@@ -405,7 +405,7 @@ impl StoreCore {
     }
 
     /// Fails unless the store accepts writes of this purpose now. If the outcome of an earlier commit is still unknown,
-    /// tries again to determine it.
+    /// tries again to determine that outcome.
     pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
@@ -440,7 +440,7 @@ const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// Maximum number of expired rows that one commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
 /// Limit on the distance between the clock and the newest revision's time, and between the times of neighbouring
-/// revisions. Beyond this limit, the ages of revisions are not trusted.
+/// revisions. Over a larger distance, the ages of revisions are not trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maximum number of expired rows to remove in a commit that writes `writes` rows.
@@ -448,8 +448,8 @@ fn sweep_budget(writes: usize) -> usize {
     writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
 }
 
-/// The limits that decide which history of a store has expired. They only decide how far the compaction mark is raised;
-/// which revisions are readable depends on the compaction mark alone.
+/// The limits that decide which history of a store has expired, and so how far the compaction mark is raised. Which
+/// revisions are readable depends on the compaction mark alone.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
@@ -487,9 +487,9 @@ impl ExpiredHistory {
     /// Drops the age limit if the ages of the revisions that it would remove are not certain.
     ///
     /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
-    /// jumped. After a jump of the clock, all earlier revisions look old. Such revisions must be kept until the maximum
-    /// age has passed since the jump. Therefore the age limit applies only if the times of the newest expired and the
-    /// oldest kept revision are less than a day apart.
+    /// jumped. After a jump of the clock, all earlier revisions look old. Revisions that only look old must be kept
+    /// until the maximum age has passed since the jump. Therefore the age limit applies only if the times of the newest
+    /// expired and the oldest kept revision are less than a day apart.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -523,7 +523,8 @@ impl ExpiredHistory {
 }
 
 /// Raises the compaction mark past expired revisions, and removes about `budget` rows below the mark. `state` is the
-/// store's state after this commit, and `rows` a view of the table at revision `newest`, before this commit.
+/// store's state after the commit that removes the rows; `rows` is a view of the table at revision `newest`, before
+/// this commit.
 ///
 /// # Errors
 /// Any error of reading the log.
@@ -586,8 +587,8 @@ impl StoreCore {
         }
     }
 
-    /// Frees space for a release of an address on a full disk. First drops history, if the disk has space for the
-    /// commit that drops it. Otherwise frees a part of the reserve, and then drops history using the freed space.
+    /// Frees space for a release of an address on a full disk. First drops history, if the disk has space for a commit
+    /// that drops history. On a fuller disk, frees a part of the reserve and then drops history in the freed space.
     ///
     /// # Errors
     /// The error `full` if no disk space can be freed.
@@ -599,8 +600,8 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // Dropping history now saves the reserved disk space for later releases. Even if there is not enough space for
-        // that, the release itself may fit into the freed part.
+        // Dropping history now saves the reserved disk space for later releases. If dropping history fails for lack of
+        // space, the release itself may still fit into the freed space.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }

@@ -234,7 +234,8 @@ pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
 /// The number of keys that one [`step`] writes.
 const KEYS_PER_STEP: usize = 5;
 
-/// The value that [`step`] number `n` writes to all its keys. Some of these values are short, others longer than a row.
+/// The value that [`step`] number `n` writes to all its keys. Depending on `n`, the value is short or longer than a
+/// row.
 fn value(n: u64) -> Vec<u8> {
     let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
     n.to_be_bytes().into_iter().cycle().take(length).collect()
@@ -246,8 +247,8 @@ pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
-/// Checks that the store contains exactly what the [steps](step) before step `n` wrote. The inner error is the first
-/// difference.
+/// Checks that the store contains exactly what the [steps](step) before step `n` wrote. The inner error describes the
+/// first difference from the expected content.
 async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)

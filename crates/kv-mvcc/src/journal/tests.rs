@@ -189,8 +189,8 @@ fn rows(table: &dyn Table) -> Rows {
     rows
 }
 
-/// The writes of commit number `n`: one row that every commit writes, and rows that are added and removed. Some of
-/// these commits are too large for the journal.
+/// The writes of commit number `n`: one row that every commit writes, and rows that are added and removed. Some of the
+/// commits are too large for the journal.
 fn writes(n: u32) -> Vec<Write> {
     let length = if n % 17 == 5 { 5000 } else { 100 + n as usize * 37 % 900 };
     let mut writes = vec![
@@ -383,7 +383,8 @@ fn journal_is_refused_when_not_of_table() {
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
-    // These commits fill the journal more than once. Then the engine's table is set back to its state before them.
+    // These commits fill the journal more than once. After the commits, the test sets the engine's table back to its
+    // earlier state.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

@@ -1,5 +1,5 @@
-//! Tests stores whose clock jumps by years at any moment. Such jumps must neither remove history too early nor keep
-//! history for ever.
+//! Tests stores whose clock jumps by years at any moment. Jumps of the clock must neither remove history too early nor
+//! keep history for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

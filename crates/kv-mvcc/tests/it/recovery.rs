@@ -67,7 +67,7 @@ async fn sweep_that_fails_is_made_up_for() {
         store.put("a", format!("{i}")).await.unwrap();
     }
     // A compaction makes two commits: one that sets the compaction mark, and one that removes the rows below the mark.
-    // The second commit fails here.
+    // The second commit of the compaction fails in this test.
     table.fail_after(1, Fault::Refused(&ErrorKind::CommitIo));
     store.compact(Revision::new(8)).await.unwrap();
     assert!(!table.has_fault(), "the sweep has met the fault");

@@ -28,7 +28,8 @@ async fn slow() -> (Wrapped, MvccStore) {
     (table, store)
 }
 
-/// Changes keys all over the store until the test stops this task. The task returns the number of its changes.
+/// Spawns a task that changes keys all over the store until the test stops it, and then returns the number of its
+/// changes.
 fn disturb(store: &MvccStore) -> (tokio::task::JoinHandle<u32>, tokio::sync::oneshot::Sender<()>) {
     let store = store.clone();
     let (stop, mut stopped) = tokio::sync::oneshot::channel();

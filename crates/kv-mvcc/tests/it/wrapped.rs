@@ -30,7 +30,7 @@ struct Shared {
     commits: AtomicUsize,
 }
 
-/// A table in memory that injects faults and delays. Clones share the same rows and the same faults.
+/// A table in memory that injects faults and delays. Clones of a table share its rows and its faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wrapped {
     pub(crate) inner: MemoryTable,
