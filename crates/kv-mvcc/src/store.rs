@@ -342,7 +342,7 @@ pub struct SnapshotPage {
 }
 
 impl MvccStore {
-    /// Reads keys from `from` on, until the page has at least `bytes` bytes of keys and values, or the maximum number of
+    /// Reads keys from `from` on, until the page has at least `bytes` bytes of keys and values or the maximum number of
     /// keys. The page shows revision `at`, or the latest revision if `at` is below 1.
     ///
     /// # Errors

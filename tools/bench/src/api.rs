@@ -34,7 +34,7 @@ const WATCHES: usize = 1000;
 /// Number of clients that put keys while the idle watches exist.
 const BESIDE: usize = 16;
 
-/// A running server of etcd's API: Margay's daemon or etcd.
+/// A running server of etcd's API, either Margay's daemon or etcd.
 struct Server {
     name: &'static str,
     url: String,
@@ -119,7 +119,7 @@ impl Server {
     }
 }
 
-/// Runs a program until it ends. Fails if the program fails.
+/// Runs a program until it ends; an error if its exit status is not success.
 fn run_to_its_end(command: &mut Command) -> Outcome<()> {
     let done = command.output()?;
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }

@@ -115,8 +115,8 @@ pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Ti
     let mut dels = adds.clone();
     for round in 0..rounds as usize {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order. Otherwise, each contender would always follow
-            // the same other one, and would pay for the syncs that the other one caused.
+            // Every second round runs the contenders in reverse order. If the order were fixed, each contender would
+            // always pay for the syncs of the same other contender.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let id = format!("c{round}");
@@ -142,7 +142,7 @@ pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
     command
 }
 
-/// Runs a program until it ends, and returns how long it ran. Fails if the program fails.
+/// Runs a program until it ends, and returns how long it ran; an error if its exit status is not success.
 pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();

@@ -1,5 +1,5 @@
-//! Measures many concurrent callers of the plugins: ADDs per second, how evenly the callers are served, and the longest
-//! wait.
+//! Measures many concurrent callers of the plugins: the ADDs per second, how evenly the callers are served, and the
+//! longest wait.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -91,8 +91,8 @@ pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// All callers add containers as fast as possible until the time is over. All containers are then deleted, which is not
-/// measured.
+/// All callers add containers as fast as possible until the time is over. The containers are deleted afterwards,
+/// outside the measured time.
 fn one_round(contender: &Contender, callers: usize, round: usize, tally: &mut Tally) {
     let over = AtomicBool::new(false);
     let start = Instant::now();

@@ -33,8 +33,8 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// The compared clients: Margay's store on etcd and the bare client. Each has its own key, and remembers the revision
-/// of the last write of this key.
+/// The compared clients: Margay's store on etcd and the bare client. Each client has its own key, and remembers the
+/// revision of the last write of this key.
 struct Pair {
     client: Client,
     store: EtcdStore,

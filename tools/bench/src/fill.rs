@@ -89,13 +89,13 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Assigns and releases addresses until the store's history has its maximum size. From then on, each commit removes as
-/// many rows of the history as it adds.
+/// Assigns and releases addresses until the store's history has its maximum size. Once the history has its maximum
+/// size, each commit removes as many rows of the history as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // While the history is filled for the first time, it exceeds its maximum size. So the loop continues after the
-    // first revision was removed, until the history has shrunk to this size.
+    // While the history is filled for the first time, it exceeds its maximum size. The loop therefore continues after
+    // the first revision was removed, until the history has shrunk to its maximum size.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }

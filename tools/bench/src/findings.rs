@@ -1,4 +1,4 @@
-//! The findings of a benchmark run: tables of measurements, plots, and measured values with their bounds. They are
+//! The findings of a benchmark run: tables of measurements, plots, and measured values with their bounds. Findings are
 //! printed as soon as they are measured, and saved to a file, from which `bench report` updates pages of the book.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(crate) struct Findings {
     pub(crate) goals: Vec<Goal>,
 }
 
-/// A table of measurements. Its first column contains text, the others contain numbers.
+/// A table of measurements, with text in the first column and numbers in the others.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,

@@ -1,8 +1,8 @@
 //! Updates pages of the book with the findings of a benchmark run.
 //!
 //! In a page, a table is between two HTML comments: the first contains `measured:` and the table's name, the second
-//! contains `end`. A new finding replaces the text between them; a table without a new finding stays unchanged. Plots
-//! are files.
+//! contains `end`. A new finding replaces the text between the two comments of its table. A table without a new finding
+//! stays unchanged. Plots are files.
 
 use std::fs;
 use std::path::Path;

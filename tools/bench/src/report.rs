@@ -56,7 +56,7 @@ pub(crate) fn median(numbers: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a table with a title. Its first column contains text, the others contain numbers.
+/// Prints a table with a title, with text in the first column and numbers in the others.
 #[expect(clippy::print_stdout, reason = "the program prints its report")]
 pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
     let mut table = Table::new();

@@ -1,5 +1,5 @@
-//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. Also measures the
-//! daemon's memory and processor time.
+//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. The benchmark also
+//! measures the daemon's memory and processor time.
 
 use std::fs;
 use std::path::Path;

@@ -15,7 +15,7 @@ const LOOK_EVERY: u64 = 2_000;
 const MIB: f64 = (1 << 20) as f64;
 
 /// Measures the size of stores on a file system in memory, because a sync costs nothing there, and a million pairs of
-/// ADD and DEL on a disk would take hours. The size does not depend on the speed of the disk.
+/// ADD and DEL on a disk would take hours. The size of a store does not depend on the speed of the disk.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let pairs = std::env::var("PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(PAIRS);
     let in_memory = Path::new("/dev/shm");

@@ -175,7 +175,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Renames the folder's entry `from` to `to`. An existing entry `to` is replaced.
+    /// Renames the folder's entry `from` to `to`. A folder entry with the name `to` is replaced.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }
@@ -205,7 +205,7 @@ impl Folder {
 pub enum Folders {
     /// A random number of the oldest unsynced changes survives: none, some or all.
     Prefix,
-    /// No unsynced change to the folder survives. The name of a file is durable only after a sync of its folder.
+    /// No unsynced change to the folder survives, so the name of a file is durable only after a sync of its folder.
     Strict,
 }
 

@@ -19,7 +19,7 @@ pub enum Syncs {
     Kept,
     /// A sync reports success, but makes no change durable.
     Ignored,
-    /// Syncs of folders report success, but make no change durable. Syncs of files work.
+    /// Syncs of folders report success, but make no change durable; syncs of files work normally.
     IgnoredForFolders,
 }
 
@@ -115,15 +115,15 @@ impl Disk {
         self.state().power = Power::Cut;
     }
 
-    /// Restores the power, with the disk's content as if the power had not been cut. Operations that failed meanwhile
-    /// have no effect. With a cut and a restored power, a test can kill a program after an exact number of disk
-    /// operations.
+    /// Restores the power, with the disk's content as if the power had not been cut. Operations that failed while the
+    /// power was cut had no effect. With a cut and a restored power, a test can kill a program after an exact number of
+    /// disk operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
 
-    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. The disk still answers all
-    /// other requests.
+    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. The disk still answers requests
+    /// other than syncs.
     pub fn hang(&self) {
         self.state().hangs = true;
     }
@@ -139,8 +139,8 @@ impl Disk {
         self.state().power == Power::Cut
     }
 
-    /// Runs `work`, unless the disk's power is cut. Prevents a power cut while `work` runs, so `work` must not wait for
-    /// an operation on the disk.
+    /// Runs `work`, unless the disk's power is cut. The power cannot be cut while `work` runs, so `work` must not wait
+    /// for an operation on the disk.
     pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (state.power != Power::Cut).then(work)
@@ -215,7 +215,8 @@ impl State {
         self.hangs && self.is_on()
     }
 
-    /// Counts a change of the disk or a sync. Returns false if the disk's power is cut, or if this operation cuts it.
+    /// Counts a change of the disk or a sync. Returns false if the disk's power is cut, or if the counted operation
+    /// cuts the power.
     pub(crate) fn begin(&mut self) -> bool {
         match &mut self.power {
             Power::Cut => return false,
@@ -242,7 +243,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or folder that is in no folder yet. Returns its inode number.
+    /// Adds a file or folder that is in no folder yet, and returns its inode number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;

@@ -7,13 +7,13 @@
 //! - **Content.** Each sector of 512 bytes survives independently, in any version that it had since the last sync of
 //!   its file.
 //! - **Lengths.** A random number of the oldest changes to a file's length since the last sync survives: none, some or
-//!   all. Sectors beyond the surviving length are lost. Sectors that did not survive within this length contain zeros,
+//!   all. File content beyond the surviving length is lost. Within this length, a sector that was lost contains zeros,
 //!   as on file systems that never expose deleted data. Both `fsync` and `fdatasync` make a file's content and length
 //!   durable.
 //! - **Names.** Creating, removing or renaming a file is a change to the file's folder. Only a sync of the folder makes
-//!   this change durable, not a sync of the file. [`Folders`] says which unsynced changes to a folder survive,
-//!   independently of other folders. A rename survives or is lost as a whole.
-//! - **Modes and owners** of files and folders are durable immediately. A power cut leaves a file with either its
+//!   a change of the folder durable, not a sync of the file. [`Folders`] says which unsynced changes to a folder
+//!   survive, independently of other folders. A rename survives a power cut or is lost as a whole.
+//! - **Modes and owners** of files and folders are durable immediately. After a power cut, a file has either its
 //!   durable or its newest modification time.
 //!
 //! A disk can be told to ignore syncs: see [`Syncs`]. Hard links, symbolic links, renames between folders and writable

@@ -159,8 +159,8 @@ impl Served {
         Ok(())
     }
 
-    /// Answers a sync, after a possible wait for the end of [`Disk::hang`]. A separate thread waits, so that other
-    /// requests are answered meanwhile.
+    /// Answers a sync, after a possible wait for the end of [`Disk::hang`]. A separate thread waits for the end of
+    /// [`Disk::hang`], so that other requests are answered meanwhile.
     fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
         if !self.disk.state().hangs() {
             return reply_empty(reply, self.sync(number));

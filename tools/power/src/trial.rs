@@ -22,7 +22,7 @@ pub type Test = (String, Box<dyn FnOnce() + Send>);
 ///
 /// Each test runs in its own mount namespace, which all threads and processes of the test share, so the kernel unmounts
 /// the test's disks when the test's last process ends, even after a crash. If no disk can be mounted on this host, the
-/// tests are listed as ignored, with the reason; with the environment variable `CI`, they fail instead.
+/// tests are listed as ignored, with the reason; if the environment variable `CI` is set, the tests fail instead.
 #[must_use]
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let reason = cannot_mount();

@@ -2,9 +2,10 @@
 //!
 //! Each round kills one or several plugin calls: an ADD or a DEL on a store whose history has its maximum length (so
 //! that each commit also removes old revisions), the ADD that creates the store, or callers that wait in the queue
-//! behind a stopped lock holder. After each round, the store must open, must contain every address that an ADD has
-//! returned, and no address twice. Each killed call must have happened completely or not at all, and blocks, handles
-//! and affinities must agree. Then a DEL or a repeated ADD finishes each killed call, as a container runtime would do.
+//! behind a stopped lock holder. After each round, it must be possible to open the store, which must contain every
+//! address that an ADD has returned, and no address twice. Each killed plugin call must have happened completely or not
+//! at all, and the store's blocks, handles and affinities must agree. After these checks, a DEL or a repeated ADD
+//! finishes each killed call, as a container runtime would do.
 //!
 //! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
 //! `make torture MODE=kill` sets both of them.
@@ -24,8 +25,8 @@ use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
 
 pub const SEED: u64 = 20_261_121;
-/// The number of rounds in a cycle of the test. In each cycle, one round creates a store, and one round tests the queue
-/// for the store lock.
+/// The number of rounds in a cycle of the test. In each cycle of five rounds, one round creates a store, and one round
+/// tests the queue for the store lock.
 const KINDS: u64 = 5;
 /// Maximum number of revisions in the store's history.
 const FULL_LOG: usize = 10_000;
@@ -57,9 +58,9 @@ impl Life {
         Self(calls)
     }
 
-    /// Draws a random moment after the start of a call. Half of the moments are spread up to the longest measured
-    /// duration of a call. The other half are spread up to the median duration, because a few calls take very long on a
-    /// busy machine.
+    /// Draws a random moment after the start of a call. Half of the drawn moments are spread up to the longest measured
+    /// duration of a call. The other moments are spread up to the median duration of a call, because a few calls take
+    /// very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -163,7 +164,7 @@ impl World {
     }
 
     /// Opens the store, and compares its addresses with those that ADDs have returned. Each container in `unsure` may
-    /// have all of its listed addresses (for `None`: any two addresses), or none. Returns the addresses that the
+    /// have all of its listed addresses (for `None`: any two addresses), or no address. Returns the addresses that the
     /// containers in `unsure` have in the store.
     pub fn check(
         &self,
@@ -239,7 +240,7 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. Runs all other ADDs
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All other ADDs run
     /// to completion.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
@@ -270,7 +271,7 @@ impl World {
     }
 
     /// Runs a round with a queue: a call is stopped while it has the store open, and some waiting calls are killed.
-    /// Then the stopped call continues, or, in every second of these rounds, is killed as well.
+    /// After the kills, the stopped call continues in half of these rounds, and is killed in the other half.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -370,8 +371,8 @@ fn life_of_making(engine: Engine) -> Life {
     Life::of((0..MEASURED).map(life).collect())
 }
 
-/// Runs `MARGAY_CRASH_ROUNDS` rounds, or `usual` rounds if this variable is not set. In `usual` rounds or more, every
-/// kind of event must happen at least once.
+/// Runs `MARGAY_CRASH_ROUNDS` rounds, or `usual` rounds if this variable is not set. If at least `usual` rounds are
+/// run, every kind of event must happen at least once.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", usual));
     println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");

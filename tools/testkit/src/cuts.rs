@@ -1,7 +1,7 @@
 //! Runs the power-cut case of the conformance suite on an engine, on a simulated disk that loses unsynced data.
 //!
 //! The power fails while the store is open and committing, or while it is being opened. The store is never closed
-//! before.
+//! before the power cut.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ use kv_mvcc::MvccStore;
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
-/// Runs the power-cut case, and checks that the case fails on a disk that ignores syncs. If an engine sometimes fails
-/// the power-cut case, `known` is a part of the resulting error message.
+/// Runs the power-cut case, and checks that the case fails on a disk that ignores syncs. For an engine that sometimes
+/// fails the power-cut case, `known` is a part of the error message that is accepted.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}

@@ -28,7 +28,7 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// The kind of stores on etcd. It has no file, because tests read no files of an etcd.
+    /// The kind of stores on etcd. The field `file` is empty, because tests read no files of an etcd.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {

@@ -1,4 +1,4 @@
-//! Runs calls of the plugin as processes. No wait for a plugin process is unlimited.
+//! Runs calls of the plugin as processes. Every wait for a plugin process has a time limit.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::programs::plugin;
 
-/// Maximum duration of a plugin call on a quiet machine, even beside other calls. Normally, a call takes a small part
-/// of this time.
+/// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally takes only a
+/// small part of `PATIENCE`.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.
@@ -34,7 +34,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Creates a call for the interface `eth0`. Its only environment variables are those that a container runtime sets.
+    /// Creates a plugin call for the interface `eth0`, with only those environment variables that a container runtime
+    /// sets.
     pub fn new(verb: &str, container: &str, conf: &Value) -> Self {
         let variables = [
             ("CNI_COMMAND", verb),
@@ -129,7 +130,7 @@ impl Call {
         Outcome::new(output, self)
     }
 
-    /// Makes the plugin call, and waits until it ends. Panics if the call fails.
+    /// Makes the plugin call, and waits until it ends. Panics if the plugin call fails.
     pub fn ok(&self) -> Outcome {
         let outcome = self.run();
         assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
@@ -141,15 +142,15 @@ impl Call {
 pub fn start(command: &mut Command, input: &[u8]) -> Child {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {:?}: {error}", command.get_program()));
     if let Some(mut stdin) = child.stdin.take() {
-        // The input fits into the pipe, so writing does not block. It fails if the program ends without reading its
+        // The input fits into the pipe, so writing does not block; it fails if the program ends without reading its
         // input.
         let _ = stdin.write_all(input);
     }
     child
 }
 
-/// Waits until a process has ended, and returns its output. Kills the process and returns `None` if it is still running
-/// after `limit`.
+/// Waits until a process has ended, and returns its output. If the process is still running after `limit`, kills it and
+/// returns `None`.
 pub fn end_within(child: Child, limit: Duration) -> Option<Output> {
     let pid = Pid::from_raw(child.id().try_into().unwrap());
     let (done, output) = mpsc::channel();
@@ -190,7 +191,8 @@ pub struct Refusal {
 }
 
 impl Outcome {
-    /// Returns the outcome of a plugin call that has ended. Panics if the output shows that the plugin panicked.
+    /// Returns the outcome of a plugin call that has ended. Panics if the output of the call shows that the plugin
+    /// panicked.
     pub fn new(output: Output, call: &Call) -> Self {
         let signal = output.status.signal();
         let outcome = Self {
@@ -211,8 +213,8 @@ impl Outcome {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the CNI error that the call printed on standard output. Panics unless the call failed with a CNI error
-    /// that has a message.
+    /// Returns the CNI error that the call printed on standard output. Panics unless the plugin call failed with a CNI
+    /// error that has a message.
     pub fn refusal(&self) -> Refusal {
         assert_eq!(self.exit, 1, "{self:?}");
         let json = self.json();

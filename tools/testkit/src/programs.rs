@@ -1,5 +1,5 @@
-//! Locates the programs under test, and their store drivers. These are Margay's own programs, unless [`use_instead`]
-//! sets others.
+//! Locates the programs under test, and their store drivers. The programs under test are Margay's own, unless
+//! [`use_instead`] sets others.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -22,7 +22,8 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run the given programs. Must be called before any helper that runs a program.
+/// Makes the helpers of this crate run the given programs. `use_instead` must be called before any helper that runs a
+/// program.
 ///
 /// # Panics
 /// Panics if this process has already used the programs under test, or set them before.

@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Draws a random number less than `end`. Panics if `end` is 0.
+    /// Draws a random number less than `end`. Panics if the bound `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -39,8 +39,8 @@ const USUAL: [&str; 5] = [
     "--bcrypt-cost=4",
 ];
 
-/// The first TCP port that etcd members may use. These ports are below the range that the kernel uses for outgoing
-/// connections.
+/// The first TCP port that etcd members may use. The ports for etcd are below the range that the kernel uses for
+/// outgoing connections.
 const FIRST_PORT: u16 = 12_000;
 /// Number of TCP ports that etcd members may use.
 const PORTS: u16 = 16_000;
@@ -212,7 +212,7 @@ impl Etcd {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends a signal to the process of this etcd member. After SIGSTOP, waits until the process has stopped.
+    /// Sends a signal to the process of this etcd member. After sending SIGSTOP, waits until the process has stopped.
     pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         send_signal(child.id(), signal)
@@ -249,8 +249,8 @@ fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     Err(last)
 }
 
-/// Waits until all of the given etcd members are healthy. Fails immediately if one of them has ended, because the
-/// others may wait for it.
+/// Waits until all of the given etcd members are healthy. Fails immediately if one of the members has ended, because
+/// the others may wait for that member.
 fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     let until = Instant::now() + START;
     while !etcds.iter().all(Etcd::is_well) {
@@ -267,7 +267,7 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends a signal to a process. After SIGSTOP, waits until the process has stopped.
+/// Sends a signal to a process. After sending SIGSTOP, waits until the process has stopped.
 pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
@@ -278,8 +278,8 @@ pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     Ok(())
 }
 
-/// True if all threads of a process have stopped. They stop one after another, and each may serve requests until it
-/// stops.
+/// True if all threads of a process have stopped. The threads of a process stop one after another, and each may serve
+/// requests until it stops.
 fn has_stopped(process: u32) -> std::io::Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;

@@ -12,10 +12,11 @@ use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
-/// Calls are killed within this time after their start, in milliseconds. Alone, a call takes a few milliseconds; beside
-/// other calls, tens of milliseconds.
+/// Calls are killed within this time after their start, in milliseconds. A plugin call takes a few milliseconds alone,
+/// and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
-/// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer to reach this number.
+/// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer until each workload has
+/// had this number of ADDs.
 const FEWEST: u32 = 5;
 
 /// Returns a plugin call for a container that belongs to a workload.
@@ -40,7 +41,7 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
 
 /// Repeatedly adds and deletes containers of several workloads. Half of the ADDs, and half of the containers' first
 /// DELs, are killed; a second DEL is not, because container runtimes repeat a failed DEL. Each workload must keep its
-/// address, and no two workloads may have the same address. Returns the addresses of the workloads, all of them
+/// address, and no two workloads may have the same address. Returns the addresses of the workloads, which are all
 /// released and still kept for their workloads.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {

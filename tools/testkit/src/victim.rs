@@ -92,8 +92,8 @@ impl Victim {
         }
     }
 
-    /// Returns the phase that the plugin process has reached. A running process may be further when this function
-    /// returns.
+    /// Returns the phase that the plugin process has reached. A running plugin process may have reached a later phase
+    /// when this function returns.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
@@ -133,7 +133,7 @@ impl Victim {
         }
     }
 
-    /// Waits until the plugin call has ended, and returns its outcome. Panics if the call failed.
+    /// Waits until the plugin call has ended, and returns its outcome. Panics if the plugin call failed.
     pub fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);

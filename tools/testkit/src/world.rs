@@ -39,8 +39,8 @@ impl World {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
-    /// Creates a store that works on the caller's thread, for tests with a single caller at a time. Concurrent callers
-    /// would run one after another.
+    /// Creates a store that works on the caller's thread, for tests with a single caller at a time. With this store,
+    /// concurrent callers would run one after another.
     pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await

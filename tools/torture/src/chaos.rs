@@ -22,7 +22,8 @@ use crate::ledger::Ledger;
 
 pub(crate) use testkit::server::Etcd;
 
-/// The name under which the ledger counts the fault that freezes a process. Every run with faults has this fault.
+/// The name under which the ledger counts the fault that freezes a process. Every run with faults freezes the process
+/// at least once.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
@@ -32,8 +33,8 @@ pub(crate) trait Victim: Send + 'static {
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
 
-    /// Makes the server process release the store to another process for a moment. Returns false if this kind of server
-    /// cannot release its store.
+    /// Makes the server process release the store to another process for a moment. Returns false if a server of this
+    /// kind cannot release its store.
     fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }

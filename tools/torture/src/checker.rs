@@ -135,8 +135,8 @@ impl Following {
     /// Waits until the checker has checked all revisions, runs the final checks, and returns the number of checked
     /// revisions.
     ///
-    /// `worked` is the result of the run's workload. Its value, for example a server, is dropped only after the checker
-    /// has finished.
+    /// `worked` is the result of the run's workload. The value in `worked`, for example a server, is dropped only after
+    /// the checker has finished.
     ///
     /// # Errors
     /// The violation that the checker found, or else the failure of the run's workload.
@@ -275,7 +275,7 @@ impl Replay {
         blocks.chain(handles).chain(affinities).collect()
     }
 
-    /// Applies the change of one key to the replayed state. `value` is `None` if the key was deleted.
+    /// Applies the change of one key to the replayed state. For a deleted key, `value` is `None`.
     fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
         if let Some(rest) = key.strip_prefix(BLOCKS) {
             let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");

@@ -191,8 +191,8 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store in a wrapper that carries out the sabotage. Returns the store unchanged if `sabotage` does not
-    /// concern the store.
+    /// Wraps the store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
+    /// concern stores.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,

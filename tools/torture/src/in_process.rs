@@ -1,4 +1,4 @@
-//! Runs the workers as tasks of this process. All of them use one open store that injects faults.
+//! Runs the workers as tasks of this process, on one open store that injects faults.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// Maximum number of revisions by which the checker may lag behind the workers. Every store that this mode uses keeps a
-/// longer history.
+/// Maximum number of revisions by which the checker may lag behind the workers. Every store under test keeps a history
+/// of more than `LEAD` revisions.
 const LEAD: i64 = 1_000;
 /// Maximum time until the checker has checked a new revision.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -23,7 +23,7 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// The worker has sent a DEL. The number is the newest revision that the worker had seen by then.
+    /// The worker has sent a DEL. The number is the newest revision that the worker had seen before the DEL.
     Deleting(i64),
 }
 
@@ -50,7 +50,7 @@ struct Books {
     violation: Option<String>,
 }
 
-/// Compares the reports of the workers with the revisions of the store. The ledger keeps only the first violation.
+/// Compares the reports of the workers with the revisions of the store. The ledger records only the first violation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -154,8 +154,9 @@ impl Ledger {
         left
     }
 
-    /// Records a revision of the store. If a container's acknowledged DEL must be visible at this revision, checks the
-    /// container and forgets it. The closure `held` returns the addresses that a container holds at this revision.
+    /// Records a revision of the store. If a container's acknowledged DEL must be visible at the revision, the ledger
+    /// checks the container and forgets it. The closure `held` returns the addresses that a container holds at the
+    /// revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {
@@ -243,7 +244,8 @@ impl Witness for Ledger {
     }
 }
 
-/// Receives a worker's reports about its operations. `revision` is the newest revision that the worker has seen.
+/// Receives a worker's reports about its operations. The parameter `revision` is the newest revision that the worker
+/// has seen.
 pub(crate) trait Witness: Send + Sync {
     /// Reports that the worker is about to send an ADD.
     fn adding(&self, container: &str, node: &str);

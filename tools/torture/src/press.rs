@@ -31,7 +31,7 @@ const TAKERS: usize = 4;
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of progress requests that a client sends before it restarts a watch.
 const REPORTS: usize = 10;
-/// Maximum duration of a client's call. A longer call counts as hanging.
+/// Maximum duration of a client's call; a longer call counts as hanging.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 /// Arguments that limit the daemon's history, because the command `margay store status` reads the whole history.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
@@ -48,7 +48,7 @@ pub struct PressPlan {
     /// The duration of the whole load test, of which two tenths are for measuring the throughput.
     pub time: Duration,
     /// Maximum duration of one client's call to the daemon. A process that opens the store directly may take twice as
-    /// long.
+    /// long as `max_call`.
     pub max_call: Duration,
     /// Minimum throughput while another process repeatedly opens the store directly, as a share of the undisturbed
     /// throughput.
@@ -191,8 +191,8 @@ impl Press {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command `margay store status` fails if the daemon does not release the store within two seconds. The
-            // failure is ignored, because the measured duration already shows the long wait.
+            // The command `margay store status` fails if the daemon does not release the store within two seconds. A
+            // failure of the command is ignored, because the measured duration already shows the long wait.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),

@@ -66,8 +66,8 @@ pub struct ChildPlan {
 struct Lines;
 
 impl Lines {
-    /// Prints a line to standard output, from which the parent process reads it. Exits if the pipe is closed, because
-    /// then the parent process has ended.
+    /// Prints a line to standard output, from which the parent process reads it. If the pipe is closed, the parent
+    /// process has ended, so the worker exits.
     fn say(line: &str) {
         let mut out = std::io::stdout().lock();
         if out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -103,7 +103,7 @@ impl Witness for Lines {
     }
 }
 
-/// Parses a line that a worker printed, and reports its content to the ledger. Returns `None` if the line is
+/// Parses a line that a worker printed, and reports its content to the ledger. Returns `None` if the printed line is
 /// incomplete.
 fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
     let (verb, rest) = line.split_once(' ')?;
@@ -132,8 +132,8 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 /// Runs a worker in this process until the process is killed.
 ///
 /// # Errors
-/// An error if the store cannot be opened. Failed operations are no errors here, because the worker reports them on
-/// standard output.
+/// An error if the store cannot be opened. A failed operation is no error of this function, because the worker reports
+/// it on standard output.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -177,8 +177,8 @@ impl Process {
         let (tell, begun) = std::sync::mpsc::channel();
         let ledger = Arc::clone(ledger);
         let reader = std::thread::spawn(move || {
-            // The last line of a killed worker may be cut off. If that line announces an operation, the operation has
-            // not begun.
+            // The last line of a killed worker may be cut off. If the line that announces an operation is cut off, the
+            // operation has not begun.
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if take_down(&ledger, &line).is_none() {

@@ -302,8 +302,8 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would do. As with Calico, empty
-    /// blocks are deleted one key at a time, and their affinities remain.
+    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would do. As Calico does, the
+    /// worker deletes empty blocks one key at a time, and leaves their affinities.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
         // The pool is deleted only if the torture does not kill this process: after a kill before the pool is written

@@ -134,8 +134,8 @@ async fn press(engine: &str) {
     let seconds = std::env::var("MARGAY_PRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10);
     let margay = Path::new(env!("CARGO_BIN_EXE_torture")).with_file_name("margay");
     let (time, max_call) = (Duration::from_secs(seconds), patient(Duration::from_secs(10)));
-    // Other tests run at the same time, so the limits are so loose that only a hanging call exceeds them. The command
-    // `torture press` has strict limits.
+    // Other tests run at the same time, so the time limits of this test are so loose that only a hanging call exceeds
+    // them. The command `torture press` has strict time limits.
     let plan =
         PressPlan { drivers: stores::drivers(), margay, engine: engine.to_owned(), time, max_call, min_share: 0.1 };
     match torture::press(&plan).await {

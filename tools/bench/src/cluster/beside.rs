@@ -160,7 +160,7 @@ async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
     Ok(2)
 }
 
-/// Repeats `work` on all hosts concurrently until `over` is set. Returns the number of changes made.
+/// Repeats `work` on all hosts concurrently until `over` is set. Returns the number of changes that all hosts made.
 async fn together<F>(
     hosts: impl Iterator<Item = Host>,
     over: &Arc<AtomicBool>,
@@ -188,7 +188,7 @@ where
     Ok(changes)
 }
 
-/// Runs many concurrent callers of the plugin until `over` is set. Returns the number of changes made.
+/// Runs many concurrent callers of the plugin until `over` is set. Returns the number of changes that all callers made.
 fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     let one = |caller: usize| {
         let mut changes = 0;
@@ -206,7 +206,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// Runs this program in a second process as the other client of etcd. Returns what that process has measured.
+/// Runs this program in a second process as the other client of etcd. Returns the measurements of the second process.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;

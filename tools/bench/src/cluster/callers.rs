@@ -1,4 +1,4 @@
-//! Measures many concurrent callers of the plugin on one node. Each call is a process of its own.
+//! Measures many concurrent callers of the plugin on one node. Each call of the plugin is a process of its own.
 
 use std::path::Path;
 use std::thread;
@@ -88,7 +88,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Runs all callers concurrently. Returns the time until the last of them has ended, and the duration of each call.
+/// Runs all callers concurrently. Returns the time until the last caller has ended, and the duration of each call.
 pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {

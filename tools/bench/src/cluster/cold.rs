@@ -57,8 +57,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     contenders.extend(plugins(&ground, programs));
     if let Some(baseline) = &programs.baseline {
         // A program file that runs once per turn is less often in the processor's caches than a file that runs three
-        // times. A build that is its own baseline, for example, takes 4 % longer. So the plugin is also measured from a
-        // copy of its file, for comparison with the baseline.
+        // times. For example, a build that is measured against itself as the baseline takes 4 % longer. For a fair
+        // comparison with the baseline, the plugin is therefore also measured from a copy of its file.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([

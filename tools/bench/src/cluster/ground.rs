@@ -100,7 +100,7 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    /// Starts an etcd without pools. `folder` is for the files of the simulated hosts.
+    /// Starts an etcd without pools. The simulated hosts keep their files in `folder`.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
         Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
     }
@@ -161,8 +161,8 @@ impl Ground {
         self.write(nodes?).await
     }
 
-    /// Registers nodes that have blocks of 64 addresses. Each node gets one block for each number in `used`, which says
-    /// how many addresses of this block are assigned. Consecutive nodes get consecutive blocks of the IPv4 pool, from
+    /// Registers nodes that have blocks of 64 addresses. Each node gets one block for each number in `used`, and this
+    /// number of the block's addresses is assigned. Consecutive nodes get consecutive blocks of the IPv4 pool, from
     /// block number `skip` on.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
@@ -205,8 +205,8 @@ impl Ground {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// Returns a minimal program as a contender. It is built like the plugin, connects to this etcd, and commits about
-    /// as much as the plugin.
+    /// Returns a minimal program as a contender. The program is built like the plugin, connects to this etcd, and
+    /// commits about as much as the plugin.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }

@@ -24,7 +24,7 @@ use crate::{Outcome, Programs};
 pub(crate) use beside::print_puts;
 pub(crate) use cold::call as call_on_etcd;
 
-/// Runs one part of the benchmark. Prints its tables and returns them.
+/// A function that runs one part of the benchmark, prints the tables of its measurements and returns them.
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
 /// The parts of the benchmark that run on etcd, by name.

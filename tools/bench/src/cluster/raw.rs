@@ -125,7 +125,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Makes one commit with the sizes and guards of `shape`. Fails if one of its guards does not hold.
+    /// Makes one commit with the sizes and guards of `shape`. Fails if a guard of the commit does not hold.
     pub(super) async fn commit(&mut self, shape: &Shape) -> Outcome<()> {
         let (mut compares, mut puts, mut lasting) = (Vec::new(), Vec::new(), 0);
         for put in &shape.puts {

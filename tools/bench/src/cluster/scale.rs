@@ -1,5 +1,5 @@
 //! Measures the cost of a full store: does the same work on etcds with few and with many nodes. The documents of nodes
-//! and blocks are written to these etcds directly.
+//! and blocks are written to the etcds directly, without an allocator.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Measures the main plugin in whole cold processes that set up a container's interface. Compares it with Debian's ptp
-//! with host-local, and with a bare veth pair made by netlink.
+//! Measures the main plugin in whole cold processes that set up a container's interface. The plugin is compared with
+//! Debian's ptp with host-local, and with a bare veth pair made by netlink.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -67,7 +67,7 @@ impl Wirer {
     }
 }
 
-/// Network namespaces for containers. Dropping this value removes them.
+/// Network namespaces for containers, which are removed when this value is dropped.
 struct Namespaces(Vec<String>);
 
 impl Namespaces {
@@ -95,7 +95,7 @@ fn ip(arguments: &[&str]) -> Command {
     command
 }
 
-/// The IPv4 forwarding setting from before the measurements. Dropping this value restores the setting.
+/// The IPv4 forwarding setting from before the measurements, which is restored when this value is dropped.
 struct Forwarding(Option<String>);
 
 impl Forwarding {

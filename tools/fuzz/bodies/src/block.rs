@@ -15,8 +15,8 @@ use time::{Duration, OffsetDateTime};
 /// Maximum number of input bytes that choose operations on the block.
 const STEPS: usize = 24;
 
-/// Runs the fuzz target `block_json` on an input. The input is the JSON document of a block. Before the document there
-/// may be one byte with the number of operation bytes, and the operation bytes.
+/// Runs the fuzz target `block_json` on an input. The input is the JSON document of a block. If the first byte is not
+/// `{`, it says how many operation bytes follow before the document.
 pub fn block_json(data: &[u8]) {
     let (work, text) = match data.split_first() {
         Some((count, rest)) if *count != b'{' => rest.split_at((usize::from(*count) % STEPS).min(rest.len())),

@@ -12,12 +12,12 @@ use prost::Message;
 use testkit::backing::Memory;
 use tonic::Request;
 
-/// Maximum number of etcd requests in one input. Longer inputs would not find more faults.
+/// Maximum number of etcd requests in one input. More requests in one input would not find more faults.
 const MOST: usize = 32;
 
 /// Runs the fuzz target `etcd_requests` on an input. The input is a sequence of etcd requests, each with a byte for the
-/// method, a byte for the length, and the message. The server must answer or reject each request, and leave the store
-/// intact.
+/// method, a byte for the length, and the message. The server must answer or reject each of the requests, and leave the
+/// store intact.
 pub fn etcd_requests(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -39,8 +39,8 @@ pub fn etcd_requests(data: &[u8]) {
 }
 
 async fn call(api: &Api, method: u8, message: &[u8]) {
-    /// Calls one method of the etcd API with a decoded request. The answer is ignored, because an error is as good as a
-    /// response.
+    /// Calls one method of the etcd API with a decoded request. The result of the call is ignored, because an error is
+    /// as good as a response.
     macro_rules! call {
         ($request:ty, $service:ident :: $method:ident) => {
             if let Ok(request) = <$request>::decode(message) {

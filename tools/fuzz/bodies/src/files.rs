@@ -1,4 +1,4 @@
-//! Checks stores on disk of which one file is damaged. Such a store must be read correctly or rejected.
+//! Checks stores on disk of which one file is damaged. A damaged store must be read correctly or rejected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ async fn step(store: &MvccStore, n: u64) -> kv::Result<()> {
 }
 
 /// Compares the store with the content that it must have after the transactions with numbers below `n`. The inner error
-/// describes the first difference.
+/// describes the first difference from the expected content.
 async fn check(store: &MvccStore, n: u64) -> kv::Result<std::result::Result<(), String>> {
     let found: Vec<(String, Vec<u8>)> =
         store.list(Range::All).await?.kvs.iter().map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect();
@@ -200,9 +200,9 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
 /// The size in bytes of the pieces into which files are split for packing. Pieces that contain only zeros are left out.
 const PIECE: usize = 64;
 
-/// Packs several files into one byte string. For each file, this string contains the lengths of its path and content,
-/// its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX` ends a
-/// file. Lengths and piece numbers have 4 bytes, in little-endian order.
+/// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
+/// content, its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX`
+/// ends a file. Lengths and piece numbers have 4 bytes, in little-endian order.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();

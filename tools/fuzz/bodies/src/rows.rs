@@ -107,7 +107,7 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
     Ok(Write::Put(key.clone(), fuzzing::seal(key, &payload)))
 }
 
-/// Calls every method of a store. Stops at the first error that reports a panic.
+/// Calls every method of a store, and stops at the first error that reports a panic of the engine.
 async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     let store = open(Box::new(table.clone()))?;
     let now = store.status().revision;

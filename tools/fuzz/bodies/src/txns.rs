@@ -45,7 +45,7 @@ fn txn(input: &mut Unstructured<'_>) -> Result<Txn> {
     Ok(Txn::new().with_compares(compares).with_success(success).with_failure(failure))
 }
 
-/// Generates a few random items. Sometimes repeats one of them, up to about the maximum number of items.
+/// Generates a few random items, and sometimes repeats one of them, up to about the maximum number of items.
 fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for _ in 0..input.int_in_range(0..=4)? {
@@ -191,7 +191,7 @@ fn range_faults(range: &Range) -> Vec<ErrorKind> {
 }
 
 /// Returns the size of a range in bytes as the conformance rules define it: the length of the key, or of both bounds.
-/// The upper bound of a prefix counts as long as the prefix.
+/// The upper bound of a prefix range has the same size as the prefix.
 fn range_size(range: &Range) -> usize {
     match range {
         Range::Key(key) => key.as_bytes().len(),

@@ -42,8 +42,8 @@ fn fuzz_targets_are_complete() {
     assert_eq!(names(folder("seeds")), table);
 }
 
-/// Recreates the packed stores in `tools/fuzz/stores`, with `cargo test -p fuzz-bodies -- --ignored make_stores`. Check
-/// the diff afterwards.
+/// Recreates the packed stores in `tools/fuzz/stores`: run `cargo test -p fuzz-bodies -- --ignored make_stores`, then
+/// check the diff.
 #[test]
 #[ignore = "writes tools/fuzz/stores"]
 fn make_stores() {

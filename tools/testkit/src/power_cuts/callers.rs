@@ -60,7 +60,7 @@ impl Work<'_> {
         });
     }
 
-    /// Makes a plugin call. Returns false if the power was cut during the call.
+    /// Makes a plugin call. Returns false if the power was cut during the plugin call.
     fn call(&self, random: &mut Random) -> bool {
         let (verb, container) = self.ledger().begin(random);
         let call = Call::new(verb, &container, self.conf);
@@ -88,8 +88,8 @@ impl Work<'_> {
         true
     }
 
-    /// Waits until a plugin process has ended. Kills the process when the power is cut, or when the disk has done
-    /// `killed_at` operations.
+    /// Waits until a plugin process has ended. Kills the plugin process when the power is cut, or when the disk has
+    /// done `killed_at` operations.
     fn wait(&self, child: &mut Child, call: &Call, killed_at: Option<u64>) -> End {
         let begun = Instant::now();
         loop {

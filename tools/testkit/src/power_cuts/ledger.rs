@@ -45,8 +45,8 @@ impl Ledger {
         container
     }
 
-    /// Records the result of a call, and returns the number of answered calls in this round. `reported` is empty for a
-    /// DEL.
+    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, the set of
+    /// addresses `reported` is empty.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
@@ -72,8 +72,8 @@ impl Ledger {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }
 
-    /// Compares the ledger with the store after a power cut, and ends the round. Unanswered calls count as having
-    /// happened if the store shows it. Returns how many unanswered calls happened and how many did not.
+    /// Compares the ledger with the store after a power cut, and ends the round. An unanswered call counts as having
+    /// happened if the store shows its effect. Returns how many unanswered calls happened and how many did not.
     pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {

@@ -1,5 +1,5 @@
 //! Cuts the power of a simulated disk while the plugin runs, in rounds: [`callers`] run ADDs and DELs on the disk until
-//! its power is cut. Then [`world`] compares the remaining disk image with the [`ledger`].
+//! its power is cut. After the power cut, [`world`] compares the remaining disk image with the [`ledger`].
 
 pub mod callers;
 pub mod ledger;
@@ -28,8 +28,8 @@ pub fn count(tally: &mut Tally, what: impl Into<String>) {
 }
 
 /// Cuts the power in some rounds on an old store, and in others on a new one. Runs `MARGAY_POWER_ROUNDS` rounds, or
-/// `usual` rounds if this variable is not set. In `usual` rounds or more, every kind of event must happen at least
-/// once.
+/// `usual` rounds if this variable is not set. If at least `usual` rounds are run, every kind of event must happen at
+/// least once.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");

@@ -99,8 +99,8 @@ impl World {
         Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
     }
 
-    /// Lets the callers work, cuts the power, and checks the disk image that remains. The error describes what is wrong
-    /// with this image.
+    /// Lets the callers work, cuts the power, and checks the disk image that remains. The returned error describes what
+    /// is wrong with the remaining disk image.
     pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
@@ -166,7 +166,7 @@ impl World {
         Ok(())
     }
 
-    /// Copies the remaining disk image to a folder that is not deleted. Returns the path of this folder.
+    /// Copies the remaining disk image to a folder that is not deleted. Returns the path of the folder with the copy.
     pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();

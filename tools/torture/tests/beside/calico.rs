@@ -61,8 +61,8 @@ impl Calico {
         Ok(self.store.list(Range::Prefix(prefix.into())).await.map_err(broken)?.kvs)
     }
 
-    /// Writes a key if its mod revision is still `at`; otherwise fails with a conflict. Returns the revision of the
-    /// write.
+    /// Writes a key if its mod revision is still `at`; otherwise fails with a conflict. Returns the store's revision
+    /// after the write.
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
@@ -140,7 +140,7 @@ impl Calico {
         if assigned.is_empty() { Err(Refusal::Full) } else { Ok(assigned) }
     }
 
-    /// Returns the block to which one of the host's affinities refers. Creates a missing block, and repairs an
+    /// Returns the block to which one of the host's affinities refers; creates a missing block, and confirms an
     /// unconfirmed affinity.
     async fn own_block(&self, cidr: &str) -> Done<Read<Block>> {
         let mut affinity = self.affinity(&self.host, cidr).await?;
@@ -186,8 +186,8 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Assigns addresses of a block that was just read. First adds the number of addresses to the handle's count, then
-    /// writes the block.
+    /// Assigns addresses of a block that was just read. The number of addresses is first added to the handle's count;
+    /// then the block is written.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -233,8 +233,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts a number from a handle's count of addresses in a block. Ignores all errors, which Calico only logs,
-    /// and a subtraction that would make the count negative.
+    /// Subtracts a number from a handle's count of addresses in a block. As in Calico, errors and a subtraction that
+    /// would make the count negative are ignored.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };
@@ -290,8 +290,8 @@ impl Calico {
         Ok(!gone.is_empty())
     }
 
-    /// Releases the addresses of a block for which `test` returns true. Deletes the block if it is then empty and has
-    /// no owner.
+    /// Releases the addresses of a block for which `test` returns true. Deletes the block if it has no owner and is
+    /// empty after the release.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
         self.release_from_if(cidr, |_| true, test).await
     }

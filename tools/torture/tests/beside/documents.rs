@@ -175,8 +175,8 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Releases the addresses for which `test` returns true. Returns these addresses, each with the handle that held
-    /// it.
+    /// Releases the addresses for which `test` returns true. Returns the released addresses, each with the handle that
+    /// held it.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {

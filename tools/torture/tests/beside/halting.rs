@@ -55,15 +55,15 @@ impl Halting {
     }
 }
 
-/// The tasks of callers that have halted. Clones share one list of tasks.
+/// The tasks of callers that have halted. All clones of a [`Left`] share one list of tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 
 type Stopped = (JoinHandle<()>, Arc<Fate>);
 
 impl Left {
-    /// Runs a caller of the store in a separate task. Returns `None` as soon as the caller halts; if it halts only for
-    /// a while, its task continues later.
+    /// Runs a caller of the store in a separate task. Returns `None` as soon as the caller halts; the task of a caller
+    /// that halts only for a while continues later.
     pub(crate) async fn behind<T: Send + 'static>(
         &self,
         fate: Arc<Fate>,

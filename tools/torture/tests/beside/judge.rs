@@ -1,5 +1,5 @@
-//! Checks every revision by the rules for its author (Calico's client or Margay). The documents are decoded without
-//! Margay's model.
+//! Checks every revision by the rules for its author (Calico's client or Margay). The judge decodes the documents
+//! without Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::turns::Side;
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// The affinities by owner and block. The owner is written as in block documents.
+    /// The affinities by owner and block. The owner in the key of the map is written as in block documents.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
@@ -80,8 +80,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the addresses whose handle document does not count their block. Releasing the handle would miss these
-    /// addresses.
+    /// Returns the addresses whose handle document does not count their block. A release of the handle would miss the
+    /// returned addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));

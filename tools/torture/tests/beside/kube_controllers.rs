@@ -1,9 +1,9 @@
 //! A model of the part of Calico's kube-controllers that releases leaked addresses.
 //!
 //! The controller periodically checks each address that is recorded with a node, a pod and a namespace. An address is a
-//! candidate for release if its pod does not exist, or if the pod's status does not list the address. After some more
-//! checks with the same result, the controller releases the address by address, handle and sequence number. It keeps
-//! the attributes with which it first saw an address, even if they have changed since.
+//! candidate for release if its pod does not exist, or if the pod's status does not list the address. If the address is
+//! still a candidate after some more checks, the controller releases it by address, handle and sequence number. The
+//! controller keeps the attributes with which it first saw an address, even if the attributes have changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::calico::Calico;
 use crate::documents::{BLOCKS, Block};
 
 /// The number of consecutive checks in which an address must be a candidate before the controller releases it. In
-/// Calico, these checks take a quarter of an hour.
+/// Calico, the checks before a release take a quarter of an hour.
 const GRACE: usize = 3;
 
 /// The pods of the cluster, each with the addresses in its status.
@@ -62,7 +62,7 @@ impl KubeControllers {
         Self { pods, seen: BTreeMap::new() }
     }
 
-    /// Checks all addresses of the cluster once. Returns the addresses that this check released, with their handles.
+    /// Checks all addresses of the cluster once. Returns the addresses that the check released, with their handles.
     pub(crate) async fn look(&mut self, calico: &Calico) -> Vec<(IpAddr, String)> {
         let listed = calico.store.list(Range::Prefix(BLOCKS.into())).await.unwrap();
         let blocks: Vec<Block> =

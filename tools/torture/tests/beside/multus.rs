@@ -115,7 +115,7 @@ impl Worker {
         request
     }
 
-    /// Runs a call of Calico's client. Returns `None` if the client has halted before one of its store calls.
+    /// Runs a call of Calico's client. Returns `None` if the client of Calico has halted before one of its store calls.
     async fn calicos<T, F>(&mut self, pod: &str, pool: Pool, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -308,8 +308,8 @@ async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
-    // The run ends as soon as an address is wrongly released. On a busy machine, kube-controllers makes fewer checks
-    // during the same number of operations, so the number is large.
+    // The run ends as soon as an address is wrongly released. The number of operations is large, because
+    // kube-controllers makes fewer checks during the same number of operations on a busy machine.
     run(&field, &mut random, 80_000).await;
     let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");

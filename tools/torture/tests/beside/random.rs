@@ -30,8 +30,8 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// The holder of each address whose assignment was acknowledged. An address leaves the map before its release is
-/// requested.
+/// The holder of each address whose assignment was acknowledged. An address is removed from the map before its release
+/// is requested.
 #[derive(Clone, Default)]
 struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 
@@ -64,7 +64,7 @@ impl Worker {
         noting(&self.store, side, &self.authors, &Commits::default())
     }
 
-    /// Runs a call of Calico's client. Returns `None` if the client has halted before one of its store calls.
+    /// Runs a call of Calico's client. Returns `None` if the client of Calico has halted before one of its store calls.
     async fn calicos<T, F>(&mut self, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -85,8 +85,8 @@ impl Worker {
         let (own, count) = (handle.clone(), self.random.usize(1..3));
         let assigned = self.calicos(|writer| async move { writer.auto_assign(&own, count).await }).await;
         let Some(assigned) = assigned else {
-            // A container runtime sends a DEL even after a failed ADD. Here, the node is switched from Calico to Margay
-            // between ADD and DEL.
+            // A container runtime sends a DEL even after a failed ADD. In this test, the node is switched from Calico
+            // to Margay between the ADD and the DEL.
             del(&allocator(self.store_of(Side::Ours)), self.host, &container).await.unwrap();
             return;
         };

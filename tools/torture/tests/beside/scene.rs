@@ -104,7 +104,7 @@ impl Found {
     }
 }
 
-/// Returns the store's current revision and all its keys. The test judges only later revisions.
+/// Returns the store's current revision and all its keys. The test judges only revisions after the returned one.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
@@ -132,8 +132,8 @@ pub(crate) async fn judge(
     }
 }
 
-/// Releases the addresses of every handle, and then all blocks. Fails if the store then contains anything but empty
-/// blocks.
+/// Releases the addresses of every handle, and then all blocks. Fails if the store contains anything but empty blocks
+/// after the releases.
 pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     let ipam = allocator(Arc::clone(store));
     let found = Stored::read(&everything(store).await.1);
@@ -148,7 +148,7 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     }
     let left = Stored::read(&everything(store).await.1);
     // Releasing all blocks of a node does not find an empty block without an affinity, so such a block may remain. The
-    // next node that claims its network finds it.
+    // next node that claims the network of this block finds the block.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

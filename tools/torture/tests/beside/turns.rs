@@ -191,8 +191,8 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
 }
 
-/// Runs the actors in turns, one store call at a time. The first decisions of the run are those in `prefix`; after
-/// them, always the first possible choice is made.
+/// Runs the actors in turns, one store call at a time. The run begins with the decisions in `prefix`, and makes the
+/// first possible decision in all later cases.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -268,7 +268,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
 }
 
 impl Table {
-    /// Waits until each actor has finished or waits for its turn. Returns the state of each actor.
+    /// Waits until each actor has finished or waits for its turn. Returns whether each actor has finished or waits.
     async fn quiet(&self) -> Vec<State> {
         loop {
             let states = self.states.lock().unwrap().clone();
@@ -288,8 +288,8 @@ impl Drop for Leaving {
     }
 }
 
-/// Runs every combination of decisions, one run after another. Returns the number of runs that do not repeat the result
-/// of another run.
+/// Runs every combination of decisions, one run after another. Returns the number of runs that were not
+/// stopped as a repetition of another run.
 pub(crate) async fn explore(mut run: impl AsyncFnMut(Vec<usize>) -> Run) -> usize {
     let (mut prefix, mut runs) = (Vec::new(), 0);
     loop {
