@@ -41,7 +41,7 @@ pub struct StorePeek {
     pub id: Option<Uuid>,
     /// The total size of all files in the store's folder, in bytes.
     pub bytes: u64,
-    /// The process that has the store lock.
+    /// The process that has the store lock, if any.
     pub holder: LockHolder,
     /// The number of processes that wait for the store lock.
     pub waiting: usize,
@@ -107,7 +107,7 @@ pub struct QueueFile {
 }
 
 impl QueueFile {
-    /// Opens the queue file that is currently in the folder `path`.
+    /// Opens the queue file of the store in the folder `path`.
     ///
     /// # Errors
     /// `Missing` if there is no store; `Io` if the file cannot be opened.
@@ -178,7 +178,7 @@ const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 /// can.
 ///
 /// # Errors
-/// See [`open_blocking`]. A failed attempt to shrink the store loses no data.
+/// See [`open_blocking`]. If shrinking fails, the store loses no data.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
@@ -203,7 +203,7 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 /// disk is full.
 ///
 /// # Errors
-/// The error that creating the store would return.
+/// The error that an attempt to create the store would return.
 pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
     let log_bytes = if engine.log() == CommitLog::Journal { JOURNAL_BYTES } else { 0 };
     StoreFolder::new(engine, path).check_creatable(MIN_FREE_DISK_BYTES + log_bytes)

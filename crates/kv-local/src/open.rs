@@ -35,7 +35,7 @@ pub trait Engine: Send + Sync {
     /// empty only if the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
-    /// How the engine's commits become durable. Choose `Journal` for an engine that needs more than one sync per
+    /// How commits of the engine become durable. Choose `Journal` for an engine that needs more than one sync per
     /// commit.
     fn log(&self) -> CommitLog;
 
@@ -57,7 +57,7 @@ pub trait Engine: Send + Sync {
     /// nothing.
     ///
     /// # Errors
-    /// Any error of [`Engine::open`].
+    /// The errors of [`Engine::open`].
     fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         let (_, _) = (entry, store);
         Ok(SpareSpace::Kept)
@@ -85,9 +85,9 @@ pub enum SpareSpace {
 /// Whether opening a store creates the store if it is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
-    /// If the store is missing, opening it fails and writes no file.
+    /// `open` fails for a missing store, and writes no file.
     Never,
-    /// If the store is missing, opening it creates it.
+    /// `open` creates a missing store.
     IfMissing,
 }
 
@@ -116,7 +116,7 @@ pub enum Sharing {
     OnRequest,
 }
 
-/// The options for opening a store.
+/// The options for opening a store on disk.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
@@ -134,8 +134,8 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format of the rows of a newly created store.
     pub format: u32,
-    /// How the programs share the store with other processes. Drivers of embedded stores ignore the field `sharing` and
-    /// open the store for this process alone.
+    /// How programs share the open store with other processes. Drivers of embedded stores ignore the field `sharing`
+    /// and open the store for this process alone.
     pub sharing: Sharing,
 }
 
@@ -388,7 +388,7 @@ impl LockedTable {
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
-        // `table` is `None` only while `drop` runs.
+        // The field `table` is `None` only while `drop` runs.
         self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.label.store.clone()))
     }
 }
@@ -468,8 +468,8 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs `f`, which calls the engine. A panic of the engine means that the store is damaged, and becomes a `Corrupt`
-/// error. Errors about damaged stores also get advice for the user.
+/// Runs the closure `f`, which calls the engine. A panic of the engine means that the store is damaged, and becomes a
+/// `Corrupt` error. Errors about damaged stores also get advice for the user.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

@@ -41,9 +41,8 @@ pub(crate) struct StoreLock {
 
 #[derive(Debug)]
 pub(crate) enum LockError {
-    /// The store lock did not become free in time.
     Late,
-    /// An I/O error of the queue file.
+    /// Locking or opening the queue file failed.
     Io(io::Error),
 }
 
@@ -84,7 +83,7 @@ impl Drop for StoreLock {
     }
 }
 
-/// Draws the first ticket above all drawn tickets of the queue.
+/// Draws the lowest ticket above all drawn tickets of the queue.
 fn draw(file: &File) -> io::Result<i64> {
     let mut from = 0;
     loop {

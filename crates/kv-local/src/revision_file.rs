@@ -117,7 +117,7 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     for file in files {
         match fs::metadata(file) {
             Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
-            // Not every store has all of these files.
+            // Not every store has all of the files in `files`.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

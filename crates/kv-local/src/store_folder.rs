@@ -200,8 +200,8 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The folder may contain another engine's store. Creating a new store in this folder, or reporting a missing
-        // store, would hide the other engine's store.
+        // The store's folder may contain the store of another engine. Creating a new store in this folder, or reporting
+        // a missing store, would hide the other engine's store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
@@ -270,7 +270,6 @@ impl StoreFolder {
 
 /// The content of a store's folder, as [`StoreFolder::inspect`] finds it.
 pub(crate) enum FolderContents {
-    /// The folder contains no store.
     Nothing,
     /// The folder contains a store that no process has used, because its creation was interrupted.
     Unfinished,

@@ -58,7 +58,6 @@ impl Damage {
     }
 }
 
-// The functions below encode and decode the keys of rows.
 
 pub(crate) const CURRENT: u8 = b'c';
 pub(crate) const LOG: u8 = b'l';
@@ -71,7 +70,7 @@ pub(crate) const ID_KEY: &[u8] = b"mid";
 pub(crate) const STATE_KEY: &[u8] = b"mstate";
 pub(crate) const RETENTION_KEY: &[u8] = b"mretention";
 
-/// The key of the row that holds the live key `key`.
+/// The row key of the row that holds the live key `key` of the store.
 pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(1 + key.len());
     row.push(CURRENT);
@@ -110,7 +109,7 @@ pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     row
 }
 
-/// The key of the row for the lease `lease`.
+/// The row key of the row that records the lease `lease`.
 pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
     numbered(LEASE, lease)
 }
@@ -141,7 +140,6 @@ pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
 
-// The functions below encode and decode the contents of rows.
 
 /// The keys and contents of the rows into which a value is split.
 pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
@@ -314,7 +312,6 @@ impl Pointer {
     }
 }
 
-/// The log row that records the change of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LogRow {
     pub(crate) key: Vec<u8>,
@@ -331,11 +328,11 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// The row of a granted lease. The remaining time of a lease is not stored: after a restart each lease gets its full
-/// time again, as in etcd.
+/// The row that records a granted lease. The remaining time of a lease is not stored: after a restart each lease gets
+/// its full time again, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LeaseRow {
-    /// The granted time to live of the lease in seconds.
+    /// The time to live that the lease was granted, in seconds.
     pub(crate) ttl: u64,
 }
 
@@ -495,7 +492,6 @@ impl Row for StoredRetention {
 }
 
 impl Row for StateRow {
-    /// The `client_mark` and the `other_changes` of the [`StateRow`].
     type Extra = (u64, u64);
 
     fn extra(&self) -> (u64, u64) {

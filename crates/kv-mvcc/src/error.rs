@@ -34,16 +34,15 @@ pub(crate) fn revision(number: u64) -> Revision {
 /// error.
 ///
 /// # Errors
-/// Any error of `call`; `Corrupt` if `call` panicked.
+/// Any error that `call` returns; `Corrupt` if `call` panicked.
 pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
 
-/// The error detail for a panic of the engine.
+/// The error detail that is reported when the engine panicked.
 pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// Calls `call`; returns `None` if `call` panicked. The message of the panic is logged but not returned, because it
-/// does not help a user.
+/// Calls the closure `call`; returns `None` if `call` panicked.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked =
         |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the storage engine panicked");

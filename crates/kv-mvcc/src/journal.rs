@@ -44,7 +44,7 @@ pub const JOURNAL_BYTES: u64 = 256 * 1024;
 /// record in it. The journal's row sorts after all other rows of the table.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
-/// The storage of a journal.
+/// The storage of a journal, usually a file.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// Reads journal bytes into `buffer` from `offset` on, and returns the number of bytes read. Only at the end of the
     /// medium may `read` fill less than the whole `buffer`.
@@ -53,14 +53,14 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// Any I/O error.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes `bytes` at `offset`, entirely within the first [`JOURNAL_BYTES`]. A power failure may undo the write
-    /// until [`Medium::sync`] returns.
+    /// Writes `bytes` at `offset`, which is entirely within the first [`JOURNAL_BYTES`] bytes of the medium. A power
+    /// failure may undo the write until [`Medium::sync`] returns.
     ///
     /// # Errors
     /// Any I/O error.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes all written bytes durable.
+    /// Makes all bytes that were written to the medium durable.
     ///
     /// # Errors
     /// Any I/O error.
@@ -117,8 +117,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been used with a journal before. A table that was used with a journal must have a journal
-    /// file of [`JOURNAL_BYTES`], because the journal file durably gets this length before its first use.
+    /// True if the table has been opened with a journal before. A table that was used with a journal must have a
+    /// journal file of [`JOURNAL_BYTES`], because the journal file durably gets this length before its first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -291,7 +291,6 @@ impl RowOverlay {
         all.into_writes()
     }
 
-    /// Converts the overlay to writes, sorted by key.
     fn into_writes(self) -> Vec<Write> {
         let write = |(key, value)| match value {
             Some(value) => Write::Put(key, value),
@@ -391,7 +390,7 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The intact records of a journal.
+/// The intact records that were read from a journal.
 #[derive(Debug, Default)]
 struct Records {
     /// The number of the first intact record; 0 if there are no records.

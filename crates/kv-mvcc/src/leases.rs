@@ -55,7 +55,7 @@ impl MvccStore {
         }
     }
 
-    /// Lists all granted leases.
+    /// Lists all leases that are granted and have not ended.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -111,7 +111,7 @@ impl StoreCore {
     /// Queues a change of the table that is not a transaction, and waits until the change has run.
     ///
     /// # Errors
-    /// Any error of `work`; `Closed` if the store was closed.
+    /// Any error of the task `work`; `Closed` if the store was closed.
     pub(crate) async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -180,8 +180,8 @@ impl StoreCore {
 }
 
 impl MvccStore {
-    /// Writes a new format number to the table. Before raising the format, the caller must rewrite all rows that the
-    /// new format encodes differently. Raising the format blocks the calling thread.
+    /// Writes a new store format number to the table. Before raising the format, the caller must rewrite all rows that
+    /// the new format encodes differently. Raising the format blocks the calling thread.
     ///
     /// # Errors
     /// `Closed` if the store was closed; any error of the table.

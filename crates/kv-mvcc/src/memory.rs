@@ -12,8 +12,8 @@ use crate::table::{Table, View, Visit, Write};
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A table in memory. Clones share their rows, so opening a store on a clone is like reopening the same store on disk.
-/// The rows are lost when the last clone is dropped.
+/// A table in memory. Clones of a table share their rows, so opening a store on a clone is like reopening the same
+/// store on disk. The rows are lost when the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     rows: Arc<RwLock<Map>>,

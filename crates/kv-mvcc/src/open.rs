@@ -236,7 +236,7 @@ impl VerifyPass<'_> {
         Ok(read(&rows)?)
     }
 
-    /// Checks the rows of the live keys, and the keys' values. Returns the number of keys that are attached to a lease.
+    /// Checks the rows of the live keys, and their values. Returns the number of keys that are attached to a lease.
     fn entries(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
         while let Some(start) = from.take() {

@@ -12,7 +12,7 @@ use crate::codec::FORMAT;
 
 /// Disk space that a store reserves for releasing addresses when the disk is full.
 pub trait SpaceReserve: fmt::Debug + Send + Sync {
-    /// Allocates freed parts of the reserve again.
+    /// Allocates the freed parts of the disk reserve again.
     ///
     /// # Errors
     /// The error is advice for the user when the disk has too little space.
@@ -27,7 +27,7 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     /// True if a part of the reserved space has been freed and not yet allocated again.
     fn is_short(&self) -> bool;
 
-    /// Frees a part of the reserved space. Returns false if all reserved space was already freed.
+    /// Frees a part of the reserved disk space. Returns false if all reserved space was already freed.
     fn release_part(&self) -> bool;
 }
 
@@ -35,20 +35,21 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
 /// defaults suit all of them.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The name of the store in errors, usually the engine's name.
+    /// The name of the store in error messages, usually the engine's name.
     pub name: &'static str,
     /// The limits on the history that the store keeps.
     pub retention: Retention,
     /// The clock from which commits take the times of their revisions.
     pub clock: Clock,
-    /// The threads on which blocking work runs.
+    /// The threads on which the store runs blocking work.
     pub blocking: Blocking,
-    /// The id that the opened store must have. If `expected_id` is set, opening a table without rows fails with
+    /// The id that the store in the table must have. If `expected_id` is set, opening a table without rows fails with
     /// `Corrupt` instead of creating a store.
     pub expected_id: Option<Uuid>,
     /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// What the writes through this handle are for. Only writes for some purposes may use reserved disk space.
+    /// What the writes through the store handle are for, for example releasing addresses. Only writes for some purposes
+    /// may use reserved disk space.
     pub purpose: Purpose,
     /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,
@@ -84,7 +85,7 @@ pub enum Blocking {
 }
 
 impl Blocking {
-    /// Runs blocking work on the threads that `self` selects.
+    /// Runs blocking work on the threads that the option selects.
     ///
     /// # Errors
     /// [`JoinError`] if the runtime shuts down before the blocking work is done.
@@ -130,7 +131,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Keeps all history until a compaction.
+    /// Keeps all history until the store is compacted.
     pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None, min_age: None };
 
     /// Limits for a store to which clients of etcd's API write. Clients of etcd's API write more than IPAM does, in

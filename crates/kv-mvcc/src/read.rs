@@ -28,7 +28,7 @@ pub(crate) trait Entries {
 
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
 
-    /// Reads the values of the entries in `pointers`, in this order.
+    /// Reads the values of the entries in `pointers`, in the order of `pointers`.
     fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
         pointers.iter().map(|pointer| self.value(pointer)).collect()
     }
@@ -79,7 +79,8 @@ pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(
     Ok(found)
 }
 
-/// Evaluates a range request on `entries`. The caller must fill in the revision of the returned response.
+/// Evaluates a range request on the entries of a state of the store. The caller must fill in the revision of the
+/// returned response.
 pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<RangeResponse> {
     let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let wanted = if request.content == Content::CountOnly { 0 } else { limit };
@@ -164,7 +165,7 @@ const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 /// end of the log, while writers wait.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
-/// How long a pinned read holds one view of the table.
+/// For how long a pinned read holds one view of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewHold {
     Slices,
@@ -189,21 +190,19 @@ impl ViewSlice {
     }
 }
 
-/// Reads the store at one revision.
-///
 /// For a key that has changed since the pinned revision, the key's first log row after this revision contains the entry
 /// as of the pinned revision. The reader collects these earlier entries of changed keys from the log, in one view after
 /// another. Unchanged keys still have the same rows as at the pinned revision.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The current view of the table. The map `then` undoes all changes after the pinned revision that the current view
-    /// shows.
+    /// The view of the table that the reader currently holds. The map `then` undoes all changes after the pinned
+    /// revision that the current view shows.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
     current: u64,
     at: u64,
-    /// The first log position whose change is not in `then` yet.
+    /// The first log position whose change the reader has not collected into `then` yet.
     seen: LogPosition,
     then: KeyOverlay,
     about: Range,

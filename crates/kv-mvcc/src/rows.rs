@@ -20,7 +20,7 @@ pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlo
 /// The callback of a scan of the log, called with the position, the content and the size in bytes of each log row.
 pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(LogPosition, LogRow, u64) -> ControlFlow<()>;
 
-/// A page of keys that have leases, each with its lease.
+/// A page of keys that are attached to leases, each with its lease.
 #[derive(Default)]
 pub(crate) struct LeasedKeys {
     pub(crate) found: Vec<(LeaseId, Key)>,
@@ -227,7 +227,7 @@ impl<'t> Rows<'t> {
     }
 }
 
-/// The damage of a value of which a row is missing.
+/// The damage report for a value of which a row is missing.
 fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
@@ -292,14 +292,14 @@ fn is_near(one: LogPosition, other: LogPosition) -> bool {
     one < other && other.revision - one.revision <= 1 && other.sub - from <= MAX_SKIPPED_ROWS
 }
 
-/// The state of a scan for values.
+/// The state of a scan that reads values.
 struct ValueScan<'v> {
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
     /// The bytes of the current value read so far, and the number of rows that held them.
     value: Vec<u8>,
     chunks: u32,
-    /// The number of unwanted rows since the last wanted row.
+    /// Number of unwanted rows that the scan has read since the last wanted row.
     between: u32,
 }
 
@@ -309,7 +309,7 @@ impl ValueScan<'_> {
         self.chunks == 0
     }
 
-    /// Processes one row of the scan. Stops the scan if a separate lookup would find the next value faster.
+    /// Processes one row that the scan has read. Stops the scan if a separate lookup would find the next value faster.
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {
@@ -327,7 +327,8 @@ impl ValueScan<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Moves completely read values to the results. An empty value has no rows and so is complete at once.
+    /// Moves the values that the scan has read completely to the results. An empty value has no rows and so is complete
+    /// at once.
     fn take_whole(&mut self) {
         while let Some((pointer, rest)) = self.pointers.split_first() {
             if self.chunks != pointer.chunks() || self.value.len() != pointer.len as usize {

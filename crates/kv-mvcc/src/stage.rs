@@ -43,7 +43,7 @@ struct ChangeTotals {
 }
 
 impl<'r, 't> StagedState<'r, 't> {
-    /// Creates a staged state without changes. `state` is the state row of the table.
+    /// Creates a staged state that has no changes yet. `state` is the state row of the table.
     pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: StateRow) -> Self {
         let tally = ChangeTotals { state, bytes: 0 };
         Self { rows, store, staged: KeyOverlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
@@ -217,7 +217,7 @@ impl<'r, 't> StagedState<'r, 't> {
     /// transactions changed nothing.
     ///
     /// # Errors
-    /// `Corrupt` if a row cannot be encoded.
+    /// `Corrupt` if a staged row cannot be encoded.
     pub(crate) fn finish(self) -> Result<(Vec<Write>, StateRow)> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;

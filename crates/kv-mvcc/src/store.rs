@@ -33,8 +33,8 @@ use crate::writer::{JobQueue, WriteJob};
 /// a single view to the end, so commits wait for the read.
 const MAX_READ_ATTEMPTS: usize = 4;
 
-/// A store with history and watches on an ordered table. Clones of a store are handles to the same store. An open
-/// watch, too, keeps the table open until the watch is dropped or the store is closed.
+/// A store with history and watches, whose rows are in an ordered table. Clones of a store are handles to the same
+/// store. An open watch, too, keeps the table open until the watch is dropped or the store is closed.
 ///
 /// A store needs a tokio runtime, of either flavor. [`Options::blocking`] decides which threads do the work on the
 /// table.
@@ -64,7 +64,7 @@ pub(crate) struct StoreCore {
     /// True while the outcome of a commit is unknown; only the writer reads and sets this flag.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
-    /// Called with the duration of each commit.
+    /// The callback that gets the duration of each commit.
     pub(crate) observer: OnceLock<SyncObserver>,
     /// True while a part of the reserved disk space may be missing; only handles for releases may then write.
     pub(crate) spent: AtomicBool,
@@ -151,7 +151,7 @@ impl MvccStore {
         self.inner.id
     }
 
-    /// The current revision, history and size of the store.
+    /// Returns the current revision, history and size of the store.
     pub fn status(&self) -> StoreStatus {
         let state = self.inner.published().state;
         StoreStatus {
@@ -229,7 +229,7 @@ impl StoreCore {
         if self.published().closed { Err(closed(self.name, operation)) } else { Ok(()) }
     }
 
-    /// Runs `work` with the table, on the threads that [`Options::blocking`] selects.
+    /// Runs the closure `work` with the table, on the threads that [`Options::blocking`] selects.
     ///
     /// # Errors
     /// Any error of `work`; `Closed` if the store was closed; `Corrupt` if the engine panicked.
@@ -249,11 +249,11 @@ impl StoreCore {
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 
-    /// Runs `work` on a reader that is pinned to one revision. A read of the latest revision starts again if compaction
-    /// overtakes it.
+    /// Runs the closure `work` on a reader that is pinned to one revision of the store. A read of the latest revision
+    /// starts again if compaction overtakes it.
     ///
     /// # Errors
-    /// Any error of [`PinnedReader::open`] or `work`.
+    /// Any error of [`PinnedReader::open`] or of the closure `work`.
     pub(crate) fn pinned<T>(
         &self,
         table: &dyn Table,
@@ -384,7 +384,7 @@ pub struct OldestRevision {
 /// The part of the history that consists of changes to one group of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
-    /// The number of changes to the keys of the group.
+    /// The number of changes to the keys of this group.
     pub changes: u64,
     /// The size in bytes of the log rows of these changes, and of the values that the changes superseded.
     pub bytes: u64,

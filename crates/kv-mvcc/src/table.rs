@@ -13,17 +13,17 @@ use kv::Result;
 /// to a separate file that it never syncs, and such a page makes a commit 18 times slower.
 pub const MAX_ROW_BYTES: usize = 6 * 1024;
 
-/// A write of one row.
+/// A write of one row of a table: a new value or a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Sets the row with this key to this value.
+    /// Sets the row with the first field as its key to the value in the second field.
     Put(Vec<u8>, Vec<u8>),
-    /// Removes the row with this key if it exists.
+    /// Removes the row with the given key if the row exists.
     Delete(Vec<u8>),
 }
 
 impl Write {
-    /// The key of the written or removed row.
+    /// The key of the row that is written or removed.
     pub fn key(&self) -> &[u8] {
         match self {
             Self::Put(key, _) | Self::Delete(key) => key,
@@ -49,19 +49,19 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 ///
 /// 1. a commit is atomic, and durable even against power loss once [`Table::commit`] returns `Ok`;
 /// 2. a view is a consistent snapshot: a view shows each commit completely or not at all, and no later commits;
-/// 3. no view shows a commit that is not durable yet;
+/// 3. no view shows a commit that could still be lost in a power failure;
 /// 4. rows are ordered by unsigned byte comparison of their keys.
 ///
 /// After a failed commit, the caller commits nothing more until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// Opens a snapshot view of the table. Callers drop a view soon, because an open view may block commits and other
-    /// views, and no thread opens a second view before it drops the first.
+    /// Opens a view of the table that shows a consistent snapshot. Callers drop a view soon, because an open view may
+    /// block commits and other views, and no thread opens a second view before it drops the first.
     ///
     /// # Errors
     /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn view(&self) -> Result<Box<dyn View + '_>>;
 
-    /// Applies all of the writes or none of them. No two writes of a commit have the same key, and the caller never
+    /// Commits all of the writes, or none of them. No two writes of a commit have the same key, and the caller never
     /// runs two commits at once.
     ///
     /// # Errors

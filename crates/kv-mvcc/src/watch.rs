@@ -29,7 +29,7 @@ use crate::rows::{ROWS_PER_TIME_CHECK, Rows};
 use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
 
-/// Time limit of one scan of the log by a watch.
+/// Maximum time that a watch scans the log at once.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
 /// After a commit, a quiet watch waits this long before it reports its progress. Without the pause, the progress
 /// reports of a thousand quiet watches would be expensive.
@@ -183,8 +183,8 @@ pub struct Changes {
 }
 
 impl MvccStore {
-    /// Reads the events that a watch would deliver up to now, one part per call. This suits callers that release the
-    /// store between two parts, or that read only the past. One call of `changes` takes about 5 ms, or as long as
+    /// Reads the events that a watch would deliver up to now, one part per call. `changes` suits callers that release
+    /// the store between two parts, or that read only the past. One call of `changes` takes about 5 ms, or as long as
     /// reading a single revision takes.
     ///
     /// # Errors
@@ -350,7 +350,7 @@ impl IndexedRange {
 struct RangeIndex {
     keys: SlotList,
     prefixes: SlotList,
-    /// For each length, the number of watched prefixes of this length.
+    /// Number of watched prefixes of each length in bytes.
     lengths: Vec<usize>,
     others: Vec<(Range, usize)>,
 }
@@ -427,7 +427,7 @@ impl SlotList {
 enum WatchNews {
     /// A commit may have changed the watched range at this revision or later.
     Changed(u64),
-    /// No commit up to this revision has changed the watched range.
+    /// No commit up to the contained revision has changed the watched range.
     Passed(u64),
 }
 
@@ -521,7 +521,7 @@ impl WatchRegistration {
         self.watch_index.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
 
-    /// Makes the next commit wake this watch, whatever that commit changes.
+    /// Makes the next commit wake the watch, whatever that commit changes.
     fn wants_any(&self) {
         let mut watches = self.watch_index.watches();
         let slot = watches.slots.get_mut(self.slot);

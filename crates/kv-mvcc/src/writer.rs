@@ -8,11 +8,11 @@
 //!
 //! Each commit also removes a few rows of expired history from the table.
 //!
-//! When the disk is full, all writes fail. Yet releasing an address is what a host with a full disk needs most, so a
-//! handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops history, which
-//! frees space within the engine's files. If dropping history does not suffice, the handle frees parts of the store's
-//! [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. All other handles never use the
-//! reserve, and refuse to write while a part of the reserve is missing.
+//! When the disk is full, all writes to the store fail. Yet releasing an address is what a host with a full disk needs
+//! most, so a handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops
+//! history, which frees space within the engine's files. If dropping history does not suffice, the handle frees parts
+//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. All other handles
+//! never use the reserve, and refuse to write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -42,9 +42,8 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 /// caller by itself. Its argument for the table is `None` if the store was closed before the closure ran.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
-/// A job of the writer's queue.
 pub(crate) enum WriteJob {
-    /// Runs a transaction and sends its response to the caller.
+    /// Runs a transaction and sends the response to the caller.
     Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
     Compact { revision: u64, reply: Reply<()> },
     /// Removes all log rows below the compaction mark.
@@ -69,7 +68,7 @@ impl StoreCore {
     /// Queues a write job and waits for the job's answer.
     ///
     /// # Errors
-    /// Any error of the job; `Closed` if the store was closed.
+    /// Any error of the write job; `Closed` if the store was closed.
     pub(crate) async fn submit<T>(
         self: &Arc<Self>,
         operation: Operation,
@@ -192,8 +191,8 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The compaction succeeded, because its mark is durable. Later commits remove the rows below the
-                    // compaction mark.
+                    // The compaction has succeeded, because the compaction mark is durable. Later commits remove the
+                    // rows below the compaction mark.
                     tracing::warn!(
                         %error,
                         "cannot delete compacted revisions from the store; trying again at later commits"
@@ -404,8 +403,8 @@ impl StoreCore {
         Ok(state)
     }
 
-    /// Fails unless the store accepts writes of this purpose now. If the outcome of an earlier commit is still unknown,
-    /// tries again to determine that outcome.
+    /// Fails unless the store currently accepts writes for the purpose `purpose`. If the outcome of an earlier commit
+    /// is still unknown, tries again to determine that outcome.
     pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
@@ -461,11 +460,11 @@ pub(crate) struct ExpiredHistory {
 }
 
 impl ExpiredHistory {
-    /// No limits: only the history below the compaction mark has expired.
+    /// No limits on the history: only the history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; `now` and
-    /// `newest` are in microseconds since 1970.
+    /// Computes which history has expired under the limits `retention` at the time `now`. `newest` is the time of the
+    /// newest revision; `now` and `newest` are in microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -549,7 +548,7 @@ pub(crate) fn sweep(
             return ControlFlow::Break(());
         }
         if place.revision >= state.compacted {
-            // The newest revision never expires, so the log always contains it.
+            // The newest revision never expires, so the log always contains the newest revision.
             if place.revision >= state.revision || !bounds.has_expired(state, place.revision, &row) {
                 state.swept = place;
                 return ControlFlow::Break(());
@@ -567,8 +566,8 @@ pub(crate) fn sweep(
 }
 
 impl StoreCore {
-    /// Queues a transaction and waits for its response. If a release fails because the disk is full, frees disk space
-    /// and tries the release again.
+    /// Queues a transaction and waits for the transaction's response. If a release fails because the disk is full,
+    /// frees disk space and tries the release again.
     ///
     /// # Errors
     /// Any error of the transaction; `NoSpace` if the disk is full and no disk space can be freed.
@@ -591,7 +590,7 @@ impl StoreCore {
     /// that drops history. On a fuller disk, frees a part of the reserve and then drops history in the freed space.
     ///
     /// # Errors
-    /// The error `full` if no disk space can be freed.
+    /// The disk-full error `full` if no disk space can be freed.
     fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
         if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
             tracing::warn!("the disk is full; deleted old revisions of the store so that addresses can be released");
@@ -600,8 +599,8 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // Dropping history now saves the reserved disk space for later releases. If dropping history fails for lack of
-        // space, the release itself may still fit into the freed space.
+        // Dropping history now saves the rest of the reserved disk space for later releases. If dropping history fails
+        // for lack of space, the release itself may still fit into the freed space.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }

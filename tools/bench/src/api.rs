@@ -26,7 +26,7 @@ const VALUE_BYTES: usize = 1024;
 const FILL: u32 = 128;
 /// The numbers of concurrent clients to measure, each with the lower bound of redb's rate divided by etcd's rate.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
-/// Number of rounds of the measurement.
+/// Number of measuring rounds for each server.
 const ROUNDS: usize = 6;
 const ROUND: Duration = Duration::from_secs(10);
 /// The number of watches on keys that never change.
@@ -40,7 +40,7 @@ struct Server {
     url: String,
     /// The id of the server's process, from which the memory usage is read.
     process: u32,
-    /// Dropping this value ends the server's process.
+    /// The server's process, which ends when this value is dropped.
     _running: Box<dyn Any>,
 }
 
@@ -91,7 +91,8 @@ impl Server {
         Ok(())
     }
 
-    /// Runs one round in which `clients` clients put keys. Returns the puts per second and the duration of each put.
+    /// Runs one measuring round in which `clients` concurrent clients put keys. Returns the puts per second and the
+    /// duration of each put.
     async fn put(&self, clients: usize) -> Outcome<(f64, Times)> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut putting = JoinSet::new();
@@ -133,7 +134,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// Pseudorandom numbers (xorshift), the same in every run.
+/// Generates the same pseudorandom numbers (xorshift) in every run.
 struct Random(u64);
 
 impl Random {

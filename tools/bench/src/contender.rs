@@ -12,7 +12,7 @@ use crate::{Outcome, Programs};
 /// A compared program, and the store that it uses.
 #[derive(Clone, Debug)]
 pub(crate) enum Contender {
-    /// A process that does nothing.
+    /// A process that does nothing and exits.
     Empty { program: PathBuf },
     /// A process that opens a sled store, commits once and closes the store.
     Sled { program: PathBuf, store: PathBuf },
@@ -90,7 +90,7 @@ impl Contender {
         }
     }
 
-    /// Measures a DEL of the container `id`. Returns `None` if the contender is not a plugin.
+    /// Measures the duration of a DEL of the container `id`. Returns `None` if the contender is not a plugin.
     pub(crate) fn del(&self, id: &str) -> Outcome<Option<Duration>> {
         match self {
             Self::Plugin { program, netconf, .. } => {

@@ -12,11 +12,11 @@ use crate::Outcome;
 use crate::report::{Times, print};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of measurements of each kind of call.
+/// Number of measurements of each kind of call to etcd.
 const ROUNDS: u32 = 3000;
-/// Number of calls before the measurement begins.
+/// Number of warm-up calls before the measurement begins.
 const WARM_UP: u32 = 200;
-/// Number of calls while one of the etcd members is dead.
+/// Number of measured calls while one of the etcd members is dead.
 const CALLS: u32 = 1000;
 /// A value of about the size of a block document.
 const VALUE: [u8; 2048] = [b'v'; 2048];

@@ -102,7 +102,6 @@ pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     Ok(())
 }
 
-/// Assigns and releases addresses of one node again and again.
 pub(crate) struct Churn {
     ipam: Ipam,
     pairs: u64,
@@ -127,7 +126,7 @@ impl Churn {
         Ok(attachment)
     }
 
-    /// Assigns an address to a new container and releases it.
+    /// Assigns an address to a new container, and then releases the address.
     pub(crate) async fn pair(&mut self) -> Outcome<()> {
         self.pairs += 1;
         let attachment = self.add(1 << 41 | self.pairs).await?;

@@ -15,7 +15,7 @@ use crate::report::print;
 pub(crate) struct Findings {
     /// The tables, by the names that the pages of the book use for them.
     pub(crate) tables: BTreeMap<String, Table>,
-    /// The plots, by file name.
+    /// The plots, by the names of the SVG files.
     pub(crate) plots: BTreeMap<String, Plot>,
     pub(crate) goals: Vec<Goal>,
 }

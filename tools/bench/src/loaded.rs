@@ -14,7 +14,7 @@ const ROUNDS: u32 = 200;
 /// The content of a filled store, and its name in the report.
 struct Load {
     name: &'static str,
-    /// Number of nodes in the store besides the plugin's own node.
+    /// Number of nodes in the store besides the node on which the plugin runs.
     others: u32,
     own: Share,
 }

@@ -39,10 +39,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Runs one part of the measurements, and prints their table.
+/// A function that runs one part of the benchmark and prints a table of the measurements.
 type Part = fn(&Programs, &Path) -> Outcome<()>;
 
-/// The paths of the programs that are measured.
 #[derive(Debug, Default)]
 struct Programs {
     plugin: PathBuf,
@@ -50,7 +49,7 @@ struct Programs {
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
-    /// A minimal program that commits to etcd, built like the plugin.
+    /// A minimal program that commits to etcd, compiled and linked like the plugin.
     floor_etcd: PathBuf,
     /// A minimal program that creates a veth pair and a route, built like the plugin.
     floor_wire: PathBuf,
@@ -59,7 +58,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// Returns the folder with the programs as they are installed.
+    /// Returns the folder that contains the programs as they are installed.
     fn installed() -> Outcome<PathBuf> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;

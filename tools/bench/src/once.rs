@@ -8,8 +8,8 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// Number of containers on an embedded store. Twenty containers make enough commits for one checkpoint of redb's
-/// journal, which happens after twenty to thirty commits.
+/// Number of containers that are added to an embedded store. Twenty containers make enough commits for one checkpoint
+/// of redb's journal, which happens after twenty to thirty commits.
 const CONTAINERS: u32 = 20;
 
 /// Runs ADD and DEL with the given plugin on a store of the given kind.

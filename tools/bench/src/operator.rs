@@ -30,9 +30,9 @@ const ADDRESSES: u64 = NODES as u64 * BLOCKS as u64 * USED;
 const FILLERS: usize = 64;
 /// The number of measurements of each command.
 const ROUNDS: usize = 3;
-/// Number of ADDs while each operator's command runs.
+/// Number of measured ADDs while an operator's command runs.
 const ADDS: u32 = 200;
-/// Upper bound of the duration of each command, in seconds.
+/// Upper bound of the duration of each operator's command, in seconds.
 const SECONDS: f64 = 5.0;
 const MEMORY: f64 = 300.0;
 const HELD_UP: f64 = 50.0;
@@ -96,7 +96,7 @@ async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Runs an operator's command until it ends. Returns the command's duration and peak memory.
+/// Runs a command of `margay` until the command ends. Returns the command's duration and peak memory.
 fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();

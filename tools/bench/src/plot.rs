@@ -12,8 +12,8 @@ const SIZE: (u32, u32) = (720, 380);
 const COLOURS: [RGBColor; 3] = [RGBColor(0, 90, 181), RGBColor(220, 110, 0), RGBColor(110, 110, 110)];
 const TEXT: RGBColor = RGBColor(40, 40, 40);
 
-/// Draws a plot into a file. The points have equal distances on the x axis, whatever their values; the y axis starts at
-/// 0.
+/// Draws a plot into an SVG file. The points have equal distances on the x axis, whatever their values; the y axis
+/// starts at 0.
 pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;

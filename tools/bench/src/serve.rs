@@ -22,7 +22,7 @@ use crate::{Outcome, Programs};
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// Number of measured rounds with many concurrent callers.
+/// Number of measuring rounds with many concurrent callers.
 const CROWDS: usize = 10;
 /// Number of blocks in the store of the daemon whose memory is measured.
 const BLOCKS: u32 = 10_000;
@@ -66,7 +66,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Reads the file `/proc/PID/FILE` of the daemon's process.
+    /// Reads the file `file` of the daemon's process under `/proc/PID/`.
     fn process(&self, file: &str) -> Outcome<String> {
         Ok(fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?)
     }
@@ -158,9 +158,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Measures many concurrent callers of each contender. The ratio of the slowest calls is the median over all rounds,
-/// because pauses of the machine would decide the 99th percentile of all calls: a pause takes tens of milliseconds, and
-/// hits one or two rounds of every contender, even of empty processes.
+/// Measures the calls of many concurrent callers of each contender. The ratio of the slowest calls is the median over
+/// all rounds, because pauses of the machine would decide the 99th percentile of all calls: a pause takes tens of
+/// milliseconds, and hits one or two rounds of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];

@@ -44,7 +44,7 @@ pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds and deletes containers. Returns the largest size in bytes that the store had.
+/// Adds and deletes `pairs` containers in a new store. Returns the largest size in bytes that the store had.
 async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     let store = fill::create(engine, path).await?;
     let mut churn = Churn::begin(&store).await?;
@@ -70,7 +70,7 @@ fn size(path: &Path) -> Outcome<u64> {
     }
     let mut sum = 0;
     for entry in fs::read_dir(path)? {
-        // After the folder was listed, sled may have removed the file.
+        // Sled may have removed the file since the folder was listed.
         sum += size(&entry?.path()).unwrap_or_default();
     }
     Ok(sum)

@@ -13,7 +13,7 @@ const SECTOR: usize = 512;
 #[derive(Clone, Debug)]
 enum ContentChange {
     Length(usize),
-    /// A write within the file's length.
+    /// A write inside the file, which does not change the file's length.
     Write {
         at: usize,
         bytes: Vec<u8>,
@@ -32,7 +32,7 @@ impl File {
         Self { durable: content.clone(), seen: content, changes: Vec::new() }
     }
 
-    /// Returns the visible content, which programs read.
+    /// Returns the visible content of the file, which programs read.
     pub(crate) fn content(&self) -> &[u8] {
         &self.seen
     }
@@ -153,7 +153,7 @@ impl Folder {
         Self { durable: names.clone(), seen: names, changes: Vec::new() }
     }
 
-    /// Returns the visible entries, which programs read.
+    /// Returns the visible entries of the folder, which programs see.
     pub(crate) fn names(&self) -> &Names {
         &self.seen
     }
@@ -175,7 +175,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Renames the folder's entry `from` to `to`. A folder entry with the name `to` is replaced.
+    /// Renames the entry `from` of the folder to `to`. A folder entry with the name `to` is replaced.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }
@@ -219,11 +219,10 @@ pub struct Cut {
     pub folders: Folders,
 }
 
-/// Draws at random which changes survive one power cut.
 pub(crate) struct Luck {
     random: Rng,
     folders: Folders,
-    /// The percentage of sectors of which some unsynced writes survive.
+    /// The percentage of disk sectors whose unsynced writes survive.
     percent: u8,
 }
 

@@ -45,12 +45,11 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// The power is cut after this many further changes and syncs.
+    /// The power is cut after this many further operations that are changes or syncs.
     Left(u64),
     Cut,
 }
 
-/// A file or a folder on the disk, with its attributes.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) about: About,
@@ -70,7 +69,6 @@ impl Node {
         Self { about, durable_time: about.changed, kind }
     }
 
-    /// Sets the modification time of this file or folder to now.
     pub(crate) fn touch(&mut self) {
         self.about.changed = SystemTime::now();
     }
@@ -139,8 +137,8 @@ impl Disk {
         self.state().power == Power::Cut
     }
 
-    /// Runs `work`, unless the disk's power is cut. The power cannot be cut while `work` runs, so `work` must not wait
-    /// for an operation on the disk.
+    /// Runs the closure `work`, unless the disk's power is cut. The power cannot be cut while `work` runs, so `work`
+    /// must not wait for an operation on the disk.
     pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (state.power != Power::Cut).then(work)
@@ -273,7 +271,7 @@ const ROOT: u64 = 1;
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
-    /// The next unused inode number.
+    /// The next inode number that is not in use.
     pub(crate) next: u64,
 }
 
@@ -342,7 +340,7 @@ impl Image {
     /// Writes the files and folders of this image to a folder on the host that does not exist yet.
     ///
     /// # Errors
-    /// Any I/O error of writing.
+    /// Any I/O error of writing to the host's folder.
     pub fn copy_to(&self, path: &Path) -> io::Result<()> {
         self.copy_node(ROOT, path)
     }

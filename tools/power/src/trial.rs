@@ -68,7 +68,7 @@ fn own_mounts() -> io::Result<()> {
 
 fn probe() -> io::Result<()> {
     let at = std::env::temp_dir().join(format!("margay-power-{}", std::process::id()));
-    // A killed test process may have left its mount point behind.
+    // A killed test process may have left the folder of its mount point behind.
     let _ = fs::remove_dir(&at);
     fs::create_dir(&at)?;
     let probed = mount_and_write(&at);

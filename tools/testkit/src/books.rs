@@ -43,8 +43,8 @@ impl Lab {
         })
     }
 
-    /// Creates a pool, and a missing store. A pool that is smaller than a normal block gets a single block of its own
-    /// size.
+    /// Creates a pool, and also the store if it is missing. A pool that is smaller than a normal block gets a single
+    /// block of its own size.
     pub fn pool(&self, name: &str, cidr: &str) {
         let cidr: IpNet = cidr.parse().unwrap();
         let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));

@@ -63,8 +63,8 @@ impl Certificates {
         self.folder.path().join(name)
     }
 
-    /// Starts an etcd server with these certificates. The list `more` contains additional command-line arguments of
-    /// etcd.
+    /// Starts an etcd server that uses the issued certificates. The list `more` contains additional command-line
+    /// arguments of etcd.
     pub fn etcd(&self, more: &[String]) -> Result<Etcd> {
         let with = |flag: &str, name: &str| format!("{flag}={}", self.path(name).display());
         let mut arguments = vec![with("--cert-file", "server.pem"), with("--key-file", "server.key")];

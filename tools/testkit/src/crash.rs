@@ -32,7 +32,7 @@ const KINDS: u64 = 5;
 const FULL_LOG: usize = 10_000;
 /// Maximum number of containers that have addresses at the same time.
 const MOST_HELD: usize = 100;
-/// The number of plugin calls whose duration is measured.
+/// Number of plugin calls whose durations are measured before the test.
 const MEASURED: usize = 24;
 /// Maximum number of attempts to stop a call while it has the store open.
 const ATTEMPTS: usize = 200;
@@ -58,9 +58,9 @@ impl Life {
         Self(calls)
     }
 
-    /// Draws a random moment after the start of a call. Half of the drawn moments are spread up to the longest measured
-    /// duration of a call. The other moments are spread up to the median duration of a call, because a few calls take
-    /// very long on a busy machine.
+    /// Draws a random moment, as the time since the start of a plugin call. Half of the drawn moments are spread up to
+    /// the longest measured duration of a call. The other moments are spread up to the median duration of a call,
+    /// because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -141,7 +141,7 @@ impl World {
         Victim::start(self.call(verb, container), &self.lab.store)
     }
 
-    /// Runs an ADD that is not killed.
+    /// Runs an ADD to completion, without killing it.
     pub fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();

@@ -32,7 +32,7 @@ impl Dns {
         Ok(dns)
     }
 
-    /// Replaces the SRV records of a name.
+    /// Replaces the SRV records that the server returns for a name.
     pub fn set(&self, name: &str, records: &[Srv]) {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), records.to_vec());
     }
@@ -41,7 +41,7 @@ impl Dns {
         let mut buffer = [0; 512];
         while let Ok((length, asker)) = socket.recv_from(&mut buffer) {
             if let Some(answer) = self.answer(&buffer[..length]) {
-                // Sending fails if the client has closed its socket by now.
+                // Sending the answer fails if the client has closed its socket by now.
                 let _ = socket.send_to(&answer, asker);
             }
         }

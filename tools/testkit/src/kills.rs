@@ -13,8 +13,8 @@ use crate::random::Random;
 
 const CALLERS: u64 = 6;
 const ROUNDS: u64 = 25;
-/// Calls are killed within this time after their start, in milliseconds. A plugin call takes a few milliseconds alone,
-/// and tens of milliseconds beside other calls.
+/// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
+/// alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 30;
 /// Maximum time in milliseconds between the ADD and the DEL of a container.
 const LIFE: u64 = 20;

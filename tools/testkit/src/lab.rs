@@ -40,7 +40,7 @@ impl Engine {
         self.name
     }
 
-    /// Returns the other one of the two embedded engines.
+    /// Returns the other of the two embedded engines: redb for sled, sled for redb.
     pub fn other(self) -> Self {
         ENGINES.into_iter().find(|engine| *engine != self).unwrap()
     }
@@ -125,7 +125,7 @@ impl Lab {
         });
     }
 
-    /// Deletes all keys in etcd that have the given prefix.
+    /// Deletes all keys with the given prefix from etcd.
     pub fn erase(&self, prefix: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {

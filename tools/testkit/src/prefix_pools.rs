@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::lab::Lab;
 use crate::process::Outcome;
 
-/// Creates a pool of prefixes, and a missing store.
+/// Creates a pool of prefixes, and also the store if it is missing.
 pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     let pool = NewPool::new(name, cidr.parse().unwrap()).with_prefix_length(length);
     lab.with_ipam(Create::IfMissing, async |ipam, deadline| {

@@ -48,25 +48,25 @@ impl Call {
         Self { program: plugin(), environment, conf: conf.to_string(), uid: None }
     }
 
-    /// Sets an environment variable for the plugin.
+    /// Sets an environment variable for the plugin call.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Removes an environment variable of the plugin.
+    /// Removes an environment variable of the plugin call.
     pub fn without(mut self, name: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self
     }
 
-    /// Sets the interface in the container (`CNI_IFNAME`).
+    /// Sets the container interface of the plugin call (`CNI_IFNAME`).
     pub fn on(self, interface: &str) -> Self {
         self.with("CNI_IFNAME", interface)
     }
 
-    /// Sets the program to run, for example another plugin.
+    /// Sets the program that the call runs, for example another plugin.
     pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self

@@ -22,8 +22,8 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run the given programs. `use_instead` must be called before any helper that runs a
-/// program.
+/// Makes the helpers of `testkit` run the given programs in this process. `use_instead` must be called before any
+/// helper that runs a program.
 ///
 /// # Panics
 /// Panics if this process has already used the programs under test, or set them before.

@@ -221,7 +221,7 @@ impl Etcd {
     /// Kills the process of this etcd member with SIGKILL.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // The process may have ended by itself already.
+            // The process of the etcd member may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -12,8 +12,8 @@ use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
-/// Calls are killed within this time after their start, in milliseconds. A plugin call takes a few milliseconds alone,
-/// and tens of milliseconds beside other calls.
+/// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
+/// alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
 /// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer until each workload has
 /// had this number of ADDs.

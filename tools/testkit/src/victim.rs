@@ -122,7 +122,7 @@ impl Victim {
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills the plugin process. Returns the call's outcome if the process had already ended by itself.
+    /// Kills the plugin process of this call. Returns the call's outcome if the process had already ended by itself.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();

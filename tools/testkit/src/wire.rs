@@ -20,8 +20,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Creates a veth pair. The far end of the pair, the simulated device, gets the given addresses with their prefix
-    /// lengths.
+    /// Creates a veth pair with one end in a new network namespace. The far end of the pair, the simulated device, gets
+    /// the given addresses with their prefix lengths.
     pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };

@@ -123,7 +123,7 @@ pub(crate) struct Daemon {
     location: Location,
     /// The URL at which the daemon offers etcd's API; `None` if it does not offer this API.
     api: Option<String>,
-    /// Additional command-line arguments of `margay serve`.
+    /// Additional command-line arguments for `margay serve`.
     options: &'static [&'static str],
     child: Child,
 }

@@ -135,8 +135,8 @@ impl Following {
     /// Waits until the checker has checked all revisions, runs the final checks, and returns the number of checked
     /// revisions.
     ///
-    /// `worked` is the result of the run's workload. The value in `worked`, for example a server, is dropped only after
-    /// the checker has finished.
+    /// The parameter `worked` is the result of the run's workload. The value in `worked`, for example a server, is
+    /// dropped only after the checker has finished.
     ///
     /// # Errors
     /// The violation that the checker found, or else the failure of the run's workload.
@@ -202,7 +202,7 @@ pub(crate) struct Replay {
     counted: Counts,
     /// The number of addresses that the block documents record, by handle and block.
     held: Counts,
-    /// The owner and the block that each affinity document names.
+    /// The owner and the block of each affinity document.
     affine: BTreeSet<(String, String)>,
     /// The affinities that the model of Calico left behind when it deleted their blocks.
     abandoned: BTreeSet<(String, String)>,

@@ -76,11 +76,10 @@ impl Store for Observed {
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// One commit in this number is delayed, on average.
+    /// On average, one commit in `rarity` commits is delayed.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
-    /// The delayed commits that have not happened yet.
     late: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -160,26 +159,26 @@ pub enum Sabotage {
     /// No part of the run is broken on purpose.
     #[default]
     None,
-    /// One commit in fifty happens without a check of its guards.
+    /// One commit in fifty is carried out without a check of its guards.
     Guards,
-    /// One commit in fifty is acknowledged but does not happen.
+    /// One commit in fifty is acknowledged but not carried out.
     Commits,
-    /// One commit in fifty happens without its last write.
+    /// One commit in fifty is carried out without its last write.
     Atomicity,
     /// Callers do not record their pending commits before sending them.
     Intents,
 }
 
 impl Sabotage {
-    /// Returns the average number of commits of which one is delayed. A missing record of a pending commit does harm
-    /// only if a delayed commit happens after a DEL, so delays are frequent with [`Sabotage::Intents`], and the torture
-    /// detects missing records within seconds.
+    /// Returns how rare delayed commits are: on average, one commit in the returned number is delayed. A missing record
+    /// of a pending commit does harm only if a delayed commit happens after a DEL, so delays are frequent with
+    /// [`Sabotage::Intents`], and the torture detects missing records within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// One commit in this number is sabotaged, on average.
+/// On average, one commit in this number of commits is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.
@@ -191,7 +190,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
+    /// Wraps a store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
     /// concern stores.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {

@@ -11,9 +11,9 @@ const REMEMBERED: usize = 24;
 /// How an event of the store changes which container holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// From this event on, the container holds the address.
+    /// From the revision of this event on, the container holds the address.
     Given(IpAddr, String),
-    /// From this event on, the container no longer holds the address.
+    /// From the revision of this event on, the container no longer holds the address.
     Taken(IpAddr, String),
 }
 
@@ -23,7 +23,8 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// The worker has sent a DEL. The number is the newest revision that the worker had seen before the DEL.
+    /// The worker has sent a DEL of the container. The number is the newest revision that the worker had seen before
+    /// the DEL.
     Deleting(i64),
 }
 
@@ -154,9 +155,9 @@ impl Ledger {
         left
     }
 
-    /// Records a revision of the store. If a container's acknowledged DEL must be visible at the revision, the ledger
-    /// checks the container and forgets it. The closure `held` returns the addresses that a container holds at the
-    /// revision.
+    /// Records the changes of one revision of the store. If a container's acknowledged DEL must be visible at the
+    /// revision, the ledger checks the container and forgets it. The closure `held` returns the addresses that a
+    /// container holds at the revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {

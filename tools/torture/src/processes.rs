@@ -1,11 +1,11 @@
 //! Runs the workers as processes that are killed with SIGKILL, for example between sending a commit and receiving its
 //! response.
 //!
-//! A run consists of rounds. Each round starts some worker processes under new names, kills each of them a little
-//! later, and then deletes the containers of the killed workers, as a container runtime would. A worker prints each
-//! operation before it starts, and its result afterwards; what a killed worker has written can still be read from the
-//! pipe. While workers use an embedded store, no other process opens it, so the checker checks the new revisions after
-//! each round. On etcd, the checker follows the store during the whole run.
+//! A run of the torture with worker processes consists of rounds. Each round starts some worker processes under new
+//! names, kills each of them a little later, and then deletes the containers of the killed workers, as a container
+//! runtime would. A worker prints each operation before it starts, and its result afterwards; what a killed worker has
+//! written can still be read from the pipe. While workers use an embedded store, no other process opens it, so the
+//! checker checks the new revisions after each round. On etcd, the checker follows the store during the whole run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -156,7 +156,7 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
-    /// Receives a message for each line that the worker process prints.
+    /// Receives a message for each line that the worker process has printed.
     begun: std::sync::mpsc::Receiver<()>,
     node: String,
     name: String,
@@ -204,7 +204,7 @@ impl Process {
     }
 }
 
-/// The place of the store that the workers use.
+/// How the workers of the run reach the store.
 enum Place {
     Folder(PathBuf),
     Server(String),

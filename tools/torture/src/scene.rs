@@ -104,7 +104,8 @@ pub(crate) struct Session {
 }
 
 impl Access {
-    /// Creates the access to a store that stays open. The allocator records its pending commits in `intents`.
+    /// Creates the access to a store that the worker keeps open. The allocator records its pending commits in
+    /// `intents`.
     pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn PendingCommits>) -> Self {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
@@ -137,7 +138,7 @@ impl Access {
 }
 
 impl Session {
-    /// Closes the store if it was opened for one operation only.
+    /// Closes the store if it was opened for a single operation.
     pub(crate) async fn end(self) -> Result<()> {
         match self.opened {
             Some(store) => store.close().await,

@@ -109,10 +109,10 @@ struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
 }
 
-/// Runs the plan. Once a minute, `progress` is called with a line of measurements.
+/// Runs the plan. The function `progress` is called with a line of measurements once a minute.
 ///
 /// # Errors
-/// The first fault that the run found.
+/// An error for the first fault that the long run found.
 pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");

@@ -69,7 +69,6 @@ impl<W: Witness> Worker<W> {
         Self { access, witness, node, name, rng, deaths, containers: Vec::new(), next: 0 }
     }
 
-    /// Runs one random operation of the worker.
     pub(crate) async fn step(&mut self) -> Result<(), Failure> {
         let session = self.access.begin().await?;
         if session.is_served {
@@ -273,7 +272,7 @@ impl<W: Witness> Worker<W> {
         let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
-            // The nodes already own all blocks of the pools.
+            // The nodes already own all blocks of the pools, so no block is left.
             Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
             Some(Err(error)) => self.judge("block ensured", &error)?,
             None => {}
@@ -325,7 +324,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Counts an expected error; fails on any other error.
+    /// Counts an error that the torture expects; fails on any other error.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {

@@ -180,7 +180,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
         assert!(error.to_string().contains("in the way"), "{error}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    // Folders take the places of the store's files.
+    // Folders are created at the paths of the store's files.
     let store = folder.path().join("store");
     small_store(engine, &store);
     for name in ["queue", "store.id"] {
@@ -219,8 +219,8 @@ fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     }
 }
 
-/// With a journal, the newest commits are only in the journal. A store that has lost its journal must be refused, even
-/// if the file `head`, which records the newest revision, is lost as well.
+/// If an engine has a journal, its newest commits are only in the journal. A store that has lost its journal must be
+/// refused, even if the file `head`, which records the newest revision, is lost as well.
 fn store_is_refused_without_its_journal(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let (journal, head) = (path.join("journal"), path.join("head"));

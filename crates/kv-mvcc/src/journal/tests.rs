@@ -354,7 +354,7 @@ fn journal_views_are_snapshots_beside_writer() {
                 scans.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Commits until the reading thread has made many scans.
+        // The test commits until the reading thread has made many scans.
         let mut n = 0;
         while !reader.is_finished() {
             let seen = scans.load(Ordering::Relaxed);

@@ -25,7 +25,7 @@ struct Watched {
     clock: Arc<AtomicI64>,
     /// The real time of the test, in seconds since 2026.
     now: i64,
-    /// The error of the store's clock in seconds.
+    /// By how many seconds the store's clock is ahead of the real time.
     off: i64,
     /// The real time at which each revision was made, starting with revision 2.
     made: Vec<i64>,
@@ -81,8 +81,8 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Generates the steps of a test. In each step, the test waits some seconds, may change the error of the clock, and
-/// makes a revision.
+/// Generates the random steps of a test of the clock. In each step, the test waits some seconds, may change the error
+/// of the clock, and makes a revision.
 fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
     prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {

@@ -139,7 +139,7 @@ async fn damage_is_found_when_whole_store_is_lost() {
 #[tokio::test]
 async fn newer_format_is_refused() {
     let table = sample().await;
-    // The row says format 3, which a future version may use.
+    // The format row says format 3, which a future version may use.
     let mut row = 3_u32.to_be_bytes().to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(b"mformat");

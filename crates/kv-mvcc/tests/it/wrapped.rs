@@ -21,7 +21,6 @@ pub(crate) enum Fault {
 struct Shared {
     /// How many commits succeed before the fault occurs, and which fault occurs.
     fault: Mutex<Option<(usize, Fault)>>,
-    /// While this flag is set, [`Table::recover`] fails.
     broken: AtomicBool,
     failed: AtomicBool,
     /// The time that a scan takes per row, in microseconds.
@@ -46,12 +45,11 @@ impl Wrapped {
         self.fail_after(0, fault);
     }
 
-    /// Makes one commit fail after `commits` successful commits.
+    /// Makes one commit of the table fail, after `commits` successful commits.
     pub(crate) fn fail_after(&self, commits: usize, fault: Fault) {
         *self.shared.fault.lock().unwrap() = Some((commits, fault));
     }
 
-    /// True until the injected fault has occurred.
     pub(crate) fn has_fault(&self) -> bool {
         self.shared.fault.lock().unwrap().is_some()
     }

@@ -22,7 +22,7 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// How long the other client's puts are measured each time.
+/// The duration of each measurement of the other client's puts.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
 const VALUE: [u8; 256] = [b'v'; 256];
@@ -121,7 +121,7 @@ impl Stage {
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 
-    /// Runs the load until `over` is set. Returns the number of changes that the load made.
+    /// Puts the load `load` on etcd until `over` is set. Returns the number of changes that the load made.
     async fn work(&mut self, load: Load, over: &Arc<AtomicBool>) -> Outcome<usize> {
         match load {
             Load::None => {
@@ -215,7 +215,7 @@ fn other_process(url: &str) -> Outcome<[f64; 2]> {
     numbers.first_chunk().copied().ok_or_else(|| format!("the other client failed: {said}").into())
 }
 
-/// Puts keys for the duration of one measurement. Prints the p50 and p90 of the puts in milliseconds.
+/// Puts keys to etcd for the duration of one measurement. Prints the p50 and p90 of the puts in milliseconds.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_puts(url: &str) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

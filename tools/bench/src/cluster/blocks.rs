@@ -30,7 +30,7 @@ struct Stage {
     received: u64,
 }
 
-/// Measures pools of all block sizes, alternating between them.
+/// Measures pools with each of the block sizes, alternating between the pools.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }
@@ -89,7 +89,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// Creates hosts, and assigns all of their addresses of a round.
+    /// Creates new hosts, each of which assigns the addresses of one round.
     async fn start_hosts(&mut self, round: usize) -> Outcome<()> {
         let names: Vec<String> = (0..HOSTS).map(|number| format!("round-{round}-host-{number}")).collect();
         self.ground.register(names.clone()).await?;

@@ -13,7 +13,7 @@ use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
 pub(crate) const CALLERS: usize = 16;
-/// Number of ADDs of each caller in a round.
+/// Number of ADDs that each caller makes in a round.
 pub(crate) const EACH: usize = 30;
 const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
@@ -88,7 +88,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Runs all callers concurrently. Returns the time until the last caller has ended, and the duration of each call.
+/// Runs all callers of the plugin concurrently. Returns the time until the last caller has ended, and the duration of
+/// each call.
 pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {

@@ -29,13 +29,12 @@ const BLOCKS: usize = 1 << 14;
 /// separately.
 const CLAIMED: [usize; 4] = [0, 5_000, 10_000, 14_600];
 const HOSTS: usize = 5_000;
-/// Number of measured claims on each pool.
+/// Number of block claims that are measured on each pool.
 const CLAIMS: usize = 150;
-/// Number of ADDs on the full pool.
+/// Number of refused ADDs that are measured on the full pool.
 const REFUSALS: usize = 5;
 
 struct Stage {
-    /// The etcd server, which ends when this value is dropped.
     _ground: Ground,
     host: Host,
     claimed: usize,
@@ -109,7 +108,7 @@ impl Stage {
     }
 }
 
-/// Measures claims of blocks on all servers, alternating between them.
+/// Measures claims of blocks on each server, alternating between the servers.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }

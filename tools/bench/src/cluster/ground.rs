@@ -213,7 +213,6 @@ impl Ground {
     }
 }
 
-/// The IP families of requested addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Families {
     V4,
@@ -226,7 +225,7 @@ pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
     Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)
 }
 
-/// Returns the key and the document of a node.
+/// Returns the key and the value of a node's document.
 pub(super) fn node(name: &str) -> Outcome<(Key, Value)> {
     let node = Node::new(name, Labels::new(), "6f0c2f6e-3f44-4b8e-9e53-0a2f4a9d7c11", OffsetDateTime::now_utc());
     Ok((keys::resource(ResourceKind::Node, name), node.encode()?))

@@ -19,15 +19,14 @@ use crate::findings::{Bound, Findings, Line, Plot};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The numbers of concurrent hosts, each with its number of rounds. Few hosts are measured in more rounds, because a
-/// round with few hosts is short.
+/// The numbers of concurrent hosts that are measured, each with the number of rounds. Few hosts are measured in more
+/// rounds, because a round with few hosts is short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
 /// Number of addresses that each host assigns in a round. The addresses of a round and the `RESIDENTS` addresses that
 /// each host has from the start fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 
-/// The measurements with one number of concurrent hosts.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) rates: Vec<f64>,
@@ -205,7 +204,8 @@ pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> O
     Ok((begun.elapsed(), times))
 }
 
-/// Runs all futures concurrently. Returns the time until the last future has completed, and the duration of each call.
+/// Runs all futures of `work` concurrently. Returns the time until the last future has completed, and the duration of
+/// each call.
 async fn at_once<F>(work: impl Iterator<Item = F>) -> Outcome<(Duration, Times)>
 where
     F: Future<Output = Result<Times, String>> + Send + 'static,

@@ -13,7 +13,6 @@ use crate::Outcome;
 /// This key stands for all documents that commits guard but that never change, such as pools and settings.
 const SHARED: &str = "raw/shared/document";
 
-/// A store that records a copy of each commit.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     inner: EtcdStore,
@@ -25,7 +24,7 @@ impl Recorder {
         Self { inner, commits: Arc::default() }
     }
 
-    /// Returns the commits that were recorded since the last call.
+    /// Returns the commits that were recorded since the last call of `take`.
     pub(super) fn take(&self) -> Vec<Shape> {
         let commits = std::mem::take(&mut *self.commits.lock().unwrap_or_else(PoisonError::into_inner));
         commits.iter().map(Shape::of).collect()
@@ -68,7 +67,7 @@ pub(super) struct Shape {
     puts: Vec<Put>,
     /// Number of guards on single keys that the commit does not write.
     keys: usize,
-    /// Number of guards on ranges of keys.
+    /// Number of the commit's guards on ranges of keys.
     ranges: usize,
 }
 
@@ -119,7 +118,7 @@ impl Bare {
         Ok(Self { client, name, written: Vec::new(), shared, made: 0 })
     }
 
-    /// Writes the document that the commits of all clients guard.
+    /// Writes the document on which all clients have a guard in their commits.
     pub(super) async fn prepare(client: &mut Client) -> Outcome<()> {
         client.put(SHARED, vec![b'x'; 400], Some(PutOptions::new())).await?;
         Ok(())

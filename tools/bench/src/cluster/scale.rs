@@ -20,7 +20,7 @@ const ROUNDS: u32 = 200;
 const HOSTS: usize = 10;
 const HOST_ROUNDS: usize = 8;
 
-/// Measures etcds with different numbers of nodes, alternating between them.
+/// Measures etcds with different numbers of nodes, alternating between the etcds.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut grounds = Vec::new();

@@ -147,7 +147,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// The index of ptp in the list of contenders.
+/// The index of Debian's plugin ptp in the list of contenders.
 const PTP: usize = 1;
 const ETCD: usize = 2;
 const REDB: usize = 3;

@@ -112,7 +112,7 @@ fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstru
     Ok(what)
 }
 
-/// Returns the positions of all bytes that are not zero.
+/// Returns the positions in a file of all bytes that are not zero.
 fn written_parts(bytes: &[u8]) -> Vec<usize> {
     bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| at).collect()
 }

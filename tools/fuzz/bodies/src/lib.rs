@@ -36,7 +36,7 @@ pub use txns::txn_check;
 pub struct Target {
     /// The name of the cargo-fuzz program, and of the folder with this target's seeds.
     pub name: &'static str,
-    /// The function that runs the fuzz target on an input.
+    /// The function that runs the fuzz target on one input.
     pub run: fn(&[u8]),
 }
 

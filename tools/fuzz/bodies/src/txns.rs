@@ -56,7 +56,7 @@ fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -
     Ok(all)
 }
 
-/// Generates a key, sometimes of about the maximum length.
+/// Generates a random key, sometimes with about the maximum length.
 fn any_key(input: &mut Unstructured<'_>) -> Result<Key> {
     if input.ratio(1, 16)? {
         return Ok(Key::from(vec![b'k'; input.int_in_range(4095..=4098)?]));

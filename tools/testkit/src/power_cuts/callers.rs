@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_micros(500);
 /// not lost.
 const KILLS: u64 = 8;
 
-/// The parameters of all callers in one test round.
+/// The parameters of all callers in one round of the test.
 pub struct Work<'a> {
     pub disk: &'a Disk,
     pub conf: &'a Value,
@@ -34,11 +34,10 @@ pub struct Work<'a> {
     pub last: Option<u64>,
     /// The approximate number of disk operations in one plugin call.
     pub operations: u64,
-    /// The number of calls that the daemon has answered so far.
+    /// The number of plugin calls that the daemon has answered so far.
     pub by_daemon: &'a AtomicU64,
 }
 
-/// Why the wait for a plugin process has ended.
 enum End {
     Exit(ExitStatus),
     Killed,
@@ -60,7 +59,7 @@ impl Work<'_> {
         });
     }
 
-    /// Makes a plugin call. Returns false if the power was cut during the plugin call.
+    /// Makes one ADD or DEL with the plugin. Returns false if the power was cut during the plugin call.
     fn call(&self, random: &mut Random) -> bool {
         let (verb, container) = self.ledger().begin(random);
         let call = Call::new(verb, &container, self.conf);
@@ -73,7 +72,7 @@ impl Work<'_> {
         };
         let output = child.wait_with_output().unwrap();
         if !status.success() {
-            // A call may fail only if the power was cut.
+            // A plugin call may fail only if the power was cut.
             assert!(self.disk.is_cut(), "{call:?}: {status}, {}", String::from_utf8_lossy(&output.stdout));
             return false;
         }

@@ -186,8 +186,8 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Assigns addresses of a block that was just read. The number of addresses is first added to the handle's count;
-    /// then the block is written.
+    /// Assigns addresses of the block `block`, which was just read. The number of addresses is first added to the
+    /// handle's count; then the block is written.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -270,7 +270,7 @@ impl Calico {
         Ok(released)
     }
 
-    /// Releases one address, whichever handle holds it.
+    /// Releases one address, whichever handle the address belongs to.
     pub(crate) async fn release_ip(&self, ip: IpAddr, cidr: &str) -> Done<Vec<IpAddr>> {
         let gone = self.release_from(cidr, |held, _| held == ip).await?;
         for (_, handle) in &gone {

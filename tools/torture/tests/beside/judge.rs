@@ -80,8 +80,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the addresses whose handle document does not count their block. A release of the handle would miss the
-    /// returned addresses.
+    /// Returns the assigned addresses whose handle document does not count their block. A release of the handle would
+    /// miss the returned addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -105,7 +105,7 @@ impl Judge {
     /// Applies the changes of the next revision and checks the new state of the documents.
     ///
     /// # Errors
-    /// The violated rule, with the keys that the revision changed.
+    /// An error for the violated rule, which names the keys that the revision changed.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -122,7 +122,7 @@ impl Judge {
         })
     }
 
-    /// Checks the rules for a revision that Margay has written.
+    /// Checks the rules for a revision that Margay wrote.
     fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let now = &self.now;
         let mut pairs = BTreeSet::new();

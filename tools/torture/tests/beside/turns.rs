@@ -79,7 +79,7 @@ struct Table {
     states: Mutex<Vec<State>>,
     /// The next store call of each actor that waits for its turn.
     calls: Mutex<Vec<Call>>,
-    /// For each actor, the notification that its turn has come.
+    /// For each actor, the notification that it is the actor's turn.
     turns: Vec<Notify>,
     changed: Notify,
 }
@@ -156,7 +156,7 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// What an actor does with its store. The future's output describes the outcome.
+/// What an actor does with its store, as a function of the store. The future's output describes the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
 /// An actor of a run: its side (Calico or Margay), and what it does with the store.
@@ -233,7 +233,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         }
         let awake = waiting.iter().filter(|actor| !asleep.contains(actor));
         let mut possible: Vec<Choice> = awake.map(|actor| Choice::Next(*actor)).collect();
-        // Only Calico's callers may halt for ever; Margay's always finish.
+        // Only the callers of Calico's side may halt for ever; Margay's callers always finish.
         if waiting.iter().all(|actor| sides[*actor] == Side::Calicos) {
             possible.push(Choice::Die);
         }
