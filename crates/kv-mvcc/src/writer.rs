@@ -619,6 +619,7 @@ impl StoreCore {
     /// Refuses a write that is not a release while a part of the reserved disk space is missing.
     ///
     /// # Errors
+    /// `NoSpace` if a part of the reserved disk space is missing.
     fn check_reserve(&self, operation: Operation, purpose: Purpose) -> Result<()> {
         if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
@@ -630,6 +631,8 @@ impl StoreCore {
         Ok(())
     }
 
+    /// Checks that the disk has space for a commit of any purpose.
+    ///
     /// # Errors
     /// `NoSpace` if the disk has no space for a commit; `Io` if the disk is not writable.
     pub(crate) fn check_room(&self) -> Result<()> {
