@@ -163,9 +163,9 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
 
 /// Gives all files that root created in a store's folder to the folder's owner, who could not use the store otherwise.
 ///
-/// While this function runs, the folder's owner could put anything into the folder, for example a link to a system
-/// file. Therefore the function follows no symbolic links, and changes only folders and plain files without further
-/// hard links.
+/// While `give_to_owner` runs, the folder's owner could put anything into the folder, for example a link to a system
+/// file. For safety, `give_to_owner` follows no symbolic links, and changes only folders and plain files without
+/// further hard links.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(());

@@ -198,9 +198,9 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     caught(&folder.label, Operation::Compact, || engine.shrink(&entry, &folder.label.store))
 }
 
-/// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. The check fails
-/// if this process lacks permission, a part of the path is a file, the folder contains another program's files, or the
-/// disk is full.
+/// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. Fails if this
+/// process lacks permission to create files, a part of the path is a file, the folder contains another program's files,
+/// or the disk is full.
 ///
 /// # Errors
 /// The error that an attempt to create the store would return.
@@ -267,7 +267,7 @@ pub struct FolderStaging {
     label: StoreLabel,
     store: PathBuf,
     folder: PathBuf,
-    /// The open staging folder, whose lock ends when this file is closed or the process is killed.
+    /// The open staging folder, whose lock ends when the folder is closed or the process is killed.
     _lock: File,
 }
 

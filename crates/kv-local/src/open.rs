@@ -24,7 +24,7 @@ use super::store_folder::{FolderContents, StoreFolder};
 
 /// A database library that keeps a table of ordered rows in a store's folder.
 pub trait Engine: Send + Sync {
-    /// The engine's name. Margay's programs also use this name as the `datastore_type` of the engine's stores.
+    /// The engine's name. Margay's programs also use the engine's name as the `datastore_type` of its stores.
     fn name(&self) -> &'static str;
 
     /// The name of the engine's only file or folder in the store's folder. An engine that has several files or
@@ -53,8 +53,8 @@ pub trait Engine: Send + Sync {
     /// Shrinks the engine's files at `entry` as much as possible. The caller holds the store lock and has closed the
     /// engine's files.
     ///
-    /// No data may be lost if the process is killed during this call. The default implementation of `shrink` does
-    /// nothing.
+    /// The store must lose no data if the process is killed while `shrink` runs. The default implementation of `shrink`
+    /// does nothing.
     ///
     /// # Errors
     /// The errors of [`Engine::open`].

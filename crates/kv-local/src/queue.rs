@@ -150,8 +150,8 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all lower tickets in one step would also be correct. But then all waiting processes would wait for the
-/// lock holder's byte, and each release of the store lock would wake all of them.
+/// Waiting for all lower tickets in one step would also be correct. In that case, however, each release of the store
+/// lock would wake all waiting processes.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {

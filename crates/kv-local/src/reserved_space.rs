@@ -141,8 +141,8 @@ impl SpaceReserve for ReservedSpace {
                 }
                 Ok(())
             }
-            // This process may use the store but not read the file `ballast`. The process's writes will show whether
-            // the disk has room.
+            // The process may use the store but not read the file `ballast`; the process's writes will show whether the
+            // disk has room.
             Err(_) => Ok(()),
         }
     }

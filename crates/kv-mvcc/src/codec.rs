@@ -40,8 +40,8 @@ const ROW_VERSION: u8 = 1;
 const ROW_VERSION_WITH_EXTRA: u8 = 2;
 /// The length in bytes of the encoding version and the checksum at the start of each row.
 const SEAL_BYTES: usize = 5;
-/// Maximum number of bytes of a value that one row stores. This number is part of the store format, because it decides
-/// into how many rows a value is split.
+/// Maximum number of bytes of a value that one row stores; part of the store format, because it decides into how many
+/// rows a value is split.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
 /// The decoder's limit in bytes: twice the longest key, which is more than any encoded row needs.

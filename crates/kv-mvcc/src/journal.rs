@@ -8,7 +8,7 @@
 //! KiB, usually without moving them to the engine. Short-lived processes, which commit once, therefore rarely write to
 //! the engine.
 //!
-//! These rules make the journal safe against crashes:
+//! The following rules make the journal safe against crashes:
 //!
 //! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the numbers of the
 //!   last journal record and of the checkpoint, which show after a restart which journal records the engine already

@@ -12,8 +12,8 @@ use crate::options::{Inspection, Retention};
 use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
-/// Up to this number of live keys, opening a store checks all of them. A damaged engine may lose rows silently, and
-/// checking 4,096 keys takes at most a few milliseconds.
+/// Maximum number of live keys for which opening a store checks all live keys. A damaged engine may lose rows silently,
+/// and checking 4,096 keys takes at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
 pub(crate) struct OpenFacts {

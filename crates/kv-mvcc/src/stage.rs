@@ -13,8 +13,8 @@ use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
-/// Maximum number of bytes of rows that one transaction may change. This limit keeps a whole commit, with all its
-/// transactions and the removal of expired history, below 64 MiB.
+/// Maximum number of bytes of rows that one transaction may change. The limit per transaction keeps a whole commit,
+/// with the removal of expired history, below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
 /// Estimated number of bytes, rounded up, that a change of a key writes in addition to three copies of the key and one
 /// of the value.
@@ -22,8 +22,8 @@ const CHANGE_OVERHEAD_BYTES: usize = 160;
 
 /// An uncommitted state of the store: changes on top of the table.
 ///
-/// A staged state holds a view of the table. This open view delays no commit, because only the writer commits, and the
-/// writer is busy with staging.
+/// A staged state holds a view of the table. The view of a staged state delays no commit, because only the writer
+/// commits, and the writer is busy with staging.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,

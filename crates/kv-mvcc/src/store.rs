@@ -186,7 +186,7 @@ impl MvccStore {
     /// Closes the store for all its handles: waits for running calls, then drops the table. From the start of `close`
     /// on, every other call and every watch fails with `Closed`. Closing a closed store does nothing.
     ///
-    /// A store that is never closed closes its table on the thread that drops the last handle.
+    /// If `close` is never called, the thread that drops the last handle of the store closes the table.
     ///
     /// # Errors
     /// `Corrupt` if the engine panicked while its table was closed.
@@ -513,7 +513,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // The pages at the older revision must not show this later change of the store.
+            // Pages that are read at the older revision must not show later changes of the store.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

@@ -1,5 +1,5 @@
 //! Implements the writer: a queue of write jobs, and the task that drains this queue. All commits of a store go through
-//! this queue.
+//! the writer's queue.
 //!
 //! A caller puts a write job into the queue and waits for the job's answer. A job in an empty queue starts a task that
 //! drains the queue and ends when the queue is empty again. Transactions that are queued at the same time are committed
@@ -8,8 +8,8 @@
 //!
 //! Each commit also removes a few rows of expired history from the table.
 //!
-//! When the disk is full, all writes to the store fail. Yet releasing an address is what a host with a full disk needs
-//! most, so a handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops
+//! When the disk is full, all writes to the store fail. A host with a full disk, however, needs most of all to release
+//! addresses, so a handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops
 //! history, which frees space within the engine's files. If dropping history does not suffice, the handle frees parts
 //! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. All other handles
 //! never use the reserve, and refuse to write while a part of the reserve is missing.
@@ -33,13 +33,13 @@ use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 const MAX_GROUP_TXNS: usize = 256;
-/// Once the transactions of a commit have this many bytes of rows, no further transactions are added to the commit.
+/// Number of bytes of rows from which on no further transactions are added to a commit.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
 /// A change of the table that is not a transaction, for example a grant of a lease. The closure sends its result to its
-/// caller by itself. Its argument for the table is `None` if the store was closed before the closure ran.
+/// caller by itself. The closure's argument for the table is `None` if the store was closed before the closure ran.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 pub(crate) enum WriteJob {
@@ -345,8 +345,8 @@ impl StoreCore {
     /// reopens the table to find out whether the commit happened.
     ///
     /// # Errors
-    /// The engine's error. Its outcome says whether the reopened table contains the commit, or is `Unknown` if the
-    /// table could not be reopened.
+    /// The engine's error. The error's outcome says whether the reopened table contains the commit, or is `Unknown` if
+    /// the table could not be reopened.
     pub(crate) fn commit(
         &self,
         table: &dyn Table,
@@ -453,9 +453,10 @@ fn sweep_budget(writes: usize) -> usize {
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
-    /// Log rows from before this time, in microseconds since 1970, have expired.
+    /// The time, in microseconds since 1970, before which all log rows have expired.
     expired_before: Option<u64>,
-    /// The limit on the number of revisions applies only to log rows from before this time, in microseconds since 1970.
+    /// The limit on the number of revisions applies only to log rows from before the time `counted_before`, in
+    /// microseconds since 1970.
     counted_before: Option<u64>,
 }
 
@@ -487,8 +488,8 @@ impl ExpiredHistory {
     ///
     /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
     /// jumped. After a jump of the clock, all earlier revisions look old. Revisions that only look old must be kept
-    /// until the maximum age has passed since the jump. Therefore the age limit applies only if the times of the newest
-    /// expired and the oldest kept revision are less than a day apart.
+    /// until the maximum age has passed since the jump. To protect these revisions, the age limit applies only if the
+    /// times of the newest expired and the oldest kept revision are less than a day apart.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };

@@ -49,7 +49,7 @@ impl Daemon {
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // These variables configure the C library's memory allocator as the daemon's systemd unit does.
+        // The two environment variables configure the C library's memory allocator as the daemon's systemd unit does.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();

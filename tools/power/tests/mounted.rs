@@ -30,7 +30,8 @@ fn main() -> ExitCode {
 
 struct Ground {
     disk: Disk,
-    // Fields are dropped in this order, so the disk is unmounted before the folder with its mount point is removed.
+    // Fields are dropped in order of declaration, so the disk is unmounted before the folder with its mount point is
+    // removed.
     _mounted: Mounted,
     folder: TempDir,
 }

@@ -59,7 +59,7 @@ impl Life {
     }
 
     /// Draws a random moment, as the time since the start of a plugin call. Half of the drawn moments are spread up to
-    /// the longest measured duration of a call. The other moments are spread up to the median duration of a call,
+    /// the longest measured duration of a call. All other moments are spread up to the median duration of a call,
     /// because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
@@ -90,8 +90,8 @@ impl World {
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a `World` whose store has a history of the maximum length. Also returns the durations of ADDs and DELs
-    /// on this store.
+    /// Creates a `World` whose store has a history of the maximum length. The result also contains the durations of
+    /// ADDs and DELs on this store.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();

@@ -15,8 +15,8 @@ const SPAN: Duration = Duration::from_secs(3);
 /// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
 /// alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
-/// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer until each workload has
-/// had this number of ADDs.
+/// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer, until each workload
+/// has had enough ADDs.
 const FEWEST: u32 = 5;
 
 /// Returns a plugin call for a container that belongs to a workload.

@@ -159,7 +159,7 @@ impl Following {
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 const AFFINITIES: &str = "/calico/ipam/v2/host/";
-/// A key that the model of Calico writes in each of its transactions, to mark them.
+/// A key that the model of Calico writes in each of its transactions, so that the checker recognizes them.
 pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
 
 /// The fields of a block's JSON document that the checker needs.

@@ -178,7 +178,7 @@ impl Sabotage {
     }
 }
 
-/// On average, one commit in this number of commits is sabotaged.
+/// On average, one commit in `SABOTAGE_RARITY` commits is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.

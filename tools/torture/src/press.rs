@@ -1,6 +1,6 @@
 //! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
-//! processes that open the store directly. Meanwhile no call of any other client may hang, and the clients' throughput
-//! must not drop too far while other processes open the store directly.
+//! processes that open the store directly. During the disturbance no call of any other client may hang, and the
+//! clients' throughput must not drop too far while other processes open the store directly.
 
 use std::fmt;
 use std::future::Future;

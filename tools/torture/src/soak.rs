@@ -352,8 +352,8 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
 
 /// The time to live of each lease, in seconds; the daemon grants none shorter.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// After its last renewal, a lease must have expired within this time. `LEASE_GONE_TIMEOUT` is long, because the daemon
-/// may hand over the store before the lease expires.
+/// Maximum time after its last renewal within which a lease must have expired. `LEASE_GONE_TIMEOUT` is long, because
+/// the daemon may hand over the store before the lease expires.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The interval between two renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);

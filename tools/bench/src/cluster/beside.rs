@@ -116,7 +116,7 @@ impl Stage {
         let begun = Instant::now();
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
-        // Even if the load failed, this waits for the other client, so that no process is left running.
+        // The other client is awaited even if the load failed, so that no process is left running.
         let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }

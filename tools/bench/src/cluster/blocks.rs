@@ -97,7 +97,7 @@ impl Stage {
         // Each round has its own container numbers, so that no two containers have the same id.
         let calls = round * EACH..(round + 1) * EACH;
         for host in &hosts {
-            // This call makes the host connect to etcd before the measurement begins.
+            // The host connects to etcd here, before the measurement begins.
             host.ipam.config(fill::soon()).await?;
             host.store.take();
         }

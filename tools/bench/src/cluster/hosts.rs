@@ -121,7 +121,7 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     for name in names {
         bare.push(Bare::connect(ground.client().await?, name).await?);
     }
-    // This call makes all hosts connect to etcd before the measurement begins.
+    // All hosts connect to etcd here, before the measurement begins.
     assign_all(&hosts, 0..1).await?;
     release_all(&hosts, 0..1).await?;
     Ok((hosts, bare))

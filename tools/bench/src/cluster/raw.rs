@@ -10,7 +10,7 @@ use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnRes
 
 use crate::Outcome;
 
-/// This key stands for all documents that commits guard but that never change, such as pools and settings.
+/// The key `SHARED` stands for all documents that commits guard but that never change, such as pools and settings.
 const SHARED: &str = "raw/shared/document";
 
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ pub fn damaged_rows(data: &[u8]) {
     }
     if let Err(error) = block_on(use_all(&table)) {
         let text = error.to_string();
-        // This error would report that the engine panicked, but the engine in memory must never panic.
+        // The text reports a panic of the engine, but the engine in memory must never panic.
         assert!(!text.contains("the engine gave up"), "{text}");
     }
 }
@@ -112,7 +112,7 @@ async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     let store = open(Box::new(table.clone()))?;
     let now = store.status().revision;
     let mark = store.status().compacted;
-    // Each of these calls may fail, because it may read a damaged row.
+    // Each store call below may fail, because the call may read a damaged row.
     let _ = quiet(store.list(Range::All).await)?;
     for at in [mark.get(), mark.get().saturating_add(1), now.get().saturating_sub(1), now.get()] {
         let _ = quiet(store.range(RangeRequest::new(Range::All).with_at(Revision::new(at))).await)?;

@@ -19,8 +19,8 @@ use crate::random::Random;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval at which a caller checks whether its plugin process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// While the disk has power, one call in this number is killed, on average. The unsynced writes of a killed call are
-/// not lost.
+/// While the disk has power, one plugin call in `KILLS` calls is killed, on average. The unsynced writes of a killed
+/// call are not lost.
 const KILLS: u64 = 8;
 
 /// The parameters of all callers in one round of the test.

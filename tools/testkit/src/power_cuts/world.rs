@@ -30,9 +30,9 @@ const OPERATIONS: u64 = 30;
 /// The moment of a test round at which the power is cut.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// The power is cut after this number of disk operations, or earlier if all calls have ended.
+    /// The power is cut after the given number of disk operations, or earlier if all calls have ended.
     Operation(u64),
-    /// The power is cut when the answer with this number arrives in the round.
+    /// The power is cut when a caller receives the answer with the given number in the round.
     Answer(u64),
 }
 
