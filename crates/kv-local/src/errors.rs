@@ -11,14 +11,12 @@ use super::queue;
 /// The URL and folder of a store, for error messages.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreLabel {
-    /// The store's URL, for example `redb:///var/lib/margay/ipam.redb`.
     pub(crate) store: String,
     /// The absolute path of the store's folder.
     pub(crate) folder: PathBuf,
 }
 
 impl StoreLabel {
-    /// Converts an I/O error at `path` to a store error.
     pub(crate) fn io(&self, path: &Path, error: io::Error) -> Error {
         use io::ErrorKind as Io;
         let name = path.display();
@@ -40,17 +38,16 @@ impl StoreLabel {
         self.error(kind, detail).with_source(error)
     }
 
-    /// Returns the error for a missing store that the open options do not allow to create.
+    /// Returns the error for a missing store that the open options forbid to create.
     pub(crate) fn missing(&self) -> Error {
         self.error(ErrorKind::Missing, format!("nothing in {}", self.folder.display()))
     }
 
-    /// Returns the error for a damaged store.
     pub(crate) fn damaged(&self, what: &str) -> Error {
         self.error(ErrorKind::Corrupt, self.advice(what))
     }
 
-    /// Returns the error for a store that has lost its newest revisions.
+    /// Returns the error for a store whose newest revision is below the recorded one.
     pub(crate) fn regressed(&self, newest: Revision, seen: u64) -> Error {
         let folder = self.folder.display();
         let detail = format!(
@@ -60,7 +57,7 @@ impl StoreLabel {
         self.error(ErrorKind::RevisionRegressed, detail)
     }
 
-    /// Adds advice to an error about damage or a full disk if the error has no detail yet.
+    /// Adds advice to an error about damage or a full disk, unless the error already has a detail.
     pub(crate) fn advise(&self, error: Error) -> Error {
         match error.kind() {
             _ if error.detail().is_some() => error,
@@ -80,7 +77,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, store_of(&self.folder, engine))
     }
 
-    /// Returns the error for a folder on a file system that other machines may have mounted as well.
+    /// Returns the error for a store folder on a file system that other machines may have mounted as well.
     pub(crate) fn shared_file_system(&self, name: &str) -> Error {
         let detail = format!(
             "{} is on {name}, where the locks that keep processes apart cannot be trusted: give a path on a disk of this \
@@ -90,7 +87,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// Returns the error for a folder that contains another program's files.
+    /// Returns the error for a store folder that contains another program's files.
     pub(crate) fn foreign_folder(&self, found: &str) -> Error {
         let detail = format!(
             "{} holds {found} and no store: give a folder that does not exist yet, or an empty one",
@@ -99,7 +96,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// Returns the error for a store lock that did not become free in time.
+    /// Returns the error for a store lock that was still taken when the maximum wait ended.
     pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
         let who = match queue::find_holder(queue) {
             Some(process) => format!("process {process} has it"),
@@ -109,7 +106,6 @@ impl StoreLabel {
         self.error(ErrorKind::Locked, detail)
     }
 
-    /// Creates an error of the kind `kind` for opening the store.
     pub(crate) fn error(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         Error::new(kind, Operation::Open, self.store.clone()).with_detail(detail)
     }

@@ -2,8 +2,8 @@
 //! file systems that several machines share, on which a store must not be.
 //!
 //! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
-//! machine, or silently lose locks when a connection breaks. On a file system that does not keep locks reliably, two
-//! processes could have the store open at the same time.
+//! machine, or silently lose locks when a connection breaks. Without reliable locks, two processes could have the store
+//! open at the same time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -14,14 +14,12 @@ use nix::sys::stat::{major, minor};
 use nix::sys::statfs::statfs;
 use rustix::fs::{Access, Dir, Mode, OFlags, access, openat};
 
-/// The mode of a store's files.
 const FILE_MODE: u32 = 0o600;
-/// The mode of a store's folders.
 pub(crate) const FOLDER_MODE: u32 = 0o700;
 /// The mode of missing parent folders that are created for a store's folder.
 const PARENT_MODE: u32 = 0o755;
 
-/// Creates a store's folder and its missing parent folders. An existing store folder is not changed.
+/// Creates a store's folder and its missing parent folders. Does not change an existing store folder.
 pub(crate) fn create(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -32,8 +30,8 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails if [`create`] would fail for a reason that is visible without creating anything. The error is returned with
-/// the path that causes the failure.
+/// Fails if [`create`] would fail for a reason that can be seen without creating anything. The result contains the
+/// error and the path that causes the error.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
@@ -54,10 +52,10 @@ fn create_parents(path: &Path) -> io::Result<()> {
 
 fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        // The mode of the new folder is set again in case the umask removed bits.
+        // The umask may have removed bits from the new folder's mode, so the mode is set again.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // If the folder exists by now, another process has created it first. A file at the folder's path is still an
-        // error.
+        // If the folder exists now, another process has created the folder first. A file instead of a folder at the
+        // path is still an error.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -68,7 +66,7 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Returns the folder that contains a path. For a path without a slash, the result is the current folder.
+/// Returns the parent folder of a path; for a path without a slash, the current folder.
 fn parent(path: &Path) -> Option<&Path> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
@@ -76,13 +74,13 @@ fn parent(path: &Path) -> Option<&Path> {
     }
 }
 
-/// Syncs a folder, so that the names of the folder's entries are durable.
+/// Syncs a folder, so that the names of its entries are durable.
 pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Syncs the parent folders of `path`, so that their names are durable. Skips folders on other file systems and folders
-/// that this user may not read.
+/// Syncs the parent folders of `path`, so that their names are durable. Skips parent folders on other file systems, and
+/// parent folders that this user may not read.
 pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     let device = fs::metadata(path)?.dev();
     for above in path.ancestors().skip(1) {
@@ -98,14 +96,12 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file for reading and writing, and creates the file if it is missing.
 pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
     let file = options().create(true).truncate(false).open(path)?;
     restrict(path, FILE_MODE)?;
     Ok(file)
 }
 
-/// Opens an existing file for reading and writing.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     options().open(path)
 }
@@ -116,7 +112,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Writes a small file atomically: after a crash, the file has either its complete old or its complete new content.
+/// Writes a small file atomically: after a crash, the file has its complete old or its complete new content.
 pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = options().create(true).truncate(true).open(&draft)?;
@@ -130,7 +126,7 @@ pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     }
 }
 
-/// Sets the modes of `path` and of all files and folders under it to the modes of a store's files and folders.
+/// Sets the modes of `path` and of everything under it to the modes of a store's files and folders.
 pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.is_dir() {
         return restrict(path, FILE_MODE);
@@ -138,7 +134,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     restrict(path, FOLDER_MODE)?;
     for entry in fs::read_dir(path)? {
         match restrict_all(&entry?.path()) {
-            // The engine may remove one of its files while the modes of its files are being set.
+            // The engine may remove one of its files while the loop sets their modes.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -146,7 +142,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Syncs the names and contents of `path` and of all files and folders under it.
+/// Syncs the names and contents of `path` and of everything under it.
 pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
@@ -156,7 +152,8 @@ pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     sync(path)
 }
 
-/// Changes the mode of a path if the path has a different mode. Only the owner of a path and root can change its mode.
+/// Changes the mode of a path unless the path already has this mode. Only the owner of a path and root can change its
+/// mode.
 pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     if fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         return Ok(());
@@ -164,11 +161,10 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Makes the folder's owner the owner of all files that root created in a store's folder. If root owned files in the
-/// store's folder, the folder's owner could not use the store.
+/// Gives all files that root created in a store's folder to the folder's owner, who could not use the store otherwise.
 ///
 /// While `give_to_owner` runs, the folder's owner could put anything into the folder, for example a link to a system
-/// file. `give_to_owner` follows no symbolic links, and changes the owner only of folders and of plain files without
+/// file. For safety, `give_to_owner` follows no symbolic links, and changes only folders and plain files without
 /// further hard links.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
     if !nix::unistd::geteuid().is_root() {
@@ -187,8 +183,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // An entry that cannot be opened is skipped: either the entry is a symbolic link, or the engine has removed the
-        // file.
+        // An entry that cannot be opened is a symbolic link, or a file that the engine has removed by now.
         let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
         let file = File::from(file);
         let found = file.metadata()?;
@@ -239,11 +234,11 @@ const SHARED_KINDS: [(u32, &str); 19] = [
 ];
 
 /// The number by which the kernel identifies all FUSE file systems. Only the type name of a FUSE file system shows
-/// whether several machines share it.
+/// whether several machines can share it.
 const FUSE_KIND: u32 = 0x6573_5546;
 
-/// The type names of FUSE file systems that several machines can share. All other FUSE file systems, for example
-/// fuse-overlayfs and virtiofs, count as local.
+/// The type names of FUSE file systems that several machines can share. Other FUSE file systems, such as fuse-overlayfs
+/// and virtiofs, count as local.
 const SHARED_FUSE: [&str; 16] = [
     "sshfs",
     "glusterfs",
@@ -263,8 +258,8 @@ const SHARED_FUSE: [&str; 16] = [
     "smbnetfs",
 ];
 
-/// Returns the name of the file system that contains `path` if several machines share this file system. Returns `None`
-/// for a local file system and for a file system of unknown type.
+/// Returns the name of the file system at `path` if several machines can share it; `None` for a local file system and
+/// for one of unknown type.
 ///
 /// # Errors
 /// `NotFound` if no file or folder exists at `path`.

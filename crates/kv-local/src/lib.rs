@@ -2,10 +2,10 @@
 //!
 //! # Inside
 //!
-//! This crate contains what all engines on disk share: the store's folder, the queue for the lock on this folder, and
-//! the store's identity.
+//! This crate contains what all engines on disk share: the store's folder, the queue for the store lock, and the
+//! store's identity.
 //!
-//! A store is a folder that only the folder's owner can read:
+//! A store is a folder that only its owner can read:
 //!
 //! ```text
 //! queue      the lock file: one process at a time, first come first served (never unlinked)

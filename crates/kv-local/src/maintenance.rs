@@ -3,10 +3,10 @@
 //!
 //! [`peek`] needs no lock, so it works even while another process holds the store lock or hangs while holding it.
 //!
-//! When a store is replaced, the new store appears at the path of the old store in one step. Until the replacement, the
-//! new store is built in the folder `PATH.restoring` beside the old store, where no program opens a store. When the new
-//! store is complete, its folder is renamed to the path of the old store. A process that is killed before the rename
-//! leaves the folder `PATH.restoring` behind, and the next replacement removes this folder.
+//! When a store is replaced, the new store appears at the path of the old store in one step. The new store is built in
+//! the folder `PATH.restoring` beside the old store, where no program opens a store. The complete store is then renamed
+//! to the path of the old store. A process that is killed before the rename leaves `PATH.restoring` behind, and the
+//! next replacement removes this folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -28,20 +28,20 @@ use super::queue::{self, StoreLock};
 use super::revision_file;
 use super::store_folder::{FolderContents, IDENTITY_FILE, Identity, QUEUE_FILE, REVISION_FILE, StoreFolder, is_known};
 
-/// The facts about a store that can be read without the store lock and without opening the store.
+/// What can be learned about a store without the store lock and without opening the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StorePeek {
     /// The engine that the file `store.id` names; `None` if the file is missing or cannot be read.
     pub engine: Option<String>,
-    /// The layout version of the store's folder if this program does not support that version; otherwise `None`. The
-    /// layout version is not the format of the store's rows, which is known only after opening the store.
+    /// The layout version of the store's folder if this program does not support it; otherwise `None`. The layout
+    /// version is not the format of the store's rows.
     pub unknown_layout: Option<u32>,
     /// The store's id; `None` if the file `store.id` is missing or damaged, or has an unknown layout without an id.
     pub id: Option<Uuid>,
     /// The total size of all files in the store's folder, in bytes.
     pub bytes: u64,
-    /// The process that has the store lock.
+    /// The process that has the store lock, if any.
     pub holder: LockHolder,
     /// The number of processes that wait for the store lock.
     pub waiting: usize,
@@ -54,8 +54,8 @@ pub enum LockHolder {
     None,
     /// A process has the store lock, for example `12345 (margay-ipam)`.
     Process(String),
-    /// A process has the store lock but was not found: it belongs to another user, whose processes only root sees, or
-    /// it has just ended.
+    /// A process has the store lock but could not be found: it belongs to another user, whose processes only root sees,
+    /// or it has just ended.
     Unseen,
 }
 
@@ -90,11 +90,11 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
 }
 
 /// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A process that
-/// keeps the store open for a long time polls `waiting`, and releases the store lock when another process waits. One
-/// call of `waiting` costs a few microseconds.
+/// keeps the store open for long polls the number of waiting processes, and releases the store lock when another
+/// process waits. One call of `waiting` costs a few microseconds.
 ///
 /// # Errors
-/// `Io`.
+/// `Io` if the queue file cannot be read.
 pub fn waiting(engine: &dyn Engine, path: &Path) -> Result<usize> {
     let folder = StoreFolder::new(engine, path);
     Ok(folder.io(QUEUE_FILE, tickets(&folder.path(QUEUE_FILE)))?.saturating_sub(1))
@@ -107,7 +107,7 @@ pub struct QueueFile {
 }
 
 impl QueueFile {
-    /// Opens the queue file that is currently in the folder `path`.
+    /// Opens the queue file of the store in the folder `path`.
     ///
     /// # Errors
     /// `Missing` if there is no store; `Io` if the file cannot be opened.
@@ -116,18 +116,18 @@ impl QueueFile {
         Ok(Self { queue: folder.io(QUEUE_FILE, File::open(folder.path(QUEUE_FILE)))? })
     }
 
-    /// Returns the number of processes that hold the store lock or wait for it; 0 if reading the queue fails.
+    /// Returns the number of processes that hold the store lock or wait for it; 0 if the queue file cannot be read.
     pub fn count(&self) -> usize {
         queue::tickets(&self.queue).map_or(0, |tickets| tickets.len())
     }
 }
 
-/// Reads the newest revision of the store of `engine` in the folder `path`, for a process that polls for changes.
-/// Reading this revision needs no store lock. Returns `None` if no file records the newest revision; then only opening
-/// the store can tell it.
+/// Reads the newest revision of the store of `engine` in the folder `path` without the store lock, for a process that
+/// polls for changes. Returns `None` if no file records the newest revision, so that the store must be opened to read
+/// it.
 ///
 /// # Errors
-/// `Io`.
+/// `Io` if the file `head` cannot be read.
 pub fn newest(engine: &dyn Engine, path: &Path) -> Result<Option<Revision>> {
     let folder = StoreFolder::new(engine, path);
     match revision_file::newest(&folder.path(REVISION_FILE)) {
@@ -146,8 +146,8 @@ fn tickets(queue: &Path) -> io::Result<usize> {
     }
 }
 
-/// Returns the total size of all files in a folder and its subfolders, in bytes. Files that are removed while the
-/// function runs do not count.
+/// Returns the total size of all files in a folder and its subfolders, in bytes. Files that are removed while `size`
+/// runs do not count.
 fn size(path: &Path) -> io::Result<u64> {
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
     match fs::symlink_metadata(path) {
@@ -170,15 +170,15 @@ fn size(path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Free disk space in bytes that a new store needs in addition to its journal. The file `ballast` is not counted,
-/// because a store also works without it.
+/// Free disk space in bytes that a new store needs in addition to its journal. The size of the file `ballast` is not
+/// included, because a store also works without `ballast`.
 const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 
 /// Waits for the store lock, then shrinks the files of the store of `engine` in the folder `path` as far as the engine
 /// can.
 ///
 /// # Errors
-/// See [`open_blocking`]. If shrinking the store fails, no data is lost.
+/// See [`open_blocking`]. If shrinking fails, the store loses no data.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
@@ -188,8 +188,8 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == CommitLog::Journal {
-        // The journal must be applied before the engine's files are shrunk, because journal records may remove rows
-        // from the engine.
+        // The journal is applied first, because its records may remove rows from the engine and so let the engine's
+        // files shrink further.
         let revision_file = Arc::new(folder.open_revision_file()?);
         let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
         let table = journaled(&folder, revision_file, table)?;
@@ -199,11 +199,11 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
 }
 
 /// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. Fails if this
-/// process lacks permission, a part of the path is a file, the folder contains another program's files, or the disk is
-/// full.
+/// process lacks permission to create files, a part of the path is a file, the folder contains another program's files,
+/// or the disk is full.
 ///
 /// # Errors
-/// The error that creating the store would return.
+/// The error that an attempt to create the store would return.
 pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
     let log_bytes = if engine.log() == CommitLog::Journal { JOURNAL_BYTES } else { 0 };
     StoreFolder::new(engine, path).check_creatable(MIN_FREE_DISK_BYTES + log_bytes)
@@ -218,8 +218,8 @@ pub struct FormatUpgrade {
     pub to: u32,
 }
 
-/// Waits for the store lock, then upgrades the store of `engine` in the folder `path` to the newest format. The upgrade
-/// from format 1 to format 2 rewrites no rows. Programs that do not support the newest format will refuse to open the
+/// Waits for the store lock, then upgrades the store of `engine` in the folder `path` to the newest format. An upgrade
+/// from format 1 to format 2 rewrites no rows. Programs that do not support the newest format refuse to open the
 /// upgraded store.
 ///
 /// # Errors
@@ -244,7 +244,7 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         FolderContents::Complete(_) | FolderContents::Unnamed => Ok(false),
         FolderContents::Nothing | FolderContents::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
-            // Another process may have created the store first, with another format of its rows.
+            // Another process may have created the store first, with rows of another format.
             Ok(store.status().format == options.format)
         }
     }
@@ -260,27 +260,27 @@ pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &Open
     Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
 
-/// The temporary folder in which a replacement store is built. Dropping a `FolderStaging` removes the temporary folder.
+/// A temporary folder in which a replacement for a store is built. Dropping a `FolderStaging` removes the temporary
+/// folder.
 #[derive(Debug)]
 pub struct FolderStaging {
     label: StoreLabel,
-    /// The folder of the new store, which will replace the old store's folder.
     store: PathBuf,
     folder: PathBuf,
-    /// The staging folder, kept open because closing it would release the lock on it. If the process is killed, the
-    /// kernel releases the lock on the staging folder.
+    /// The open staging folder, whose lock ends when the folder is closed or the process is killed.
     _lock: File,
 }
 
 impl FolderStaging {
-    /// Creates the staging folder for a store that will replace the store of `engine` in the folder `path`. The staging
-    /// folder of an earlier replacement whose process was killed is removed.
+    /// Creates the staging folder for a store that will replace the store of `engine` in the folder `path`. Removes a
+    /// staging folder that a killed process has left behind.
     ///
     /// # Errors
-    /// `Locked` if another process is building a replacement of the same store; `Io`, `NoSpace`.
+    /// `Locked` if another process is building a replacement of the same store; `Io` or `NoSpace` if the staging folder
+    /// cannot be created.
     pub fn begin(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let mut label = StoreFolder::new(engine, path).label;
-        // If the path is a symbolic link, the link's target is replaced, not the link.
+        // If the path is a symbolic link, the folder that it points to is replaced, not the link.
         if let Ok(real) = fs::canonicalize(&label.folder) {
             label.folder = real;
         }
@@ -294,7 +294,7 @@ impl FolderStaging {
             Err(TryLockError::WouldBlock) => return Err(busy()),
             Err(TryLockError::Error(error)) => return Err(label.io(&folder, error)),
         }
-        // Another process may have removed the staging folder just now, at the end of its own replacement.
+        // Another process may have removed the staging folder just now, at the end of its replacement of the store.
         if !is_at(&lock, &folder) {
             return Err(busy());
         }
@@ -303,17 +303,17 @@ impl FolderStaging {
         Ok(Self { label, store, folder, _lock: lock })
     }
 
-    /// The path at which the caller must create the new store's folder. No folder exists at the returned path yet.
+    /// The path at which the caller must create the new store's folder, which does not exist yet.
     pub fn store(&self) -> &Path {
         &self.store
     }
 
-    /// Takes the lock of the store that will be replaced. The lock is kept until the result is dropped or passed to
+    /// Takes the lock of the store that will be replaced, until the result is dropped or passed to
     /// [`finish`](Self::finish). Returns `None` if the folder of the old store is missing or empty.
     ///
     /// # Errors
     /// `Locked` if the store lock did not become free in time; `Unsupported` if the folder contains something other
-    /// than a store; `Io`.
+    /// than a store; `Io` if the folder cannot be read.
     pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<FolderReplacement>> {
         let path = &self.label.folder;
         match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
@@ -323,19 +323,18 @@ impl FolderStaging {
             Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
-        // `Create::IfMissing` lets `take_lock` create a new queue file for a damaged store that has lost its queue
-        // file.
+        // `Create::IfMissing` lets `take_lock` create a new queue file if a damaged store has lost its own.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
         Ok(Some(FolderReplacement { folder, _lock: lock }))
     }
 
-    /// Renames the folder of the new store to its final path. The folder of the old store `old` at the final path is
-    /// renamed to another path. Returns the path that the old store has now.
+    /// Renames the new store's folder to its final path, after moving the old store `old` from there to another path.
+    /// Returns the old store's new path.
     ///
     /// # Errors
     /// `Unsupported` if another store was created at the final path first, or if the file system cannot exchange two
-    /// folders; `Io`. If `finish` fails, the old store stays at its path.
+    /// folders; `Io` if renaming fails. If `finish` fails, the old store is still at its path.
     pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
         let path = &self.label.folder;
         let io = |error: io::Error| self.label.io(path, error);
@@ -353,7 +352,7 @@ impl FolderStaging {
             .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
-        // First the new store gets the path `aside`; then the kernel exchanges it with the old store. The old store
+        // The new store first gets the path `aside`, and then the kernel exchanges it with the old store. The old store
         // must never be in the staging folder, because that folder is removed later.
         fs::rename(&self.store, &aside).map_err(io)?;
         if let Err(errno) = renameat_with(CWD, &aside, CWD, path, RenameFlags::EXCHANGE) {
@@ -366,8 +365,8 @@ impl FolderStaging {
             });
         }
         self.sync_parent().map_err(io)?;
-        // Once the old store's lock is released, the processes in the old store's queue notice that the folder was
-        // replaced, and queue in the new folder.
+        // When the old store's lock is released, the processes in its queue notice that the folder was replaced, and
+        // queue in the new folder.
         drop(old);
         Ok(Some(aside))
     }
@@ -384,7 +383,7 @@ impl Drop for FolderStaging {
     }
 }
 
-/// The locked old store that is about to be replaced.
+/// The locked old store that a new store is about to replace.
 #[derive(Debug)]
 pub struct FolderReplacement {
     folder: StoreFolder,
@@ -395,7 +394,7 @@ impl FolderReplacement {
     /// The newest revision that the old store's file `head` records; 0 if unknown.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io` if the file `head` cannot be read.
     pub fn newest_revision(&self) -> Result<u64> {
         Ok(self.folder.open_revision_file()?.seen())
     }

@@ -1,5 +1,5 @@
-//! Opens and creates stores in folders on disk. The table of an open store owns the store lock, and converts panics of
-//! the engine to errors.
+//! Opens and creates stores in folders on disk. The table of an open store owns the store lock, and converts the
+//! engine's panics to errors.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -27,37 +27,37 @@ pub trait Engine: Send + Sync {
     /// The engine's name. Margay's programs also use the engine's name as the `datastore_type` of its stores.
     fn name(&self) -> &'static str;
 
-    /// The name of the engine's only file or folder in the store's folder. If the engine has several files or temporary
-    /// files, all of them are in one folder of this name.
+    /// The name of the engine's only file or folder in the store's folder. An engine that has several files or
+    /// temporary files keeps all of them in one folder with the name `entry`.
     fn entry(&self) -> &'static str;
 
-    /// The engine's data files that are never empty, as paths relative to the store's folder. The list contains at
-    /// least one file, unless the engine keeps no data on disk.
+    /// The engine's data files that are never empty, as paths relative to the store's folder. The list of files is
+    /// empty only if the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
-    /// How the engine's commits become durable. Choose `Journal` for an engine that needs more than one sync per
+    /// How commits of the engine become durable. Choose `Journal` for an engine that needs more than one sync per
     /// commit.
     fn log(&self) -> CommitLog;
 
-    /// Opens the engine's table at the absolute path `entry`, and creates the table if it is missing. `store` is the
-    /// store's name for errors.
+    /// Opens the engine's table at the absolute path `entry`, or creates a missing table. `store` is the store's name
+    /// for error messages.
     ///
-    /// The caller holds the store lock, catches panics, and makes no commit after a failed commit. If the engine is
-    /// used with a journal, the opened table's rows need not be durable before the next commit. The caller commits
+    /// The caller holds the store lock, catches panics, and makes no commit after a failed commit. With a journal in
+    /// front of the engine, the rows of the opened table need not be durable yet: the caller makes another commit
     /// before it shows rows that a power loss could remove.
     ///
     /// # Errors
-    /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
+    /// `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`, as the engine reports them.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
 
-    /// Shrinks the engine's files at `entry` as much as possible. The caller holds the store lock, and the engine's
-    /// files are closed.
+    /// Shrinks the engine's files at `entry` as much as possible. The caller holds the store lock and has closed the
+    /// engine's files.
     ///
-    /// The implementation must lose no data if the process is killed while it runs. The default implementation of
-    /// `shrink` does nothing.
+    /// The store must lose no data if the process is killed while `shrink` runs. The default implementation of `shrink`
+    /// does nothing.
     ///
     /// # Errors
-    /// Any error of [`Engine::open`].
+    /// The errors of [`Engine::open`].
     fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         let (_, _) = (entry, store);
         Ok(SpareSpace::Kept)
@@ -76,47 +76,47 @@ pub enum CommitLog {
 /// Whether the engine's files still contain space that the store does not need, after [`Engine::shrink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpareSpace {
-    /// The unneeded disk space was returned to the file system.
+    /// The engine has returned all space that the store does not need to the file system.
     GivenBack,
-    /// The engine keeps the unneeded disk space for later writes.
+    /// The engine keeps space that the store does not need, for later writes.
     Kept,
 }
 
 /// Whether opening a store creates the store if it is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
-    /// Opening a missing store fails, and no file is written.
+    /// `open` fails for a missing store, and writes no file.
     Never,
-    /// Opening a missing store creates it.
+    /// `open` creates a missing store.
     IfMissing,
 }
 
 impl Create {
-    /// Returns open options with this `Create` setting, and with `wait` as the maximum time to wait for the store lock.
+    /// Returns open options with this `Create` value, and with `wait` as the maximum time to wait for the store lock.
     pub fn with_wait(self, wait: Duration) -> OpenOptions {
         OpenOptions::default().with_create(self).with_wait(wait)
     }
 }
 
-/// How a process shares a store with other processes while it has the store open.
+/// How a process shares a store with other processes while the store is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// Only this process can use an embedded store until the process closes it. A daemon that has the store open hands
-    /// it over to this process.
+    /// This process uses an embedded store alone until it closes the store. A daemon that has the store open hands the
+    /// store over to this process.
     #[default]
     Alone,
     /// This process sends its calls to the daemon that has the store open. If no daemon runs, this mode works like
     /// `Alone`.
     Served,
     /// This process sends its calls to the daemon that has the store open. If no daemon runs, this process opens an
-    /// embedded store itself, and lets waiting processes have it between two calls.
+    /// embedded store itself, and lets waiting processes use the store between two calls.
     InTurns,
     /// This process sends its calls to the daemon that has the store open. If no daemon runs, this process opens an
     /// embedded store itself, and decides when to release it for other processes.
     OnRequest,
 }
 
-/// The options for opening a store.
+/// The options for opening a store on disk.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
@@ -134,8 +134,8 @@ pub struct OpenOptions {
     pub purpose: Purpose,
     /// The format of the rows of a newly created store.
     pub format: u32,
-    /// How programs share the store with other processes. Drivers ignore the sharing mode and open the store for this
-    /// process alone.
+    /// How programs share the open store with other processes. Drivers of embedded stores ignore the field `sharing`
+    /// and open the store for this process alone.
     pub sharing: Sharing,
 }
 
@@ -215,24 +215,22 @@ impl OpenOptions {
 /// Interval between two attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum time to retry opening an engine whose files are still locked. A process that keeps the engine's files locked
-/// longer than this does not use the queue for the store lock.
+/// for longer does not use the queue for the store lock.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The id that the file `store.id` must contain, or that will be written to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpectedId {
     /// The file `store.id` must contain this id; opening fails for any other id.
     This(Uuid),
     /// The file `store.id` was lost, and the id in the table is used.
     Any,
-    /// The store is new and gets a new id.
     New,
 }
 
 /// Opens the store of `engine` in the folder `path` on a thread that may block (see [`open_blocking`]).
 ///
 /// # Errors
-/// See [`open_blocking`].
+/// The errors of [`open_blocking`].
 pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let (name, path, options) = (engine.name(), path.to_owned(), options.clone());
     let blocking = options.blocking;
@@ -243,20 +241,20 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
 }
 
 /// Waits for the store lock, then opens or creates the store of `engine` in the folder `path`. The store lock is
-/// released when the store is closed or when the last handle of the store is dropped.
+/// released when the store is closed or its last handle is dropped.
 ///
 /// # Errors
-/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the lock did not become free in
-/// time; `Corrupt` if the store is damaged, and then the store is unchanged. `RevisionRegressed` if the store's newest
-/// revisions are gone; `Unsupported` if the folder contains something other than a store; `UnknownFormat` if a later
-/// Margay version wrote the store; `Io` and `NoSpace`. The message of each error says what the user can do.
+/// `Missing` if there is no store and the options do not allow creating one; `Locked` if the lock did not become free
+/// in time; `Corrupt` if the store is damaged, in which case the store is unchanged; `RevisionRegressed` if the store's
+/// newest revisions are gone; `Unsupported` if the folder contains something other than a store; `UnknownFormat` if a
+/// later Margay version wrote the store; `Io` and `NoSpace`. Each error message tells the user what to do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // Some engines write to their files already when they are opened. If a store is opened to release
-            // addresses, reserved disk space is also freed for the engine's writes during opening. Freeing reserved
-            // space needs no lock, because only the length of the file `ballast` changes.
+            // Some engines write to their files when they are opened, so opening a store on a full disk for releasing
+            // addresses also frees reserved space. Freeing reserved space needs no lock, because only the length of the
+            // file `ballast` changes.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
@@ -292,7 +290,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let restricted = folder::restrict_all(&entry);
     match expects {
         ExpectedId::New => folder.io(engine.entry(), restricted)?,
-        // This user may use the store but cannot change file modes, because another user owns the files.
+        // This user may use the store but cannot change the modes of its files, because another user owns them.
         ExpectedId::This(_) | ExpectedId::Any => drop(restricted),
     }
     if expects == ExpectedId::Any && is_empty(&table)? {
@@ -328,7 +326,6 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     Ok(store)
 }
 
-/// Returns the engine's table, with the store's journal in front of the table.
 pub(crate) fn journaled(
     folder: &StoreFolder,
     revision_file: Arc<RevisionFile>,
@@ -342,7 +339,7 @@ pub(crate) fn journaled(
 }
 
 /// Opens the engine's table while this process holds the store lock. If the engine's files are still locked, the kernel
-/// has not closed all files of the previous lock holder yet, so the opening is retried for a short time.
+/// has not closed all files of the previous lock holder yet, so this function retries for a short time.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(OPEN_RETRY_TIMEOUT));
     loop {
@@ -364,18 +361,18 @@ fn is_empty(table: &dyn Table) -> Result<bool> {
     Ok(empty)
 }
 
-/// The table of an open store, together with the store lock.
+/// The table of an open store, with the store lock.
 ///
-/// Engines panic on some damaged files; `LockedTable` turns the panics into `Corrupt`. For each commit, `LockedTable`
-/// records the revision in the file `head`. Dropping a `LockedTable` closes the engine first and then releases the
-/// lock.
+/// Some engines panic on damaged files; `LockedTable` turns their panics into `Corrupt` errors. A `LockedTable` also
+/// records the revision of each commit in the file `head`. Dropping a `LockedTable` closes the engine and then releases
+/// the store lock.
 #[derive(Debug)]
 struct LockedTable {
     table: Option<Box<dyn Table>>,
     label: StoreLabel,
     revision_file: Arc<RevisionFile>,
     reserved_space: Arc<ReservedSpace>,
-    // The field `_lock` must be declared after the field `table`, because fields are dropped in order of declaration.
+    // Fields are dropped in order of declaration, so the lock must be declared after `table`.
     _lock: StoreLock,
 }
 
@@ -391,7 +388,7 @@ impl LockedTable {
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
-        // `table` is `None` only after `drop` has taken the table.
+        // The field `table` is `None` only while `drop` runs.
         self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.label.store.clone()))
     }
 }
@@ -424,7 +421,7 @@ impl Table for LockedTable {
 impl Drop for LockedTable {
     fn drop(&mut self) {
         let table = self.table.take();
-        // `drop` cannot return an error if closing the engine fails, but no data is lost: every commit is durable.
+        // `drop` cannot return an error of closing the engine, but no data is lost: every commit is durable.
         let closed = kv_mvcc::caught(|| drop(table));
         self.reserved_space.refill();
         if let Err(error) = folder::give_to_owner(&self.label.folder) {
@@ -434,7 +431,7 @@ impl Drop for LockedTable {
                 "cannot change the owner of files that root created; the store's owner may be unable to open the store"
             );
         }
-        // The fingerprint must be recorded after the change of file owners, which changes the times of the files.
+        // Changing a file's owner changes the file's times, so the fingerprint must be recorded afterwards.
         if closed.is_some() {
             self.revision_file.close_cleanly();
         }
@@ -471,8 +468,8 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs `f`, which calls the engine. A panic of the engine means that the store is damaged, so it becomes a `Corrupt`
-/// error. Errors about damage also get a detail with advice for the user.
+/// Runs the closure `f`, which calls the engine. A panic of the engine means that the store is damaged, and becomes a
+/// `Corrupt` error. Errors about damaged stores also get advice for the user.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

@@ -1,19 +1,20 @@
-//! Queues the processes that want to open a store. One process at a time holds the store lock, in the order of arrival.
-//! This module also finds the process that holds the store lock, for the error of a process whose wait timed out.
+//! Queues the processes that want to open a store. The processes get the store lock one at a time, in the order of
+//! their arrival. This module also finds the process that holds the store lock, for the error of a process that has
+//! waited too long.
 //!
 //! The queue consists of byte locks (open file description locks) on one file, which is never unlinked and stays empty.
-//! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes. The process
-//! holds the store lock once it gets a read lock on all bytes before its own byte. The kernel unlocks the byte of a
-//! process that has ended, so a dead lock holder or a dead waiter does not block other processes. If a waiter dies, the
-//! processes behind it still wait for the lock holder.
+//! Ticket `n` is a write lock on byte `n`. An arriving process draws a ticket: it locks the first byte above all locked
+//! bytes. The process holds the store lock once it gets a read lock on all bytes before its ticket. The kernel unlocks
+//! the byte of a process that has ended, so a dead process blocks no other process. The processes behind a dead waiter
+//! still wait for the lock holder.
 //!
-//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. For a proof
-//! by contradiction, suppose that the holders of two tickets `a < b` both hold the store lock. The holder of `b` found
-//! all lower bytes unlocked, so byte `a` was locked later than byte `b`. After locking byte `a`, a caller searches for
-//! higher locked bytes. The caller that locked byte `a` would find byte `b`, return ticket `a` and draw another ticket.
+//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. Suppose that
+//! the holders of two tickets `a < b` both held the store lock. The holder of ticket `b` found all lower bytes
+//! unlocked, so byte `a` was locked after byte `b`. But after locking byte `a`, a caller searches for locked higher
+//! bytes, so it would have found byte `b`, returned ticket `a` and drawn another ticket.
 //!
-//! Open file description locks belong to the open file and not to the process. Two openings of a store in one process
-//! queue like openings in two processes.
+//! Open file description locks belong to the open file and not to the process. If one process opens a store twice, the
+//! two openings queue like two processes.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -29,22 +30,19 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// The lock of a store, which is released when this value is dropped or when the process ends.
+/// The lock of a store, released when this value is dropped or the process ends.
 ///
 /// A child process that was forked without exec shares the open queue file and thus the lock. Dropping the `StoreLock`
-/// in the parent process also releases the lock that the child shares. If the parent process is killed, the child
-/// process keeps the lock.
+/// in the parent process also releases the lock for the child; if the parent is killed, the child keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
 }
 
-/// Why the store lock could not be acquired.
 #[derive(Debug)]
 pub(crate) enum LockError {
-    /// The store lock did not become free in time.
     Late,
-    /// An I/O error of the queue file.
+    /// Locking or opening the queue file failed.
     Io(io::Error),
 }
 
@@ -55,8 +53,8 @@ impl From<io::Error> for LockError {
 }
 
 impl StoreLock {
-    /// Waits for the store lock in the queue file `path`, for at most the duration `wait`. `open` opens the queue file
-    /// for reading and writing.
+    /// Waits for the store lock in the queue file `path`, for at most the duration `wait`. The callback `open` opens
+    /// the queue file for reading and writing.
     pub(crate) fn take(
         path: &Path,
         wait: Duration,
@@ -69,8 +67,8 @@ impl StoreLock {
             if !try_lock(&lock.file, LockMode::Read, ByteRange::before(ticket))? {
                 wait_for(&lock.file, ticket, deadline)?;
             }
-            // If the store's folder was moved away during the wait, the file at `path` belongs to another store, so the
-            // caller must queue again there.
+            // If the store's folder was replaced during the wait, the file at `path` belongs to another store, and the
+            // caller must queue again in that file.
             if is_same_file(&lock.file, path)? {
                 return Ok(lock);
             }
@@ -80,12 +78,12 @@ impl StoreLock {
 
 impl Drop for StoreLock {
     fn drop(&mut self) {
-        // Closing the file would also release the lock, except while a forked child shares the open file.
+        // Closing the queue file also releases the lock, unless a forked child shares the open file.
         let _ = set(&self.file, LockMode::None, ByteRange::ALL);
     }
 }
 
-/// Draws the first ticket of the queue above all drawn tickets.
+/// Draws the lowest ticket above all drawn tickets of the queue.
 fn draw(file: &File) -> io::Result<i64> {
     let mut from = 0;
     loop {
@@ -93,12 +91,11 @@ fn draw(file: &File) -> io::Result<i64> {
         if claim(file, ticket)? {
             return Ok(ticket);
         }
-        // Another process has drawn this ticket first.
         from = ticket;
     }
 }
 
-/// Draws the ticket `ticket` if it is still free and no higher ticket is drawn. Returns whether the ticket was drawn.
+/// Draws the ticket `ticket` if no ticket at or above it is drawn. Returns true if `claim` has drawn the ticket.
 fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     if !try_lock(file, LockMode::Write, ByteRange::one(ticket))? {
         return Ok(false);
@@ -110,7 +107,7 @@ fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     Ok(highest)
 }
 
-/// Returns the first byte at or above `from` for which neither this byte nor any higher byte is locked.
+/// Returns the first byte at or above `from` such that neither this byte nor any higher byte is locked.
 fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
     while let Some(end) = locked_until(file, from)? {
         from = end;
@@ -121,9 +118,9 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 /// Waits until all bytes of the queue file before byte `ticket` are unlocked.
 ///
 /// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
-/// file and thus the file's locks. If the deadline passes before the lock is free, dropping the caller's lock returns
-/// the caller's ticket immediately. Even if the waiting thread ends much later, it only holds read locks on bytes that
-/// other processes have unlocked, and then closes the file.
+/// queue file and thus the file's locks. If the deadline passes first, dropping the caller's `StoreLock` returns the
+/// caller's ticket immediately. The waiting thread may end much later: it then holds only read locks on bytes that
+/// other processes have unlocked, and closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -153,8 +150,8 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all lower tickets in a single step would be correct as well. If every process waited for the lock
-/// holder's byte, each release of the store lock would wake all waiting processes.
+/// Waiting for all lower tickets in one step would also be correct. In that case, however, each release of the store
+/// lock would wake all waiting processes.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -181,8 +178,8 @@ enum LockMode {
     None,
 }
 
-/// A range of bytes in the queue file. For the kernel, length 0 means "up to the end of the file", so it must never
-/// stand for an empty range.
+/// A range of bytes in the queue file. To the kernel, length 0 means "up to the end of the file", so an empty range
+/// must never be passed to the kernel.
 #[derive(Clone, Copy)]
 struct ByteRange {
     start: i64,
@@ -221,8 +218,8 @@ fn flock(lock: LockMode, bytes: ByteRange) -> libc::flock {
     }
 }
 
-/// Finds the first range that another open file has locked and that ends above the byte `from`, and returns the end of
-/// that range.
+/// Finds the first range that another open file has locked and that ends above the byte `from`; returns the end of this
+/// range.
 fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     let mut probe = flock(LockMode::Write, ByteRange::from(from));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
@@ -231,20 +228,19 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
     match probe.l_start.checked_add(probe.l_len) {
         Some(end) if probe.l_len > 0 && end < i64::MAX => Ok(Some(end)),
-        // Programs that use this queue lock one byte each. A lock up to the end of the queue file belongs to another
-        // program.
+        // Programs that use this queue lock single bytes. A lock up to the end of the queue file comes from a program
+        // that does not use the queue.
         _ => Err(io::Error::other("another program has locked the whole file")),
     }
 }
 
-/// Returns the drawn tickets of the queue in ascending order, without the ticket of `file` itself. The process with the
-/// first ticket holds the store lock, and the processes with higher tickets wait. A ticket that is drawn while this
-/// function runs may be missing.
+/// Returns the drawn tickets of the queue in ascending order, except the ticket of `file` itself. The process with the
+/// first ticket holds the store lock; the others wait. A ticket that is drawn while `tickets` runs may be missing.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {
-        // A probe for a read lock does not conflict with the read locks of waiting processes, so the probe finds only
+        // Read locks of waiting processes do not conflict with a probe for a read lock, so the probe finds only
         // tickets.
         let mut probe = flock(LockMode::Read, ByteRange { start: from, len: to - from });
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
@@ -256,14 +252,14 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
             return Err(io::Error::other("another program has locked the file"));
         }
         tickets.push(ticket);
-        // Empty ranges are skipped, because length 0 would mean "up to the end of the file".
+        // Empty ranges are skipped, because the kernel takes length 0 for "up to the end of the file".
         spans.extend([(from, ticket), (ticket + 1, to)].into_iter().filter(|(from, to)| from < to));
     }
     tickets.sort_unstable();
     Ok(tickets)
 }
 
-/// Locks a range of bytes if no other open file has a conflicting lock. Locking an empty range always succeeds.
+/// Locks a range of bytes unless another open file has a conflicting lock. Locking an empty range always succeeds.
 fn try_lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<bool> {
     if bytes.len == 0 {
         return Ok(true);
@@ -291,15 +287,15 @@ fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     }
 }
 
-/// Maximum time to spend on searching for the process that holds the store lock. A host may run thousands of processes,
-/// and the caller has already waited until its own timeout.
+/// Maximum time to search for the lock holder. The time is limited because a host may run thousands of processes, and
+/// the caller has already waited until its own timeout.
 const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Finds the process that holds the store lock of the queue file `path`. Returns the process id and name, for example
 /// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owner of an open file description lock. In /proc, the `fdinfo` file of
-/// each open file lists the locks of the open file. The process with a write lock on the lowest byte holds the store
+/// The kernel's list of locks does not name the owners of open file description locks. In /proc, however, the `fdinfo`
+/// file of each open file lists the file's locks. The process with a write lock on the lowest byte holds the store
 /// lock. Only root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
@@ -311,8 +307,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The time limit of the search has passed, and the process with the lowest ticket found so far may only be
-            // waiting. If the error named a waiting process, the user might end the wrong process.
+            // The search has run out of time, so the process with the lowest ticket so far may only be waiting. If the
+            // error message named a waiting process, the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -324,8 +320,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
             first.push((pid, process.path()));
         }
     }
-    // The found processes are checked again, because a newly forked child shares its parent's open files until it
-    // executes its own program.
+    // A newly forked child shares its parent's open files until it executes its own program, so the found processes are
+    // checked again.
     first.into_iter().find_map(|(pid, process)| {
         let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
         (ticket_of(&process, path, &queue) == Some(lowest)).then(|| format!("{pid} ({})", name.trim()))
@@ -336,7 +332,7 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
 fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     let files = fs::read_dir(process.join("fd")).ok()?.flatten();
     let tickets = files.filter_map(|file| {
-        // The file name is compared first, because a stat call may hang on a file of a dead network file system.
+        // A stat call may hang on a file of a dead network file system, so the file name is compared first.
         let is_queue = fs::read_link(file.path()).is_ok_and(|link| link.file_name() == path.file_name())
             && fs::metadata(file.path()).is_ok_and(|file| (file.dev(), file.ino()) == (queue.dev(), queue.ino()));
         let info = || fs::read_to_string(process.join("fdinfo").join(file.file_name())).ok();
@@ -345,8 +341,8 @@ fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     tickets.min()
 }
 
-/// Returns the byte on which an open file has a write lock. The text `info` is the content of the open file's `fdinfo`
-/// file, in which each lock has a line that begins with `lock:`.
+/// Parses the content of an open file's `fdinfo` file, in which each lock has a line that begins with `lock:`. Returns
+/// the byte on which the open file has a write lock.
 fn parse_ticket(info: &str) -> Option<u64> {
     info.lines().find_map(|line| {
         let mut words = line.strip_prefix("lock:")?.split_whitespace();

@@ -1,5 +1,5 @@
-//! Tests the queue of processes for a store's lock, with threads and with processes. Each process of these tests runs
-//! this test binary, with its role in environment variables.
+//! Tests the queue of processes for a store's lock, with threads and with processes. The child processes run this test
+//! binary, with their roles in environment variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -52,7 +52,8 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
         wait_for_tickets(&path, 6);
-        // A process that finds a higher ticket after drawing returns its own ticket and draws another one.
+        // A process that finds a higher ticket after drawing one returns its ticket and draws another one, so the
+        // number of tickets may vary.
         while drawn().len() != 6 {}
         assert_eq!(drawn()[0], 0, "the first one has the lock");
         drop(lock);
@@ -64,8 +65,7 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     take(&path, SHORT).unwrap();
 }
 
-/// A child process that queues for the store lock in a given role of a test. The child process prints a line when it
-/// reaches a step of its role.
+/// A child process that queues for the store lock in a given role, and prints a line at each step of this role.
 struct QueueProcess(Child, BufReader<ChildStdout>);
 
 impl QueueProcess {
@@ -105,7 +105,7 @@ impl Drop for QueueProcess {
     }
 }
 
-/// Child processes that other tests start also run this test function, with their role in `QUEUE_ROLE`.
+/// Child processes of other tests also run this test function, with their roles in `QUEUE_ROLE`.
 #[test]
 fn queue_gives_turn_at_once_when_caller_is_alone() {
     match env::var("QUEUE_ROLE").as_deref() {
@@ -125,7 +125,7 @@ fn queue_gives_turn_at_once_when_caller_is_alone() {
             let order = role_path().with_file_name("order");
             let order = File::options().create(true).append(true).open(order).unwrap();
             compete(&role_path(), &|| {
-                // Creating the mark file fails if another process holds the store lock at the same time.
+                // Creating the mark file fails if another process has the store lock, too.
                 let mark = role_path().with_extension("mark");
                 File::create_new(&mark).expect("no other process has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
@@ -146,7 +146,7 @@ fn role_path() -> PathBuf {
     env::var_os("QUEUE_PATH").unwrap().into()
 }
 
-/// Acquires and releases the store lock repeatedly, from the moment when a file `go` exists until a file `stop` exists.
+/// Acquires and releases the store lock repeatedly while a file `go`, but no file `stop`, exists.
 fn compete(path: &Path, while_locked: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
@@ -158,11 +158,11 @@ fn compete(path: &Path, while_locked: &dyn Fn()) {
     }
 }
 
-/// Checks that all callers get the store lock equally often while all callers compete for it. `order` contains, for
-/// each time that the lock was acquired, the number of the caller.
+/// Checks that all callers get the store lock about equally often while all of them compete for it. `order` lists the
+/// numbers of the callers in the order in which they got the lock.
 ///
-/// Some callers start later or end earlier than others. Only acquisitions of the store lock while all callers compete
-/// are counted: after every caller's first acquisition, and before any caller's last.
+/// Some callers start later or end earlier than others. Only acquisitions while all callers compete count: those after
+/// every caller's first and before any caller's last acquisition.
 fn assert_fair(order: &[u32], callers: usize) {
     let mut spans = BTreeMap::new();
     for (at, caller) in order.iter().enumerate() {
@@ -242,7 +242,7 @@ fn queue_serves_in_order_of_arrival() {
     assert_eq!(*served.lock().unwrap(), (1..=10).collect::<Vec<_>>());
 }
 
-/// After a process has found a free ticket and before it draws this ticket, other processes may draw and return
+/// Between a process's search for a free ticket and its drawing of this ticket, other processes may draw and return
 /// tickets.
 #[test]
 fn queue_ticket_is_returned_when_below_another() {
@@ -262,7 +262,7 @@ fn queue_replaces_killed_holder_at_once() {
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
-        // If the lock still existed after its holder was killed, this thread would wait until the deadline.
+        // If the killed holder still had the lock, this thread would wait until its deadline.
         let waiting = scope.spawn(|| take(&path, LONG).map(drop));
         wait_for_tickets(&path, 2);
         holder.kill();
@@ -409,7 +409,8 @@ fn queue_names_no_process_just_started_by_holder() {
     };
     let child = process("7", 0);
     fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-    // The FIFO `comm` blocks the search for the lock holder until the child has executed its own program.
+    // Reading the FIFO `comm` blocks the search for the lock holder until the child process has executed its own
+    // program.
     let name = child.join("comm");
     nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
     thread::scope(|scope| {

@@ -4,9 +4,9 @@
 //! finds the disk full shortens the file `ballast` by one step and tries again, until the release succeeds or the file
 //! is empty. A release that has succeeded extends `ballast` again by the freed space that it did not need, before other
 //! programs use this space. When the store is next opened for a purpose other than a release, the missing part of
-//! `ballast` is restored if the disk has room. Checking the file `ballast` usually costs only one stat call. If the
-//! file `ballast` is shorter than its full size, a part of the reserved space was used up. A process that is killed
-//! while it changes `ballast` leaves the file too short or complete, without any other effect.
+//! `ballast` is restored if the disk has room. Checking the file `ballast` usually costs only one stat call: if
+//! `ballast` is shorter than its full size, a part of the reserved space was used up. If a process is killed while it
+//! changes the file `ballast`, the file is either too short or complete, without any other effect.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -23,17 +23,16 @@ use super::folder;
 use kv::ErrorKind;
 use kv_mvcc::SpaceReserve;
 
-/// The size of the file `ballast`, in bytes.
 const RESERVED_BYTES: u64 = 1 << 20;
-/// Number of bytes of reserved space that are freed in one step. On either engine, opening the store and releasing
-/// addresses need less space than one step frees.
+/// Number of bytes of reserved space that one step frees. Opening the store and releasing an address need less space
+/// than one step frees, with either engine.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
-/// A disk with fewer free bytes than this limit counts as full, because an ordinary commit might not fit.
+/// A disk with fewer free bytes counts as full, because an ordinary commit might not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
-/// The length in bytes of the file `ballast` if its content had to be written because the file system cannot allocate
-/// blocks without writing. A file system that cannot allocate blocks without writing may report the number of allocated
+/// The length in bytes of the file `ballast` if its content had to be written, because the file system cannot allocate
+/// blocks otherwise. A file system that cannot allocate blocks without writing may report the number of allocated
 /// blocks late or never.
 const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
 /// The unit of `st_blocks` in bytes, regardless of the file system's block size.
@@ -43,7 +42,7 @@ const BLOCK_BYTES: u64 = 512;
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
     path: PathBuf,
-    /// True while freed reserved space has not been restored yet.
+    /// True while a part of the reserved space is freed and not restored yet.
     is_cut: AtomicBool,
 }
 
@@ -52,10 +51,11 @@ impl ReservedSpace {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
-    /// Restores the freed space that was not used, until the file `ballast` has its full size or the disk is full.
+    /// Restores the freed reserved space that is still free, until the file `ballast` has its full size or the disk is
+    /// full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
-            // If the disk has no room now, a later opening of the store restores the missing part of `ballast`.
+            // If the disk has no room now, the next opening of the store restores the missing part of `ballast`.
             let _ = self.grow();
         }
     }
@@ -71,7 +71,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Restores the file `ballast` to its full size. If restoring fails, the file `ballast` keeps its previous length.
+    /// Restores the file `ballast` to its full size; after an error, the file has its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();
@@ -80,7 +80,7 @@ impl ReservedSpace {
             _ => write(&mut file),
         });
         if filled.is_err() {
-            // The blocks that were allocated before the error are freed, because other programs need the disk space.
+            // Restoring `ballast` failed, so the blocks allocated so far are freed for other programs.
             let _ = file.set_len(before);
         }
         filled
@@ -94,7 +94,7 @@ fn allocate(file: &File) -> io::Result<()> {
     if is_whole(&file.metadata()?) { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Writes random bytes to the file, because no file system can compress them.
+/// Writes random bytes, which no file system can compress, to the file.
 fn write(file: &mut File) -> io::Result<()> {
     file.rewind()?;
     io::copy(&mut File::open("/dev/urandom")?.take(WRITTEN_FILE_BYTES), file)?;
@@ -104,8 +104,7 @@ fn write(file: &mut File) -> io::Result<()> {
 
 /// Checks that the disk of a folder is writable and has at least `bytes` bytes free.
 pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, String)> {
-    // If the free space cannot be determined, the disk is assumed to have room; a commit to a full disk will fail
-    // anyway.
+    // If the free space is unknown, the disk is assumed to have room; a commit to a full disk will fail anyway.
     let Ok(status) = statvfs(folder) else { return Ok(()) };
     if status.flags().contains(FsFlags::ST_RDONLY) {
         return Err((ErrorKind::Io, read_only(folder)));
@@ -119,7 +118,7 @@ pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, St
 }
 
 fn is_whole(metadata: &Metadata) -> bool {
-    // A copy of the file `ballast` may have holes instead of allocated blocks.
+    // In a copied store, the file `ballast` may have holes instead of allocated blocks.
     metadata.len() == WRITTEN_FILE_BYTES
         || (metadata.len() == RESERVED_BYTES && metadata.blocks() * BLOCK_BYTES >= RESERVED_BYTES)
 }
@@ -130,8 +129,8 @@ impl SpaceReserve for ReservedSpace {
             Ok(metadata) if is_whole(&metadata) => Ok(()),
             Ok(_) => self.fill().map_err(|error| missing(&self.path, &error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A store also works without the file `ballast`: an earlier Margay version created the store, or the
-                // disk had no room for the file.
+                // A store also works without the file `ballast`: an earlier Margay version may have created the store,
+                // or the disk had no room for the file.
                 if let Err(error) = self.fill() {
                     tracing::debug!(
                         path = %self.path.display(),
@@ -142,8 +141,8 @@ impl SpaceReserve for ReservedSpace {
                 }
                 Ok(())
             }
-            // This process may use the store but may not read the file `ballast`. The writes of this process will show
-            // whether the disk has room.
+            // The process may use the store but not read the file `ballast`; the process's writes will show whether the
+            // disk has room.
             Err(_) => Ok(()),
         }
     }
@@ -162,8 +161,8 @@ impl SpaceReserve for ReservedSpace {
             let length = file.metadata()?.len().min(RESERVED_BYTES);
             let left = length.saturating_sub(RELEASE_STEP_BYTES);
             file.set_len(left)?;
-            // On some file systems, the blocks that were cut off from a file become free only when the file's new
-            // length is durable.
+            // On some file systems, blocks that were cut off from a file become free only once the file's new length is
+            // durable.
             file.sync_all()?;
             self.is_cut.store(true, Ordering::Relaxed);
             tracing::warn!(

@@ -3,20 +3,20 @@
 //! The file `head` records the newest revision that was ever durable, and a fingerprint of the store's files at their
 //! last close. The file `head` also records which parts of the journal are known to be durable.
 //!
-//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write. The
-//! engine silently returns to an earlier state of the store. If the engine lost acknowledged commits, addresses that
-//! workloads use would be assigned again. To detect lost commits, each durable commit records its revision in the file
-//! `head`. No commit waits until the file `head` is durable. After a power loss, `head` may be behind the store, but
-//! never ahead of it.
+//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write. An
+//! engine with such damage silently opens an earlier state of the store. If the engine lost acknowledged commits,
+//! addresses that workloads use would be assigned again. To detect lost commits, the revision of each durable commit is
+//! recorded in the file `head`, without waiting until `head` is durable. After a power loss, `head` may be behind the
+//! store, but never ahead of it.
 //!
 //! A process that closes the store also records a fingerprint in `head`, computed from the inode numbers, sizes and
 //! change times of the store's files. A process that opens the store detects from the fingerprint whether the files
 //! were changed after the last close, for example by a copy, a repair, or a killed process. The opening process checks
-//! all keys of the store only if the files were changed after the last close.
+//! all keys of the store only if the files were changed.
 //!
-//! The entries of `head` about the journal say which journal records and which checkpoints of the engine are known to
-//! be on the disk (see [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created,
-//! so a commit that fits into the journal needs no more disk space.
+//! Two entries of `head` say which journal records and which checkpoints of the engine are known to be durable (see
+//! [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created, so a commit that
+//! fits into the journal needs no more disk space.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -39,55 +39,54 @@ const LEFT_AT: u64 = 12;
 const RECORD_AT: u64 = 24;
 const CHECKPOINT_AT: u64 = 36;
 
-/// The open file `head` of a store's folder.
 #[derive(Debug)]
 pub(crate) struct RevisionFile {
     file: File,
     seen: u64,
     files: Vec<PathBuf>,
-    /// True if the store was opened without finding damage and no commit has failed since.
+    /// True if the store was opened without damage and no commit has failed since.
     in_order: AtomicBool,
 }
 
 impl RevisionFile {
-    /// Opens or creates the file `head`. `files` are the paths of the engine's files and of the journal.
+    /// Opens or creates the file `head`. `files` are the paths of the files for the fingerprint: the engine's files and
+    /// the journal.
     pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let seen = read(&file, 0)?;
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// Returns true if the store's files have not changed since the last clean close. `is_as_left` must be called
+    /// Returns true if the store's files have not changed since the last clean close. The caller must call `is_as_left`
     /// before the engine opens its files.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
-    /// Notes that the store was opened without finding damage. Without a call of `set_in_order`, closing the store
-    /// records no fingerprint.
+    /// Notes that the store was opened without finding damage, so that closing the store records a fingerprint.
     pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
 
-    /// Notes that a failed commit may nevertheless be durable; closing the store will then record no fingerprint.
+    /// Notes that a failed commit may be durable nevertheless, so that closing the store records no fingerprint.
     pub(crate) fn set_in_doubt(&self) {
         self.in_order.store(false, Ordering::Release);
     }
 
-    /// Records the fingerprint of the store's files in the file `head`. `close_cleanly` must be called after the engine
-    /// has closed its files.
+    /// Records the fingerprint of the store's files in the file `head`. The caller must call `close_cleanly` after the
+    /// engine has closed its files.
     pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
         }
         if let Ok(now) = fingerprint(&self.files) {
-            // If writing the file `head` fails, only the next opening of the store takes longer.
+            // If writing to `head` fails, the only effect is that the next opening of the store takes longer.
             let _ = self.file.write_all_at(&encode(now), LEFT_AT);
         }
     }
 
-    /// The newest revision that the file `head` recorded when it was opened; 0 if the file recorded no revision.
+    /// The newest revision that `head` recorded when it was opened; 0 if it recorded none.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
@@ -98,17 +97,15 @@ impl RevisionFile {
         DurableParts { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
     }
 
-    /// Records the numbers of the durable journal record and checkpoint in the file `head`.
     fn note_journal(&self, noted: DurableParts) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
-        // If writing the file `head` fails, only the next opening of the store takes longer.
+        // If writing to `head` fails, the only effect is that the next opening of the store takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
-    /// Records the revision of a durable commit in the file `head`.
     pub(crate) fn note(&self, writes: &[Write]) {
         if let Some(revision) = kv_mvcc::revision_of(writes) {
-            // If writing the file `head` fails, later damage may go unnoticed, but this commit is valid.
+            // If writing to `head` fails, later damage of the store may go unnoticed, but this commit is valid.
             let _ = self.file.write_all_at(&encode(revision), 0);
         }
     }
@@ -120,7 +117,7 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     for file in files {
         match fs::metadata(file) {
             Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
-            // Some of the files in `files` do not exist in every store.
+            // Not every store has all of the files in `files`.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -128,12 +125,12 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     Ok(hasher.finish())
 }
 
-/// Reads the newest revision that the file `head` at `path` records; 0 if the file records no revision.
+/// Reads the newest revision that the file `head` at `path` records; 0 if it records none.
 pub(crate) fn newest(path: &Path) -> io::Result<u64> {
     read(&File::open(path)?, 0)
 }
 
-/// Reads the number in the entry of the file `head` at the offset `at`; 0 if the entry is missing or damaged.
+/// Reads the number at offset `at` of the file `head`; 0 if the entry is missing or damaged.
 fn read(file: &File, at: u64) -> io::Result<u64> {
     let mut bytes = [0; NOTE_BYTES];
     match file.read_exact_at(&mut bytes, at) {
@@ -152,7 +149,7 @@ fn encode(number: u64) -> [u8; NOTE_BYTES] {
     bytes
 }
 
-/// Returns the number in an entry of the file `head`; 0 if the bytes are damaged.
+/// Decodes an entry of the file `head`; 0 if the entry is damaged.
 fn decode(bytes: [u8; NOTE_BYTES]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = bytes;
     let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
@@ -167,17 +164,17 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens or creates the file `journal`, and writes all of its blocks.
+    /// Opens or creates the file `journal`, and extends a short file to its full size by writing all missing blocks.
     pub(crate) fn open(path: &Path, revision_file: Arc<RevisionFile>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
         if length < JOURNAL_BYTES {
-            // The blocks are written and not only allocated, because syncing a block that was never written also syncs
+            // Allocated but unwritten blocks would not suffice: the first sync after a write to such a block also syncs
             // the file system's metadata.
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // A journal file that is too short is extended when the store is next opened.
+                // If this fails, the journal file stays too short and is extended when the store is next opened.
                 let _ = file.set_len(length);
                 return Err(error);
             }
@@ -243,9 +240,10 @@ mod tests {
         assert!(!open(&path).is_as_left(), "it was not in order before it was closed");
         close_cleanly(&path);
         assert!(open(&path).is_as_left());
-        // Setting a file's modification time counts as a change, even if the new time equals the old one.
+        // Setting a file's modification time changes its fingerprint, even if the new time equals the old one.
         let time = fs::metadata(&db).unwrap().modified().unwrap();
-        // The kernel's clock for file times advances in steps of several milliseconds.
+        // The kernel advances its clock for file times in steps of several milliseconds, so the test waits for the next
+        // step.
         std::thread::sleep(std::time::Duration::from_millis(20));
         File::options().write(true).open(&db).unwrap().set_modified(time).unwrap();
         assert!(!open(&path).is_as_left());
@@ -255,7 +253,6 @@ mod tests {
         assert!(!open(&path).is_as_left(), "another file");
     }
 
-    /// The rows of a store at revision 7, after six puts to one key.
     fn rows_at_revision_7() -> Vec<Write> {
         let table = kv_mvcc::MemoryTable::new();
         let store = kv_mvcc::MvccStore::open(Box::new(table.clone()), kv_mvcc::Options::default()).unwrap();

@@ -2,7 +2,7 @@
 //! created.
 //!
 //! The file `store.id` contains the name of the engine and the id of the store. The file `store.id` is written last, so
-//! a folder with this file contained a complete store at some time. If `store.id` exists and the engine has no rows,
+//! a folder with this file contained a complete store at some time. If `store.id` exists but the engine has no rows,
 //! the engine has lost its rows.
 
 use std::fmt;
@@ -32,9 +32,7 @@ const JOURNAL_FILE: &str = "journal";
 /// The folder of a store, and the names of the engine's files in this folder.
 #[derive(Debug)]
 pub(crate) struct StoreFolder {
-    /// The URL and folder of the store, for error messages.
     pub(crate) label: StoreLabel,
-    /// The disk space that is reserved for releasing addresses when the disk is full.
     pub(crate) reserved_space: Arc<ReservedSpace>,
     engine: &'static str,
     pub(crate) entry: &'static str,
@@ -43,8 +41,8 @@ pub(crate) struct StoreFolder {
 
 impl StoreFolder {
     pub(crate) fn new(engine: &dyn Engine, path: &Path) -> Self {
-        // The path is made absolute because a later change of the working directory must not affect an engine that is
-        // reopened.
+        // An engine that is reopened after a change of the working directory must find its files, so the path is made
+        // absolute.
         let folder = std::path::absolute(path);
         let folder = folder.as_deref().unwrap_or(path).to_owned();
         let store = format!("{}://{}", engine.name(), folder.display());
@@ -65,13 +63,13 @@ impl StoreFolder {
         self.io(name, fs::exists(self.path(name)))
     }
 
-    /// Waits for the store lock. Before waiting, `take_lock` creates the folder and the queue file if the options allow
-    /// creating a store.
+    /// Waits for the store lock. If the options allow creating a store, `take_lock` first creates the folder and the
+    /// queue file.
     pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE_FILE);
         let opener = match options.create {
-            // A folder that has lost its queue file may still contain a store.
+            // A folder without a queue file may contain a store that has lost it.
             Create::Never
                 if !self.exists(QUEUE_FILE)? && (self.exists(IDENTITY_FILE)? || self.exists(self.entry)?) =>
             {
@@ -90,7 +88,7 @@ impl StoreFolder {
         })
     }
 
-    /// Refuses a store folder on a file system that other machines share. If the store's folder does not exist yet, its
+    /// Refuses a store folder on a file system that other machines share. For a folder that does not exist yet, the
     /// nearest existing parent folder is checked.
     fn check_file_system(&self, create: Create) -> Result<()> {
         let above = match create {
@@ -104,14 +102,14 @@ impl StoreFolder {
         }
     }
 
-    /// Creates the store's folder, or checks that an existing folder may become a store. A mistyped path must not turn
-    /// another program's folder into a store.
+    /// Creates the store's folder, or checks that an existing folder may become a store, so that a mistyped path cannot
+    /// turn another program's folder into a store.
     fn make_folder(&self) -> Result<()> {
         let path = &self.label.folder;
         if !path.is_dir() {
             return folder::create(path).map_err(|error| self.label.io(path, error));
         }
-        // A folder that has lost its queue file may still contain a store, maybe of another engine.
+        // A folder without a queue file may contain a store that has lost it, maybe of another engine.
         if self.exists(QUEUE_FILE)? || self.exists(IDENTITY_FILE)? {
             return Ok(());
         }
@@ -119,7 +117,7 @@ impl StoreFolder {
         self.io("", folder::restrict(path, folder::FOLDER_MODE))
     }
 
-    /// Checks, without creating anything, whether a missing store that needs `bytes` bytes can be created.
+    /// Checks, without creating anything, whether a store with files of `bytes` bytes can be created in this folder.
     pub(crate) fn check_creatable(&self, bytes: u64) -> Result<()> {
         self.check_file_system(Create::IfMissing)?;
         let path = &self.label.folder;
@@ -159,7 +157,7 @@ impl StoreFolder {
         Ok(())
     }
 
-    /// Determines whether the folder contains a store, and whether this store is complete. The caller must hold the
+    /// Determines whether the folder contains a store and whether that store is complete. The caller must hold the
     /// store lock.
     pub(crate) fn inspect(&self) -> Result<FolderContents> {
         let text = match fs::read(self.path(IDENTITY_FILE)) {
@@ -202,15 +200,15 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The folder may contain, for example, another engine's files. If the folder contains another engine's store,
-        // creating a new store or reporting a missing store would hide that store.
+        // The store's folder may contain the store of another engine. Creating a new store in this folder, or reporting
+        // a missing store, would hide the other engine's store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
 
-    /// Removes what earlier attempts to create the store left behind, and creates the creation marker.
+    /// Removes the files of interrupted attempts to create the store, and creates the creation marker.
     pub(crate) fn begin_creation(&self) -> Result<()> {
-        // A process that was killed may have created the folder without syncing the parent folders.
+        // A killed process may have created the folder without syncing the parent folders.
         self.io("", folder::sync_above(&self.label.folder))?;
         let marker = self.path(CREATION_MARKER_FILE);
         self.io(CREATION_MARKER_FILE, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
@@ -221,15 +219,14 @@ impl StoreFolder {
         self.io(IDENTITY_DRAFT_FILE, folder::remove(&self.path(IDENTITY_DRAFT_FILE)))
     }
 
-    /// Opens the file `head` of the store's folder.
     pub(crate) fn open_revision_file(&self) -> Result<RevisionFile> {
         let files = self.files.iter().chain(&[JOURNAL_FILE]).map(|name| self.path(name)).collect();
         self.io(REVISION_FILE, RevisionFile::open(&self.path(REVISION_FILE), files))
     }
 
-    /// Fails if the journal of a store that was created with a journal is missing or too short. A new journal could
-    /// hide that the newest commits are gone. The file `head`, which also records the newest revision, may be lost
-    /// together with the journal.
+    /// Fails if a store that was created with a journal has none, or one that is too short. A new journal could hide
+    /// that the newest commits are gone, because the file `head`, which records the newest revision, may be lost as
+    /// well.
     pub(crate) fn check_journal(&self) -> Result<()> {
         match fs::metadata(self.path(JOURNAL_FILE)) {
             Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
@@ -243,8 +240,8 @@ impl StoreFolder {
         }
     }
 
-    /// Opens the journal. A missing journal is created for a new store, and for a store of an earlier Margay version.
-    /// Fails if the journal is missing although the file `head` has entries about a journal.
+    /// Opens the journal. Creates a missing journal for a new store, and for a store of an earlier Margay version.
+    /// Fails if the journal is missing although the file `head` has entries about one.
     pub(crate) fn open_journal(&self, revision_file: Arc<RevisionFile>) -> Result<JournalFile> {
         if !self.exists(JOURNAL_FILE)? && revision_file.noted() != DurableParts::default() {
             return Err(self.label.damaged("its file journal is missing"));
@@ -259,8 +256,9 @@ impl StoreFolder {
         self.io(IDENTITY_FILE, folder::write(&self.path(IDENTITY_FILE), &identity.to_string()))
     }
 
-    /// Removes the marker of an unfinished creation. While the marker exists, the name `store.id` might not be durable:
-    /// the process that wrote `store.id` may have been killed before it synced the folder.
+    /// Removes the creation marker, which marks a store whose creation is not finished. While the creation marker
+    /// exists, the name `store.id` might not be durable: the process that wrote `store.id` may have been killed before
+    /// it synced the folder.
     pub(crate) fn remove_marker(&self) -> Result<()> {
         if !self.exists(CREATION_MARKER_FILE)? {
             return Ok(());
@@ -270,19 +268,16 @@ impl StoreFolder {
     }
 }
 
-/// What a store's folder contains, as [`StoreFolder::inspect`] finds it.
+/// The content of a store's folder, as [`StoreFolder::inspect`] finds it.
 pub(crate) enum FolderContents {
-    /// The folder contains no store.
     Nothing,
-    /// The folder contains a store whose creation was interrupted before any process used the store.
+    /// The folder contains a store that no process has used, because its creation was interrupted.
     Unfinished,
     /// The folder contains the engine's files, but no file `store.id`.
     Unnamed,
-    /// The folder contains a complete store with this store id.
     Complete(Uuid),
 }
 
-/// The name of the file that contains a store's identity.
 pub(crate) const IDENTITY_FILE: &str = "store.id";
 
 /// The layout version of newly created store folders, and the newest layout version that this program reads.
@@ -295,14 +290,12 @@ pub(crate) fn is_known(format: u32) -> bool {
     (OLDEST_FOLDER_FORMAT..=FOLDER_FORMAT).contains(&format)
 }
 
-/// The content of the file `store.id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) engine: String,
-    /// The layout version of the store's folder.
     pub(crate) format: u32,
-    /// The store's id, which is also in a row of the store's table. The id is the nil UUID if the folder's layout is
-    /// unknown and the file `store.id` contains no id.
+    /// The store's id, which a row of the store's table also contains. The id is the nil UUID if the folder's layout is
+    /// unknown and `store.id` contains no id.
     pub(crate) id: Uuid,
 }
 
@@ -312,8 +305,8 @@ impl Identity {
         Self { engine: engine.to_owned(), format: FOLDER_FORMAT, id }
     }
 
-    /// Parses the content of the file `store.id`; returns `None` if the content is damaged. In an unknown layout
-    /// version the id is optional, because the lines of the file may have another meaning.
+    /// Parses the content of the file `store.id`; `None` if it is damaged. In an unknown layout version the id is
+    /// optional, because the lines of the file may have another meaning.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;
@@ -334,8 +327,8 @@ impl Identity {
     }
 }
 
-/// Returns the engine that the file `store.id` in a folder names, even if the rest of the file is damaged. Returns
-/// `None` if the file is missing or names no engine.
+/// Returns the engine that the file `store.id` in a folder names, even if the rest of the file is damaged; `None` if
+/// the file is missing or names no engine.
 pub fn engine_in(folder: &Path) -> Option<String> {
     let text = fs::read_to_string(folder.join(IDENTITY_FILE)).ok()?;
     text.lines().find_map(|line| line.strip_prefix("engine ")).map(|engine| engine.trim().to_owned())

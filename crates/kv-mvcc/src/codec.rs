@@ -11,13 +11,13 @@
 //! | `e` lease | the [`LeaseRow`] of a granted lease |
 //! | `k` lease, key | empty: a live key that is attached to a lease |
 //!
-//! Numbers in keys are big endian (8, 4 and 4 bytes), so that keys sort by these numbers. Each row starts with the
-//! version of its encoding and a CRC-32 over its key and content. The CRC-32 reveals a flipped bit, and a row that is
-//! stored under the wrong key.
+//! Numbers in keys are big endian (8, 4 and 4 bytes), so that keys sort numerically. Each row starts with the version
+//! of its encoding and a CRC-32 over its key and content. The CRC-32 detects a row with a flipped bit and a row stored
+//! under the wrong key.
 //!
 //! Format 2 of a store added leases, and the compaction mark for clients of etcd's API. Rows with an
-//! [`Extra`](Row::Extra) have encoding version 2: the encoding of version 1, followed by the encoded `Extra`. Rows
-//! without an `Extra` keep encoding version 1, so an upgrade of a store to format 2 rewrites no rows.
+//! [`Extra`](Row::Extra) have encoding version 2: encoding version 1, followed by the encoded `Extra`. Rows without an
+//! `Extra` keep encoding version 1, so upgrading a store to format 2 rewrites no rows.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::de::Decoder;
@@ -40,8 +40,8 @@ const ROW_VERSION: u8 = 1;
 const ROW_VERSION_WITH_EXTRA: u8 = 2;
 /// The length in bytes of the encoding version and the checksum at the start of each row.
 const SEAL_BYTES: usize = 5;
-/// Maximum number of bytes of a value that one row stores. This maximum is part of the store format, because it decides
-/// into how many rows a value is split.
+/// Maximum number of bytes of a value that one row stores; part of the store format, because it decides into how many
+/// rows a value is split.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
 /// The decoder's limit in bytes: twice the longest key, which is more than any encoded row needs.
@@ -49,7 +49,6 @@ const DECODE_LIMIT: usize = 2 * kv::MAX_KEY_BYTES;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
 
-/// A description of a damaged row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage(pub(crate) String);
 
@@ -59,7 +58,6 @@ impl Damage {
     }
 }
 
-// The functions below encode and decode the keys of rows.
 
 pub(crate) const CURRENT: u8 = b'c';
 pub(crate) const LOG: u8 = b'l';
@@ -72,7 +70,7 @@ pub(crate) const ID_KEY: &[u8] = b"mid";
 pub(crate) const STATE_KEY: &[u8] = b"mstate";
 pub(crate) const RETENTION_KEY: &[u8] = b"mretention";
 
-/// The key of the row for a live key.
+/// The row key of the row that holds the live key `key` of the store.
 pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(1 + key.len());
     row.push(CURRENT);
@@ -80,7 +78,7 @@ pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     row
 }
 
-/// The key of the log row for a change.
+/// The key of the log row for the change at log position `place`.
 pub(crate) fn log_key(place: LogPosition) -> Vec<u8> {
     let mut row = Vec::with_capacity(LOG_KEY_BYTES);
     row.push(LOG);
@@ -91,7 +89,7 @@ pub(crate) fn log_key(place: LogPosition) -> Vec<u8> {
 
 const LOG_KEY_BYTES: usize = 13;
 
-/// Parses the key of a log row.
+/// Parses the row key of a log row into its log position.
 pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     let parse = || {
         let rest = row.strip_prefix(&[LOG])?;
@@ -111,13 +109,13 @@ pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     row
 }
 
-/// The key of the row for a lease.
+/// The row key of the row that records the lease `lease`.
 pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
     numbered(LEASE, lease)
 }
 
-/// The key of the row that attaches the key `key` to a lease. If `key` is empty, the result is the start of the range
-/// of all rows that attach keys to the lease.
+/// The key of the row that attaches the user's key `key` to a lease. With an empty `key`, the result is the start of
+/// the range of all rows that attach keys to the lease.
 pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
     let mut row = numbered(LEASED, lease);
     row.extend_from_slice(key);
@@ -142,7 +140,6 @@ pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
 
-// The functions below encode and decode the contents of rows.
 
 /// The keys and contents of the rows into which a value is split.
 pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
@@ -153,7 +150,6 @@ pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item
     })
 }
 
-/// Encodes `what` as the content of the row with the key `key`.
 pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     let odd = |error| Damage::row(key, format_args!("is odd: {error}"));
     let mut payload = bincode::encode_to_vec(what, BINCODE).map_err(odd)?;
@@ -165,7 +161,6 @@ pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     Ok(sealed(ROW_VERSION_WITH_EXTRA, key, &payload))
 }
 
-/// Decodes the content of the row with the key `key`.
 pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     let (version, payload) = unsealed(key, row)?;
     let cut_short = |error| Damage::row(key, format_args!("cannot be decoded: {error}"));
@@ -247,8 +242,8 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// The number of bytes that a log row adds to the size of the history: the size of the row, plus the size of the
-/// superseded value that is kept for it.
+/// The number of bytes that a log row adds to the size of the history: the row itself, plus the superseded value that
+/// the history keeps for the log row.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }
@@ -273,7 +268,6 @@ pub(crate) struct LogPosition {
 }
 
 impl LogPosition {
-    /// The first log position of a revision.
     pub(crate) fn first_of(revision: u64) -> Self {
         Self { revision, sub: 0 }
     }
@@ -292,7 +286,7 @@ pub(crate) struct Pointer {
     pub(crate) place: LogPosition,
     /// The length of the entry's value in bytes.
     pub(crate) len: u32,
-    /// The lease that the key is attached to. The lease is encoded in the row's [`Extra`](Row::Extra).
+    /// The lease that the key is attached to; encoded in the row's [`Extra`](Row::Extra).
     pub(crate) lease: Option<LeaseId>,
 }
 
@@ -318,14 +312,13 @@ impl Pointer {
     }
 }
 
-/// The log row that records the change of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LogRow {
     pub(crate) key: Vec<u8>,
-    /// The time of the commit in microseconds since 1970.
+    /// The commit time of the change in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry of the key before the change. The value of the previous entry is kept until this log row is removed.
+    /// The entry of the key before the change, whose value the store keeps until this log row is removed.
     pub(crate) prev: Option<Pointer>,
 }
 
@@ -335,16 +328,16 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// The row of a granted lease. The remaining time of a lease is not stored: after a restart each lease gets its full
-/// time again, as in etcd.
+/// The row that records a granted lease. The remaining time of a lease is not stored: after a restart each lease gets
+/// its full time again, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LeaseRow {
-    /// The granted time to live of the lease in seconds.
+    /// The time to live that the lease was granted, in seconds.
     pub(crate) ttl: u64,
 }
 
-/// The row with limits on the history that an administrator set for this store; these limits override the options of
-/// every program. All durations in the row of stored limits are in microseconds.
+/// The row with the limits on the history that an administrator set for this store, which override the options of every
+/// program. All durations in the row with the stored limits are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
@@ -359,22 +352,22 @@ pub(crate) struct StateRow {
     pub(crate) revision: u64,
     /// The compaction mark: the oldest readable revision; 0 if all revisions are readable.
     pub(crate) compacted: u64,
-    /// The lowest log position that may still have a log row. Log rows between the lowest remaining log position and
-    /// the compaction mark have expired and are still to be removed.
+    /// The lowest log position that may still have a log row. Log rows from position `swept` up to the compaction mark
+    /// have expired but are not removed yet.
     pub(crate) swept: LogPosition,
-    /// The size in bytes of all log rows and of the superseded values that are kept for log rows.
+    /// The total size in bytes of the history: all log rows and superseded values.
     pub(crate) log_bytes: u64,
     /// The time of the newest commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) live: u64,
-    /// The wrapping sum of [`fingerprint`] over all live keys. If the recorded sum does not match the live keys, a key
-    /// was lost.
+    /// The wrapping sum of [`fingerprint`] over all live keys. If the recorded sum differs from the sum over the live
+    /// keys, the engine has lost a key.
     pub(crate) digest: u64,
-    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store may keep
-    /// history that is older than the compaction mark for clients.
+    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store may
+    /// still keep history from before the clients' oldest revision.
     pub(crate) client_mark: u64,
-    /// The number of changes that made no new revision: changes of leases and of the limits on history. Two different
-    /// states of a store with the same revision differ in the number of changes that made no new revision.
+    /// The number of commits that made no new revision: changes of leases and of the limits on history. Two different
+    /// states of a store at the same revision differ in `other_changes`.
     pub(crate) other_changes: u64,
 }
 
@@ -393,20 +386,21 @@ impl<Context> Decode<Context> for StateRow {
 }
 
 pub(crate) trait Row: Encode + Decode<()> {
-    /// The content that a row of encoding version 2 has in addition to the content of version 1. The additional content
-    /// of a row is not encoded if it has the default value.
+    /// The part of a row that encoding version 2 adds to encoding version 1. An `Extra` with the default value is not
+    /// encoded.
     type Extra: Default + PartialEq + Encode + Decode<()>;
 
     fn extra(&self) -> Self::Extra;
 
     fn set_extra(&mut self, extra: Self::Extra);
 
-    /// False for decoded content that no store writes: numbers too large to increment, or values over the size limit. A
-    /// manipulated row can contain impossible numbers and still have a correct checksum.
+    /// False if the decoded row has values that no store writes: numbers too large to increment, or values over the
+    /// size limit. A manipulated row can contain impossible numbers and still have a correct checksum.
     fn is_possible(&self) -> bool;
 }
 
-/// The largest valid number in a row; a larger number could not be incremented within the signed revisions of the API.
+/// The largest number that a valid row contains; larger numbers could not be incremented, because revisions in the API
+/// are signed.
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
 impl Row for LogPosition {
@@ -451,7 +445,7 @@ impl LogRow {
 }
 
 impl Row for LogRow {
-    /// The ids of the key's lease after and before the change; 0 for no lease.
+    /// The ids of the key's lease after and before the change; 0 if the key has no lease.
     type Extra = (i64, i64);
 
     fn extra(&self) -> (i64, i64) {
@@ -498,7 +492,6 @@ impl Row for StoredRetention {
 }
 
 impl Row for StateRow {
-    /// The `client_mark` and the `other_changes` of the [`StateRow`].
     type Extra = (u64, u64);
 
     fn extra(&self) -> (u64, u64) {
@@ -518,7 +511,7 @@ impl Row for StateRow {
 }
 
 impl StateRow {
-    /// The state of an empty store. The first write to an empty store gets revision 2.
+    /// The state of an empty store. The first write to an empty store makes revision 2.
     pub(crate) const NEW: Self = Self {
         revision: 1,
         compacted: 0,
@@ -533,7 +526,7 @@ impl StateRow {
 }
 
 /// A 64-bit hash of a live key and the position of its last write (FNV-1a, then the final mix of MurmurHash3). Sums of
-/// fingerprints are stored on disk, so this function must never change.
+/// fingerprints are stored on disk, so the hash function must never change.
 pub(crate) fn fingerprint(key: &[u8], place: LogPosition) -> u64 {
     let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

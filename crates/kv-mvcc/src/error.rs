@@ -34,15 +34,15 @@ pub(crate) fn revision(number: u64) -> Revision {
 /// error.
 ///
 /// # Errors
-/// Any error of `call`; `Corrupt` if `call` panicked.
+/// Any error that `call` returns; `Corrupt` if `call` panicked.
 pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
 
-/// The error detail that is reported after a panic of the engine.
+/// The error detail that is reported when the engine panicked.
 pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// Calls `call`; returns `None` if `call` panicked. The panic message is only logged, because it does not help a user.
+/// Calls the closure `call`; returns `None` if `call` panicked.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked =
         |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the storage engine panicked");
@@ -57,7 +57,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// An error that is returned to several callers, for example to all callers whose transactions shared a failed commit.
+/// An error that several callers get, for example all callers whose transactions shared a failed commit.
 #[derive(Debug)]
 pub(crate) struct SharedError(Arc<Error>);
 
@@ -66,7 +66,6 @@ impl SharedError {
         Self(Arc::new(error))
     }
 
-    /// Copies the shared error with the given outcome.
     pub(crate) fn error(&self, store: &'static str, operation: Operation, outcome: Outcome) -> Error {
         let mut error = Error::new(self.0.kind().clone(), operation, store).with_outcome(outcome);
         if let Some(detail) = self.0.detail() {
@@ -103,7 +102,7 @@ impl StdError for SharedCause {
 pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
-        // The file is truncated, has invalid content, or is not a file of the engine.
+        // The engine's file is truncated, has invalid content, or was not written by this engine.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
         _ => unknown_io(operation),
     }

@@ -1,5 +1,5 @@
-//! Gives this repository's fuzzers access to the row encoding. This module is not a public interface and may change at
-//! any time.
+//! Gives this repository's fuzzers access to the row encoding. The module `fuzzing` is not a public interface and may
+//! change at any time.
 
 use std::fmt::Debug;
 
@@ -15,7 +15,7 @@ pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
     codec::unseal(key, row).ok()
 }
 
-/// Decodes one row several times, as a row of each kind.
+/// Decodes `row` once as each kind of row, to find panics of the decoder.
 ///
 /// # Panics
 /// Panics if the decoded content of a row changes when it is encoded and decoded again.

@@ -5,23 +5,26 @@
 //! in memory, in an overlay that hides the engine's older rows. When the journal file is full, a checkpoint moves all
 //! rows of the overlay to the engine in one commit. After the checkpoint, the next record starts at the front of the
 //! journal file. Opening the table reads the journal records that the engine does not have yet, at most a few hundred
-//! KiB. Processes that open the table, commit once and exit therefore rarely write to the engine.
+//! KiB, usually without moving them to the engine. Short-lived processes, which commit once, therefore rarely write to
+//! the engine.
 //!
-//! The journal is safe because of these rules:
+//! The following rules make the journal safe against crashes:
 //!
-//! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the
-//!   last journal record and the number of the checkpoint. After a restart, the numbers in this row show which journal
-//!   records the engine already has.
-//! - The front of the journal file is overwritten only after a durable checkpoint. Reading the journal ends at a
-//!   truncated record, whose checksum is wrong, or at an old record, whose number is not the next one.
-//! - A killed process may leave a journal record or a checkpoint that is readable but not durable. Once a record or a
-//!   checkpoint is durable, [`Medium::note`] notes its number; the note itself need not be durable. Opening the table
-//!   first makes every record and checkpoint without a note durable, and only then shows their rows to views.
+//! - Journal records are numbered without gaps. Each checkpoint also writes a row to the engine with the numbers of the
+//!   last journal record and of the checkpoint, which show after a restart which journal records the engine already
+//!   has.
+//! - The front of the journal file is overwritten only after a durable checkpoint. A reader of the journal stops at a
+//!   truncated record, whose checksum is wrong, or at an old record, whose number does not follow the previous record's
+//!   number.
+//! - A killed process may leave a journal record or a checkpoint that is readable but not durable. Once a journal
+//!   record or a checkpoint is durable, [`Medium::note`] saves the record's or checkpoint's number in a note, which a
+//!   power failure may destroy. Opening a table first makes every journal record and checkpoint without a note durable,
+//!   before any view can show its rows.
 //!
 //! The header of a journal record contains the length of the record's body (4 bytes), the number of the record (8
 //! bytes), and a CRC-32 over length, number and body (4 bytes). For each write, the record's body contains the lengths
 //! of the key and the value (4 bytes each), and the bytes of the key and the value. The value length
-//! `REMOVED_VALUE_LEN` marks a removed row. Numbers in a journal record are little endian.
+//! `REMOVED_VALUE_LEN` marks a removed row. All numbers in the journal are little endian.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,37 +40,38 @@ use crate::table::{Merge, Table, View, Visit, Write};
 /// The size of a journal file in bytes.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
-/// The key of the row in the engine's table with the numbers of the last checkpoint and its last record. The key of the
-/// journal's row sorts after the keys of all other rows.
+/// The key of the row in the engine's table that contains the numbers of the last checkpoint and of the last journal
+/// record in it. The journal's row sorts after all other rows of the table.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
-/// The storage of a journal.
+/// The storage of a journal, usually a file.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
-    /// Reads journal bytes into `buffer` from `offset` on, and returns the number of bytes read. The returned number is
-    /// less than the length of `buffer` only at the end of the medium.
+    /// Reads journal bytes into `buffer` from `offset` on, and returns the number of bytes read. Only at the end of the
+    /// medium may `read` fill less than the whole `buffer`.
     ///
     /// # Errors
     /// Any I/O error.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes `bytes` at `offset`, entirely within the first [`JOURNAL_BYTES`]. The written bytes need not be durable
-    /// before [`Medium::sync`] returns.
+    /// Writes `bytes` at `offset`, which is entirely within the first [`JOURNAL_BYTES`] bytes of the medium. A power
+    /// failure may undo the write until [`Medium::sync`] returns.
     ///
     /// # Errors
     /// Any I/O error.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes all written bytes durable.
+    /// Makes all bytes that were written to the medium durable.
     ///
     /// # Errors
     /// Any I/O error.
     fn sync(&self) -> io::Result<()>;
 
-    /// Returns what [`Medium::note`] noted last or earlier; all zeros if nothing was noted.
+    /// Returns the numbers that [`Medium::note`] saved last (after a power failure maybe older ones); all zeros if none
+    /// were saved.
     fn noted(&self) -> DurableParts;
 
-    /// Notes the numbers of the newest durable record and checkpoint. The note must survive the end of the process, but
-    /// not a power failure.
+    /// Saves the numbers of the newest durable record and checkpoint. The saved numbers must survive the end of the
+    /// process, but not a power failure.
     fn note(&self, noted: DurableParts);
 }
 
@@ -90,7 +94,6 @@ pub struct JournaledTable {
     end: Mutex<JournalEnd>,
 }
 
-/// The position and the number of the journal's last record.
 #[derive(Clone, Copy, Debug, Default)]
 struct JournalEnd {
     durable: DurableParts,
@@ -98,7 +101,8 @@ struct JournalEnd {
 }
 
 impl JournaledTable {
-    /// Opens a table with the journal on `medium`, which may be new. `store` is the name of the store for errors.
+    /// Opens a table with the journal on `medium`, which may be empty. `store` is the name of the store for error
+    /// messages.
     ///
     /// # Errors
     /// `Corrupt` if the journal does not belong to the table; any error of the table or the medium.
@@ -113,8 +117,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been used with a journal before. If the table has been used with a journal, the journal
-    /// file once had its full length, because the file is made durable before its first use.
+    /// True if the table has been opened with a journal before. A table that was used with a journal must have a
+    /// journal file of [`JOURNAL_BYTES`], because the journal file durably gets this length before its first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -131,8 +135,7 @@ impl JournaledTable {
     }
 
     fn end(&self) -> MutexGuard<'_, JournalEnd> {
-        // A poisoned lock of the journal can be used, because the recovery of the table after a panic replaces the data
-        // under the lock.
+        // The lock may be poisoned by a panic, but `recover` replaces the data under it after every panic.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -140,8 +143,8 @@ impl JournaledTable {
         move |error| Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 
-    /// Reads the journal records that the engine does not have yet. Journal records and checkpoints without a note are
-    /// made durable.
+    /// Reads the journal records that the engine does not have yet. Makes every journal record and checkpoint without a
+    /// note durable.
     fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
         let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
@@ -165,8 +168,8 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // The engine may show an earlier checkpoint that is not durable yet. Another commit to the engine makes the
-            // earlier checkpoint durable.
+            // The checkpoint that the engine shows may not be durable yet, but another commit to the engine makes it
+            // durable.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
         } else if last <= has.record {
@@ -184,8 +187,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Large commits bypass the journal. The first commit of a table bypasses the journal as well: rows that the
-        // engine never had would look like rows that the engine has lost.
+        // Large commits and the first commit of a table bypass the journal. If the first commit were in the journal,
+        // `load` would take the missing checkpoint for a sign that the engine has lost its rows.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -206,7 +209,8 @@ impl JournaledTable {
 
     /// Moves the rows of the journal and the new `writes` to the engine in one commit.
     fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
-        // The lock on the overlay prevents a view in which older rows of the journal hide the new rows of `writes`.
+        // While this function holds the overlay's lock, no view can combine older rows of the journal with the table
+        // after the new `writes`.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
@@ -233,8 +237,8 @@ impl fmt::Debug for JournaledTable {
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // The lock on the overlay is held while the overlay and the table are read, because a checkpoint moves rows
-        // from the overlay to the table.
+        // Holding the overlay's lock while opening the view prevents a checkpoint from moving rows from the overlay to
+        // the table in between.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
@@ -246,7 +250,7 @@ impl Table for JournaledTable {
 
     fn recover(&self) -> Result<()> {
         let mut end = self.end();
-        // The lock on the overlay keeps views from combining the new overlay with the old table, or the old overlay
+        // Holding the overlay's lock keeps views from combining the new overlay with the old table, or the old overlay
         // with the new table.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.table.recover()?;
@@ -256,7 +260,7 @@ impl Table for JournaledTable {
     }
 }
 
-/// The rows written since the last checkpoint, by key; `None` for a removed row.
+/// The rows written since the last checkpoint, by row key; `None` stands for a removed row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct RowOverlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
 
@@ -276,8 +280,8 @@ impl RowOverlay {
     /// Merges the overlay's writes with the later `writes`, and sorts the result by key.
     fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
-            // The list `writes` is long, because only a large commit bypasses the journal. Sorting a list is several
-            // times faster than filling a map.
+            // `writes` is long, because only large commits bypass the journal, and sorting a long list is several times
+            // faster than filling a map.
             let mut writes = writes.to_vec();
             writes.sort_unstable_by(|one, other| one.key().cmp(other.key()));
             return writes;
@@ -287,7 +291,6 @@ impl RowOverlay {
         all.into_writes()
     }
 
-    /// Converts the overlay to writes, sorted by key.
     fn into_writes(self) -> Vec<Write> {
         let write = |(key, value)| match value {
             Some(value) => Write::Put(key, value),
@@ -296,8 +299,8 @@ impl RowOverlay {
         self.0.into_iter().map(write).collect()
     }
 
-    /// The overlay's rows from `from` (inclusive) to `to` (exclusive), for merging into a scan of the table. `from`
-    /// must not be greater than `to`.
+    /// The overlay's rows from the key `from` (inclusive) to the key `to` (exclusive), for merging into a scan of the
+    /// table. `from` must not be greater than `to`.
     fn between<'a>(
         &'a self,
         from: &[u8],
@@ -308,7 +311,7 @@ impl RowOverlay {
     }
 }
 
-/// A view of a table under an overlay.
+/// A view of a table with the rows of an overlay on top.
 struct OverlayView<'t> {
     table: Box<dyn View + 't>,
     overlay: Arc<RowOverlay>,
@@ -349,11 +352,9 @@ const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
 /// The value length that marks a removed row in a journal record.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// Number of bytes that one read of the journal requests. Most journals contain fewer bytes than one read requests, so
-/// one read is enough.
+/// Number of bytes that one read of the journal requests; most journals are shorter and need only one read.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// The length in bytes of a journal record with these writes.
 fn encoded_bytes(writes: &[Write]) -> u64 {
     let bytes = |write: &Write| 8 + write.key().len() + write.value().map_or(0, <[u8]>::len);
     (RECORD_HEADER_BYTES + writes.iter().map(bytes).sum::<usize>()) as u64
@@ -376,8 +377,8 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// The length of `bytes` as a 32-bit number. A length of 32 bits or more becomes a number that is longer than any row
-/// or commit.
+/// The length of `bytes` as a 32-bit number. A length of more than 32 bits becomes a number that is larger than any
+/// valid row or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }
@@ -389,14 +390,12 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The intact records of a journal.
+/// The intact records that were read from a journal.
 #[derive(Debug, Default)]
 struct Records {
     /// The number of the first intact record; 0 if there are no records.
     first: u64,
-    /// The offset in `bytes` at which each record starts.
     starts: Vec<usize>,
-    /// The bytes of all records.
     bytes: Vec<u8>,
 }
 
@@ -406,7 +405,7 @@ impl Records {
         (self.first + self.starts.len() as u64).saturating_sub(1)
     }
 
-    /// The rows of the journal records after record `number`; `None` if a record cannot be decoded.
+    /// The rows of all journal records with a number above `number`; `None` if a record cannot be decoded.
     fn after(&self, number: u64) -> Option<RowOverlay> {
         let mut overlay = RowOverlay::default();
         let skip = usize::try_from((number + 1).saturating_sub(self.first)).ok()?;
@@ -436,7 +435,8 @@ fn take_number(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*taken))
 }
 
-/// Reads journal records until one is damaged or does not have the next number.
+/// Reads journal records from the start of the journal, until a record is damaged or its number does not follow the
+/// previous one.
 fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let mut records = Records::default();
@@ -465,13 +465,11 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     Ok(records)
 }
 
-/// What follows at a position of the journal: a record, too few bytes, or nothing valid.
+/// What a decoder finds at a position of the journal: a record, too few bytes, or nothing valid.
 enum RecordEnd {
-    /// An intact journal record with the given number and length follows.
     Record { number: u64, length: usize },
-    /// There are too few bytes to decide whether a record follows.
+    /// The bytes read so far are too few to decide whether a record follows.
     Cut,
-    /// No valid journal record follows.
     Nothing,
 }
 
@@ -490,14 +488,14 @@ fn next_record(bytes: &[u8], records: &Records) -> RecordEnd {
     RecordEnd::Record { number, length: RECORD_HEADER_BYTES + body.len() }
 }
 
-/// Encodes the row that the engine keeps about the journal: two numbers and a CRC-32 over both numbers.
+/// Encodes the row that the engine stores for the journal: two numbers and a CRC-32 over both numbers.
 fn encode_noted(noted: DurableParts) -> Vec<u8> {
     let mut row = [noted.record.to_le_bytes(), noted.checkpoint.to_le_bytes()].concat();
     row.extend(crc32fast::hash(&row).to_le_bytes());
     row
 }
 
-/// Decodes the row that the engine keeps about the journal; returns `None` if the row is damaged.
+/// Decodes the row that the engine stores for the journal; returns `None` if the row is damaged.
 fn decode_noted(row: &[u8]) -> Option<DurableParts> {
     let (record, rest) = row.split_first_chunk()?;
     let (checkpoint, _) = rest.split_first_chunk()?;

@@ -1,10 +1,10 @@
 //! Implements leases, the compaction mark for clients of etcd's API, and the upgrade of a table to format 2, which
 //! introduced both.
 //!
-//! Each lease has a row, and each live key with a lease has an additional row that records the attachment. Each grant,
-//! revocation or put changes the affected lease rows in its own commit. The remaining time of a lease is not stored on
-//! disk. The program that measures remaining times calls [`MvccStore::revoke`] when a lease expires. After a restart,
-//! the program that measures remaining times gives every lease its full time again, as etcd does. Programs that only
+//! Each lease has a row, and each live key with a lease has an additional row that records the attachment. A grant, a
+//! revocation or a put of a key writes the affected lease rows in its own commit. The remaining time of a lease is not
+//! stored on disk. The crate `etcd-api` measures the remaining times in memory and calls [`MvccStore::revoke`] when a
+//! lease expires. After a restart, `etcd-api` gives every lease its full time again, as etcd does. Programs that only
 //! write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a lease detaches the
 //! key.
 
@@ -27,7 +27,7 @@ impl MvccStore {
         self.inner().format >= FORMAT_WITH_LEASES
     }
 
-    /// Grants a lease durably. A grant does not make a new revision.
+    /// Grants a lease durably. Granting a lease does not make a new revision of the store.
     ///
     /// # Errors
     /// `Unsupported` if the store's format is too old for leases; any error of a commit.
@@ -55,7 +55,7 @@ impl MvccStore {
         }
     }
 
-    /// Lists all granted leases.
+    /// Lists all leases that are granted and have not ended.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -74,9 +74,9 @@ impl MvccStore {
         self.inner().blocking(Operation::Range, move |inner, table| Rows::of(table, inner.name)?.leased(id)).await
     }
 
-    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The history
-    /// itself is kept as the [retention](crate::Retention) says. In a store whose format has no clients' mark, this
-    /// method compacts the history instead.
+    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The store keeps
+    /// its history as the [retention](crate::Retention) says. If the store's format has no clients' mark,
+    /// `compact_for_clients` compacts the history instead.
     ///
     /// # Errors
     /// `Compacted` if `to` is at or below the clients' mark, `FutureRevision` if `to` is above the newest revision; any
@@ -111,7 +111,7 @@ impl StoreCore {
     /// Queues a change of the table that is not a transaction, and waits until the change has run.
     ///
     /// # Errors
-    /// Any error of `work`; `Closed` if the store was closed.
+    /// Any error of the task `work`; `Closed` if the store was closed.
     pub(crate) async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -121,7 +121,7 @@ impl StoreCore {
         self.submit(operation, |reply| {
             WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
-                // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
+                // `send` fails only if the caller has stopped waiting for the answer, so a failure is ignored.
                 drop(reply.send(answer));
             }))
         })
@@ -180,8 +180,8 @@ impl StoreCore {
 }
 
 impl MvccStore {
-    /// Writes a new format number to the table. The caller must first rewrite rows that the new format encodes
-    /// differently. This method blocks the calling thread.
+    /// Writes a new store format number to the table. Before raising the format, the caller must rewrite all rows that
+    /// the new format encodes differently. Raising the format blocks the calling thread.
     ///
     /// # Errors
     /// `Closed` if the store was closed; any error of the table.

@@ -4,13 +4,13 @@
 //!
 //! Turns a key-value engine into a [`kv::Store`] with history, watches and transactions. An engine implements
 //! [`Table`]: ordered rows, views, and durable commits. [`MvccStore`] turns a [`Table`] into a store. `codec.rs`
-//! documents the layout of a table. A table contains one row for each live key, a log of all changes in the history,
-//! each value once, and one row with the state of the store.
+//! documents the layout of a table. A table contains one row for each live key, one log row for each change in the
+//! history, each value once, and one row with the state of the store.
 //!
 //! - **Reads** (`read.rs`) read one revision through a series of short-lived views of the table. To read an older
 //!   revision, a read undoes the changes that the log has after that revision.
-//! - **Writes** (`writer.rs`, `stage.rs`) pass through one queue. Writes that are queued at the same time are committed
-//!   together.
+//! - **Writes** (`writer.rs`, `stage.rs`) pass through one queue; writes that are queued at the same time share a
+//!   commit.
 //! - **Watches** (`watch.rs`) are cursors on the log.
 //! - **Expired history** is removed a few rows with each commit (`writer.rs`), because no task runs in the background.
 //! - **Leases** (`leases.rs`) are stored as rows in stores of format 2.

@@ -12,8 +12,8 @@ use crate::table::{Table, View, Visit, Write};
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A table in memory. Clones share their rows, so opening a store on a clone is like reopening the same store on disk.
-/// The rows are lost when the last clone is dropped.
+/// A table in memory. Clones of a table share their rows, so opening a store on a clone is like reopening the same
+/// store on disk. The rows are lost when the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     rows: Arc<RwLock<Map>>,
@@ -61,7 +61,7 @@ impl View for MemoryView<'_> {
     }
 
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
-        // `BTreeMap::range` panics if the range ends before it starts.
+        // `BTreeMap::range` panics if the end of the range is below its start.
         if from >= to {
             return Ok(());
         }
@@ -79,7 +79,7 @@ pub fn memory() -> MvccStore {
     let options = Options { name: "memory", ..Options::default() };
     match MvccStore::open(Box::new(MemoryTable::new()), options) {
         Ok(store) => store,
-        // Opening a store can fail only if its table is damaged or full, and an empty map is neither.
+        // `MvccStore::open` fails only if the table is damaged or full, and an empty map is neither.
         Err(error) => unreachable!("an empty table in memory opens: {error}"),
     }
 }

@@ -1,5 +1,5 @@
-//! Creates and opens stores. Checks that the rows of a store are intact and consistent: a few rows when the store is
-//! opened, all rows on request.
+//! Creates and opens stores. Checks that rows are intact and consistent: a few rows whenever a store is opened, all
+//! rows on request.
 
 use std::ops::ControlFlow;
 
@@ -20,16 +20,15 @@ pub(crate) struct OpenFacts {
     pub(crate) id: Uuid,
     pub(crate) format: u32,
     pub(crate) state: StateRow,
-    /// The limits on history that are stored in the table.
     pub(crate) retention: Option<Retention>,
 }
 
 /// Reads the metadata rows of a table and makes the quick checks of an opened store. If the table is empty, creates a
-/// new store in it.
+/// new store in the table.
 ///
 /// # Errors
 /// `UnknownFormat` if this version does not support the store's format; `Corrupt` if the store is damaged; any error of
-/// the table. This function writes only if the table is empty and `expected` is `None`.
+/// the table. `open_table` writes to the table only if the table is empty and `expected` is `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
     store: &'static str,
@@ -91,8 +90,8 @@ fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<OpenFac
     Ok(OpenFacts { id, format, state, retention: None })
 }
 
-/// Checks that the log contains the newest revision. An engine that lost the end of its file loses the log row of the
-/// newest revision first.
+/// Checks that the log contains the newest revision. If an engine loses the end of its file, the log row of the newest
+/// revision is the first row to be lost.
 fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Result<()> {
     if state.revision == StateRow::NEW.revision {
         return Ok(());
@@ -117,10 +116,10 @@ pub struct Verification {
     pub value_bytes: u64,
 }
 
-/// Compares the live keys with the totals recorded in the state row.
+/// Compares the number and fingerprints of the live keys with the totals recorded in the state row.
 ///
 /// # Errors
-/// `Corrupt` if the live keys do not match the totals; any error of the table.
+/// `Corrupt` if the live keys do not match the recorded totals; any error of the table.
 fn check_entries(rows: &Rows<'_>, state: &StateRow, store: &'static str, operation: Operation) -> Result<()> {
     let (mut live, mut digest) = (0_u64, 0_u64);
     rows.pointers(&[], None, &mut |key, pointer| {
@@ -141,8 +140,8 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Maximum number of attempts to check a whole store while commits may run in between. The check of the whole store
-/// starts again when a commit changes the store.
+/// Maximum number of attempts to check a whole store in short views, between which commits may run. If a commit changes
+/// the store, the check of the store starts again.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
 /// Maximum number of rows that a check of the store reads in one view.
 const VERIFY_PAGE_ROWS: usize = 256;
@@ -161,7 +160,7 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
             Err(VerifyStop::Changed) => {}
         }
     }
-    // The store is too busy for several short views, so one long view blocks commits until the check ends.
+    // Commits interrupted all attempts with short views, so one long view now blocks commits until the check ends.
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;
     (VerifyPass { table, store, state, held: Some(rows) }).run().map_err(|stop| match stop {
@@ -171,7 +170,6 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
 }
 
 enum VerifyStop {
-    /// A commit changed the store while it was being checked.
     Changed,
     Failed(Error),
 }
@@ -189,11 +187,11 @@ struct VerifyPass<'t> {
     /// The state of the store at the start of the pass; if a commit changes the state, the result of the pass is
     /// discarded.
     state: StateRow,
-    /// One view for all pages of the pass; if `None`, each page opens its own view.
+    /// A single view for all pages of the pass, or `None` if each page opens its own view.
     held: Option<Rows<'t>>,
 }
 
-/// The numbers of bytes and rows of the values that are intact.
+/// The numbers of bytes and rows of the values that were found intact.
 #[derive(Default)]
 struct ValueTotals {
     bytes: u64,
@@ -238,7 +236,7 @@ impl VerifyPass<'_> {
         Ok(read(&rows)?)
     }
 
-    /// Checks the rows of the live keys, and the keys' values. Returns the number of keys that are attached to a lease.
+    /// Checks the rows of the live keys, and their values. Returns the number of keys that are attached to a lease.
     fn entries(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
         while let Some(start) = from.take() {
@@ -264,7 +262,7 @@ impl VerifyPass<'_> {
         Ok(attached)
     }
 
-    /// Checks that each key with a lease has a row that records this attachment, and that the lease exists.
+    /// Checks that each key with a lease has a row that records its attachment to the lease, and that the lease exists.
     fn leases(&self, attached: u64) -> Result<(), VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
         while let Some(start) = from.take() {
@@ -288,7 +286,7 @@ impl VerifyPass<'_> {
         Ok(())
     }
 
-    /// Checks that the log has no gap and has the recorded size, and that the superseded values of the log are intact.
+    /// Checks that the log has no gap and has the recorded size, and that the superseded values are intact.
     fn log(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut log_rows, mut log_bytes, mut from) = (0, 0, Some(self.state.swept));
         while let Some(start) = from.take().filter(|start: &LogPosition| start.revision <= self.state.revision) {

@@ -12,44 +12,44 @@ use crate::codec::FORMAT;
 
 /// Disk space that a store reserves for releasing addresses when the disk is full.
 pub trait SpaceReserve: fmt::Debug + Send + Sync {
-    /// Allocates again the parts of the reserve that were freed.
+    /// Allocates the freed parts of the disk reserve again.
     ///
     /// # Errors
-    /// Advice for the user if the disk does not have enough space.
+    /// The error is advice for the user when the disk has too little space.
     fn restore(&self) -> Result<(), String>;
 
-    /// Checks that the disk is writable, and that it has space for a usual commit on top of the reserve.
+    /// Checks that the disk is writable, and has space for a usual commit without using the reserve.
     ///
     /// # Errors
-    /// The error kind that a commit would get now, and advice for the user.
+    /// The error kind that a commit would return now, and advice for the user.
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
-    /// True if a part of the reserved space was freed and is not reserved again.
+    /// True if a part of the reserved space has been freed and not yet allocated again.
     fn is_short(&self) -> bool;
 
-    /// Frees a part of the reserved space. Returns false if no reserved space was left to free.
+    /// Frees a part of the reserved disk space. Returns false if all reserved space was already freed.
     fn release_part(&self) -> bool;
 }
 
-/// Options of [`MvccStore::open`](crate::MvccStore::open). The default options suit every caller, except for the
-/// store's name.
+/// Options of [`MvccStore::open`](crate::MvccStore::open). Callers need to set only the store's name; the other
+/// defaults suit all of them.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The name of the store in errors, usually the engine's name.
+    /// The name of the store in error messages, usually the engine's name.
     pub name: &'static str,
     /// The limits on the history that the store keeps.
     pub retention: Retention,
     /// The clock from which commits take the times of their revisions.
     pub clock: Clock,
-    /// The threads on which blocking work runs.
+    /// The threads on which the store runs blocking work.
     pub blocking: Blocking,
-    /// The id that the opened store must have. If an expected id is set, opening a table without rows fails as damage
-    /// instead of creating a store.
+    /// The id that the store in the table must have. If `expected_id` is set, opening a table without rows fails with
+    /// `Corrupt` instead of creating a store.
     pub expected_id: Option<Uuid>,
     /// The extent to which the store's rows are checked when it is opened.
     pub inspection: Inspection,
-    /// The purpose of the writes through this handle of the store. The purpose of a write decides whether the write may
-    /// use reserved disk space.
+    /// What the writes through the store handle are for, for example releasing addresses. Only writes for some purposes
+    /// may use reserved disk space.
     pub purpose: Purpose,
     /// The disk space that is reserved for releasing addresses.
     pub reserve: Option<Arc<dyn SpaceReserve>>,
@@ -73,22 +73,22 @@ impl Default for Options {
     }
 }
 
-/// The threads on which blocking work runs, for example reading and writing files, or waiting for the write queue.
+/// The threads that run blocking work, such as file I/O or waiting for the write queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
     /// Blocking work runs on the runtime's blocking threads, so the calling thread can continue with other tasks.
     #[default]
     OnThreads,
-    /// Blocking work runs on the calling thread. `InPlace` is for a process that does one thing and exits, for example
-    /// a CNI plugin. A plugin has no other tasks, and starting threads would take a tenth of its run time.
+    /// Blocking work runs on the calling thread, in a process that does one thing and exits. A CNI plugin, for example,
+    /// has no other tasks, and starting threads would take a tenth of its run time.
     InPlace,
 }
 
 impl Blocking {
-    /// Runs blocking work on the threads that this option selects.
+    /// Runs blocking work on the threads that the option selects.
     ///
     /// # Errors
-    /// A [`JoinError`] if the runtime shuts down before the blocking work is done.
+    /// [`JoinError`] if the runtime shuts down before the blocking work is done.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
         match self {
             Self::OnThreads => spawn_blocking(work).await,
@@ -103,25 +103,25 @@ pub enum Inspection {
     /// Checks that the newest revision exists; in a store of ordinary size, also checks that all keys exist.
     #[default]
     Entries,
-    /// Checks only that the newest revision exists in the log. The quick check suffices if the table was checked, then
-    /// closed, and has not changed since.
+    /// Checks only that the newest revision exists in the log, which suffices if the table was checked and closed
+    /// before and has not changed since.
     Newest,
 }
 
-/// Limits on the history that a store keeps. Each commit removes a few of the revisions that exceed one of these
-/// limits. The state at the newest revision is always kept.
+/// Limits on the history that a store keeps. Each commit removes a few of the revisions that exceed a limit. The state
+/// at the newest revision is always kept.
 ///
-/// A store of format 2 can store limits of its own ([`MvccStore::set_retention`](crate::MvccStore::set_retention)). The
-/// stored limits override the limits from [`Options`] in every program that opens the store.
+/// A store of format 2 can also store limits in its table
+/// ([`MvccStore::set_retention`](crate::MvccStore::set_retention)), which override the limits in the [`Options`] of
+/// every program that opens the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
-    /// Maximum age of a revision; `None` means unlimited. The age limit applies only while the clock is within a day of
-    /// the newest revision. The age limit also requires that the last expired revision and the first kept revision are
-    /// at most a day apart. A jump of the clock does not remove history, because the age limit does not apply directly
-    /// after a jump. After a pause of more than a day without writes, revisions from before the pause are removed only
-    /// when the maximum age has passed since the pause.
+    /// Maximum age of a revision; `None` means unlimited. To survive a jump of the clock, the age limit applies only if
+    /// the clock is within a day of the newest revision's time, and the last expired and the first kept revision are at
+    /// most a day apart. After a pause of more than a day without writes, revisions from before the pause are therefore
+    /// removed only when the maximum age has passed since the pause.
     pub age: Option<Duration>,
     /// Maximum total size in bytes of the log rows and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,
@@ -131,10 +131,10 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Keeps all history until a compaction.
+    /// Keeps all history until the store is compacted.
     pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None, min_age: None };
 
-    /// Limits for a store that clients of etcd's API write to. Clients of etcd's API write more than IPAM does, in
+    /// Limits for a store to which clients of etcd's API write. Clients of etcd's API write more than IPAM does, in
     /// bursts, and read revisions that are minutes old.
     pub const WITH_CLIENTS: Self = Self {
         revisions: Some(10_000),
@@ -155,7 +155,7 @@ impl Default for Retention {
     }
 }
 
-/// A source of the current time, which tests can replace.
+/// A source of the current time; tests replace it.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
@@ -165,7 +165,7 @@ impl Clock {
         Self::new(SystemTime::now)
     }
 
-    /// Creates a clock that calls `now` for the current time.
+    /// Creates a clock that takes the current time from `now`.
     pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -183,12 +183,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// Converts a duration to microseconds, the unit of durations in rows.
+/// Converts a duration to microseconds, the unit of all durations in rows.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Converts a row's time, in microseconds since 1970, to a [`SystemTime`].
+/// Converts a time in microseconds since 1970, as stored in rows, to a [`SystemTime`].
 pub(crate) fn time(micros: u64) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
 }

@@ -1,5 +1,5 @@
-//! Evaluates read requests on a state of the store. Reads and transactions access a state of the store through the
-//! trait [`Entries`]. [`PinnedReader`] reads one revision in slices, so that commits can run between two slices.
+//! Evaluates read requests on a state of the store. Reads and transactions look up entries through the trait
+//! [`Entries`]. [`PinnedReader`] reads one revision in slices, so that commits can run between two slices.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -15,33 +15,33 @@ use crate::error::{compacted, revision};
 use crate::rows::{ROWS_PER_TIME_CHECK, Rows, VisitEntry, next_values};
 use crate::table::{Merge, Table};
 
-/// Entries by key that replace the table's entries for the same keys; `None` for an absent key.
+/// Entries that hide the table's entries for the same keys; `None` for a key that does not exist.
 pub(crate) type KeyOverlay = BTreeMap<Key, Option<Pointer>>;
 
 /// Gives access to the entries of one state of the store.
 pub(crate) trait Entries {
     fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>>;
 
-    /// Visits the entries from `from` (inclusive) to `to` (exclusive; `None`: to the end), ascending, until `visit`
-    /// breaks.
+    /// Visits the entries with keys from `from` (inclusive) to `to` (exclusive; `None`: to the end) in ascending order,
+    /// until `visit` returns `Break`.
     fn each(&mut self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()>;
 
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
 
-    /// Reads the values of the entries in `pointers`, in this order.
+    /// Reads the values of the entries in `pointers`, in the order of `pointers`.
     fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
         pointers.iter().map(|pointer| self.value(pointer)).collect()
     }
 }
 
-/// The entries of an overlay with keys from `from` to `to`, for merging into a scan of the table.
+/// The entries of an overlay with keys from `from` to `to`, for merging into a scan of the table's entries.
 pub(crate) fn overlaid<'o>(
     overlay: &'o KeyOverlay,
     from: &[u8],
     to: Option<&[u8]>,
 ) -> Merge<impl Iterator<Item = (&'o [u8], Option<Pointer>)> + use<'o>> {
     let to = match to {
-        // `BTreeMap::range` panics if the range ends before it starts.
+        // `BTreeMap::range` panics if the end of the range is below its start.
         Some(to) => Bound::Excluded(to.max(from)),
         None => Bound::Unbounded,
     };
@@ -49,7 +49,7 @@ pub(crate) fn overlaid<'o>(
     Merge::new(range.map(|(key, pointer)| (key.as_bytes(), *pointer)))
 }
 
-/// Visits the entries whose keys are in a range. If the range is a single key, looks up the key without a scan.
+/// Visits the entries whose keys are in a range. A range of a single key is looked up without a scan.
 fn each_in(
     entries: &mut dyn Entries,
     range: &Range,
@@ -57,7 +57,7 @@ fn each_in(
 ) -> Result<()> {
     if let Range::Key(key) = range {
         if let Some(pointer) = entries.entry(key.as_bytes())? {
-            // The range has only one key, so the visit ends here whether or not `visit` breaks.
+            // The range has only one key, so there is nothing more to visit, whatever `visit` returns.
             let _ = visit(key.as_bytes(), pointer);
         }
         return Ok(());
@@ -69,7 +69,7 @@ fn each_in(
     entries.each(from.as_bytes(), to.as_ref().map(Key::as_bytes), visit)
 }
 
-/// Finds the live keys of a range with their pointers, in ascending order.
+/// Returns the live keys of a range with their pointers, in ascending order.
 pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(Key, Pointer)>> {
     let mut found = Vec::new();
     each_in(entries, range, &mut |key, pointer| {
@@ -79,7 +79,8 @@ pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(
     Ok(found)
 }
 
-/// Reads a range. The caller must fill in the revision of the returned response.
+/// Evaluates a range request on the entries of a state of the store. The caller must fill in the revision of the
+/// returned response.
 pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<RangeResponse> {
     let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let wanted = if request.content == Content::CountOnly { 0 } else { limit };
@@ -156,25 +157,23 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
     }
 }
 
-/// Maximum time for which a read with more rows to read holds the same view of the table.
+/// Maximum time for which a long read holds the same view of the table.
 const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
-/// Maximum number of consecutive short views in which a reader does not reach the end of the log. If writers append
-/// faster than the reader reads, no short view reaches the end of the log. After this many short views, the reader
-/// holds the next view until it reaches the end of the log, and the writers wait meanwhile.
+/// Maximum number of consecutive short views in which a reader may fail to reach the end of the log, because writers
+/// append faster than the reader reads. After the maximum number of short views, the reader holds one view until the
+/// end of the log, while writers wait.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
-/// Says how long a pinned read holds one view of the table.
+/// For how long a pinned read holds one view of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewHold {
-    /// The read opens a new view of the table for each slice.
     Slices,
-    /// The read holds a single view until the read ends. `ToTheEnd` is for reads that compaction overtook several
-    /// times.
+    /// The read holds a single view until it ends, for a read that compaction overtook several times.
     ToTheEnd,
 }
 
-/// When a view was opened, and how long it may be held.
+/// When a view was opened, and for how long it may be held.
 #[derive(Clone, Copy)]
 struct ViewSlice {
     opened: Instant,
@@ -191,25 +190,21 @@ impl ViewSlice {
     }
 }
 
-/// Reads the store at one revision.
-///
-/// The table still has the rows of the pinned revision, except for keys that were changed later. For a key that was
-/// changed later, the first log row of the key after the pinned revision contains the entry before the change. While
-/// the log grows, the reader collects the earlier entries of changed keys, one view after another.
+/// For a key that has changed since the pinned revision, the key's first log row after this revision contains the entry
+/// as of the pinned revision. The reader collects these earlier entries of changed keys from the log, in one view after
+/// another. Unchanged keys still have the same rows as at the pinned revision.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The current view of the table; `then` undoes all changes that this view shows after the pinned revision.
+    /// The view of the table that the reader currently holds. The map `then` undoes all changes after the pinned
+    /// revision that the current view shows.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
-    /// The store's revision when the read began.
     current: u64,
-    /// The pinned revision, whose state is read.
     at: u64,
-    /// The first log position whose change has not been collected into `then` yet.
+    /// The first log position whose change the reader has not collected into `then` yet.
     seen: LogPosition,
     then: KeyOverlay,
-    /// The range of keys that will be read.
     about: Range,
 }
 
@@ -218,8 +213,8 @@ impl<'t> PinnedReader<'t> {
     /// revision that the store is known to have reached.
     ///
     /// # Errors
-    /// `FutureRevision` or `Compacted` if revision `at` is not readable; `RevisionRegressed` if the store's revision is
-    /// below `floor`.
+    /// `FutureRevision` or `Compacted` if revision `at` is not readable; `RevisionRegressed` if the store's newest
+    /// revision is below `floor`.
     pub(crate) fn open(
         table: &'t dyn Table,
         store: &'static str,
@@ -253,18 +248,18 @@ impl<'t> PinnedReader<'t> {
         self.at
     }
 
-    /// The store's revision when the read began.
     pub(crate) fn current(&self) -> u64 {
         self.current
     }
 
-    /// Returns a view that may still be held, and all changes between the pinned revision and that view.
+    /// Returns a view that may be held for longer, and the overlay that undoes all changes between the pinned revision
+    /// and this view.
     fn ready(&mut self) -> Result<(&Rows<'t>, &KeyOverlay, ViewSlice)> {
         let rows = match self.rows.take() {
             Some(rows) if !self.slice.is_over() => rows,
             old => {
-                // The old view must be dropped first to avoid a deadlock: a commit may wait for the old view, and the
-                // new view would wait for that commit.
+                // The old view must be dropped first: a commit may wait for the old view, and opening the new view
+                // would wait for that commit, which is a deadlock.
                 drop(old);
                 self.fresh()?
             }
@@ -290,8 +285,8 @@ impl<'t> PinnedReader<'t> {
         }
     }
 
-    /// Collects the log's changes up to `revision` into `then`. Returns false if the time ran out before the end of the
-    /// log was reached.
+    /// Collects the log's changes up to `revision` into `then`. Returns false if the view had to end before the end of
+    /// the log was reached.
     fn catch_up(&mut self, rows: &Rows<'t>, revision: u64) -> Result<bool> {
         if self.seen.revision > revision {
             return Ok(true);
@@ -343,8 +338,7 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // The table has no further rows, so the visit ends after the rest of the overlay, whether or not
-                    // `visit` breaks.
+                    // The rest of the overlay is all that is left to visit, so the result of `visit` does not matter.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

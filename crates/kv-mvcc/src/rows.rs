@@ -1,5 +1,5 @@
-//! Decodes the rows of a view of the table, and reads many values efficiently. Values that were written one after
-//! another are read by one scan, which is several times faster than separate lookups.
+//! Decodes the rows of a view of the table, and reads many values efficiently. One scan reads all values that were
+//! written one after another, which is several times faster than separate lookups.
 
 use std::cmp::Ordering;
 use std::mem::take;
@@ -12,7 +12,7 @@ use crate::error::corrupt;
 use crate::options::Retention;
 use crate::table::{Table, View};
 
-/// Number of rows that a scan reads between two checks of the elapsed time.
+/// Number of rows that a scan reads before it checks the elapsed time again.
 pub(crate) const ROWS_PER_TIME_CHECK: u32 = 64;
 
 /// The callback of a scan of entries, called with each key and its pointer.
@@ -20,7 +20,7 @@ pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlo
 /// The callback of a scan of the log, called with the position, the content and the size in bytes of each log row.
 pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(LogPosition, LogRow, u64) -> ControlFlow<()>;
 
-/// A page of keys that have leases, each with its lease.
+/// A page of keys that are attached to leases, each with its lease.
 #[derive(Default)]
 pub(crate) struct LeasedKeys {
     pub(crate) found: Vec<(LeaseId, Key)>,
@@ -35,7 +35,6 @@ pub(crate) struct Rows<'t> {
 }
 
 impl<'t> Rows<'t> {
-    /// Opens a new view of the table.
     pub(crate) fn of(table: &'t dyn Table, store: &'static str) -> Result<Self> {
         Ok(Self { view: table.view()?, store })
     }
@@ -98,7 +97,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// Reads all leases, ordered by their ids as unsigned numbers.
+    /// Reads all leases, ordered by lease id as an unsigned number.
     pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, LeaseRow)>> {
         let mut found = Vec::new();
         self.scan_rows(&[codec::LEASE], &codec::end_of(codec::LEASE), |row_key, row| {
@@ -156,7 +155,7 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// Visits the log rows from `from` to the end of the log, which is at revision `newest`. A gap between revisions or
+    /// Visits the log rows from position `from` to revision `newest`, the end of the log. A gap between revisions or
     /// log positions is reported as damage.
     pub(crate) fn log(&self, from: LogPosition, newest: u64, visit: VisitLog<'_>) -> Result<()> {
         // Revision 1 is the empty store and has no log rows.
@@ -178,7 +177,7 @@ impl<'t> Rows<'t> {
                 ControlFlow::Break(())
             }
         })?;
-        // If the next log position is the first of its revision, the log ended at the previous revision.
+        // If the next log position would start a new revision, the log ended at the revision before.
         let reached = if next.sub > 0 { next.revision } else { next.revision - 1 };
         if damage.is_none() && !broken && reached < newest {
             damage = Some(Damage(format!("the log ends at revision {reached}, before the newest, {newest}")));
@@ -201,7 +200,7 @@ impl<'t> Rows<'t> {
         let (place, len) = (pointer.place, pointer.len as usize);
         let mut value = Vec::with_capacity(len);
         if pointer.chunks() == 1 {
-            // Most values fit into one row, and a single lookup is faster than a scan.
+            // Most values fit into one row, which a single lookup finds faster than a scan.
             let row_key = codec::value_key(place, 0);
             if let Some(row) = self.view.get(&row_key)? {
                 value.extend_from_slice(codec::unseal(&row_key, &row).map_err(|damage| self.corrupt(damage))?);
@@ -228,12 +227,12 @@ impl<'t> Rows<'t> {
     }
 }
 
-/// Describes the damage of a store in which a part of a value is missing.
+/// The damage report for a value of which a row is missing.
 fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
-/// Decodes a log row, which must be at the position `next` or at the first position of the next revision.
+/// Decodes a log row, whose position must be `next` or the first position of the revision after `next`.
 fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosition, LogRow), Damage> {
     let place = codec::log_place(row_key)?;
     if place == next || (next.sub > 0 && place == LogPosition::first_of(next.revision + 1)) {
@@ -245,8 +244,8 @@ fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosit
 /// Maximum number of unwanted rows that a scan reads past to reach the next wanted value.
 const MAX_SKIPPED_ROWS: u32 = 16;
 
-/// Reads the first value of `pointers`, and all following values that are near enough to be read by the same scan. The
-/// values are appended to `found` in the order of `pointers`. The scan stops early if `is_over` returns true.
+/// Reads the first value of `pointers`, and all following values that are close enough for the same scan. Appends the
+/// values that were read to `found`, in the order of `pointers`. The scan stops early once `is_over` returns true.
 ///
 /// # Errors
 /// `Corrupt` if a row is missing or damaged; any error of the table.
@@ -287,32 +286,30 @@ pub(crate) fn next_values(
     }
 }
 
-/// True if a scan that reads the value at the first position probably reaches the value at the second position soon.
+/// True if a scan that reads the value at position `one` will probably soon reach the value at position `other`.
 fn is_near(one: LogPosition, other: LogPosition) -> bool {
     let from = if one.revision == other.revision { one.sub } else { 0 };
     one < other && other.revision - one.revision <= 1 && other.sub - from <= MAX_SKIPPED_ROWS
 }
 
-/// The state of a scan for values.
+/// The state of a scan that reads values.
 struct ValueScan<'v> {
-    /// The pointers to the values that the scan has not read yet.
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
-    /// The bytes of the current value that the scan has read so far, and the number of rows that held them.
+    /// The bytes of the current value read so far, and the number of rows that held them.
     value: Vec<u8>,
     chunks: u32,
-    /// The number of unwanted rows that the scan has read since the last wanted row.
+    /// Number of unwanted rows that the scan has read since the last wanted row.
     between: u32,
 }
 
 impl ValueScan<'_> {
-    /// True if the scan can stop at this row without losing a value that is only partly read.
+    /// True if no value is partly read, so that the scan can stop at this row.
     fn is_between(&self) -> bool {
         self.chunks == 0
     }
 
-    /// Processes the next row of the scan. Breaks the scan if a lookup of the next value is faster than continuing the
-    /// scan.
+    /// Processes one row that the scan has read. Stops the scan if a separate lookup would find the next value faster.
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {
@@ -330,7 +327,8 @@ impl ValueScan<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Moves completely read values to the results. An empty value is complete without any row.
+    /// Moves the values that the scan has read completely to the results. An empty value has no rows and so is complete
+    /// at once.
     fn take_whole(&mut self) {
         while let Some((pointer, rest)) = self.pointers.split_first() {
             if self.chunks != pointer.chunks() || self.value.len() != pointer.len as usize {
@@ -350,8 +348,8 @@ mod tests {
     use crate::store::MvccStore;
     use crate::{MemoryTable, Options, Table, Write};
 
-    /// Creates a store whose values have zero, one or several rows. Overwrites some of the values, in sequence or at
-    /// random positions.
+    /// Creates a store whose values have zero, one or several rows, and overwrites some of the values, in sequence or
+    /// at random positions.
     async fn filled(table: &MemoryTable) -> MvccStore {
         let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
         let value = |number: usize| number.to_le_bytes()[..1].repeat([0, 10, 300, 6139, 6140, 20_000][number % 6]);
@@ -377,7 +375,7 @@ mod tests {
         pointers
     }
 
-    /// Reads all values of `pointers`, and counts the calls of `next_values`.
+    /// Reads all values of `pointers`; also returns the number of calls of `next_values`.
     fn read(rows: &Rows<'_>, pointers: &[Pointer], is_over: bool) -> Result<(Vec<Value>, usize)> {
         let (mut found, mut steps) = (Vec::new(), 0);
         while found.len() < pointers.len() {

@@ -13,16 +13,17 @@ use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
-/// Maximum number of bytes of rows that one transaction may change. A commit also contains other transactions of the
-/// same group, and the removal of expired history. The limit per transaction keeps the whole commit below 64 MiB.
+/// Maximum number of bytes of rows that one transaction may change. The limit per transaction keeps a whole commit,
+/// with the removal of expired history, below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
-/// The number of bytes, rounded up, that a change writes in addition to three times its key and once its value.
+/// Estimated number of bytes, rounded up, that a change of a key writes in addition to three copies of the key and one
+/// of the value.
 const CHANGE_OVERHEAD_BYTES: usize = 160;
 
-/// A state of the store that is not committed yet, as changes on top of the table.
+/// An uncommitted state of the store: changes on top of the table.
 ///
-/// The view of the table is held while a group of transactions is staged. The held view delays no commit, because only
-/// the writer commits, and the writer is busy with staging.
+/// A staged state holds a view of the table. The view of a staged state delays no commit, because only the writer
+/// commits, and the writer is busy with staging.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -30,7 +31,7 @@ pub(crate) struct StagedState<'r, 't> {
     fresh: HashMap<LogPosition, Value>,
     log: Vec<(LogPosition, LogRow)>,
     tally: ChangeTotals,
-    /// The staged entries before the current transaction, to restore them if the transaction fails halfway.
+    /// The staged entries as of before the current transaction, restored if the transaction fails halfway.
     undo: Vec<(Key, Option<Option<Pointer>>)>,
 }
 
@@ -42,19 +43,18 @@ struct ChangeTotals {
 }
 
 impl<'r, 't> StagedState<'r, 't> {
-    /// Creates a staged state without changes, on top of a table with the state row `state`.
+    /// Creates a staged state that has no changes yet. `state` is the state row of the table.
     pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: StateRow) -> Self {
         let tally = ChangeTotals { state, bytes: 0 };
         Self { rows, store, staged: KeyOverlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
     }
 
-    /// The approximate number of bytes of the rows that the staged changes will write.
     pub(crate) fn bytes(&self) -> usize {
         self.tally.bytes
     }
 
-    /// Runs a transaction on top of the transactions that were staged before. `now` is the current time in microseconds
-    /// since 1970.
+    /// Runs a transaction on top of the transactions staged so far. `now` is the current time in microseconds since
+    /// 1970.
     ///
     /// # Errors
     /// `TooLarge` if the transaction changes too many bytes; any error of reading the table. A transaction that fails
@@ -78,12 +78,12 @@ impl<'r, 't> StagedState<'r, 't> {
         result.map_err(|error| error.with_outcome(Outcome::NotApplied))
     }
 
-    /// Ends a lease and deletes its keys, in ascending order and at one revision. No other change may have been staged
-    /// before the call of this function.
+    /// Ends a lease and deletes its keys, in ascending order and at one revision. The caller must not have staged any
+    /// change before it revokes a lease.
     ///
     /// # Errors
-    /// `LeaseNotFound` if the lease does not exist; `TooLarge` if the lease has too many keys; any error of reading the
-    /// table.
+    /// `LeaseNotFound` if the lease does not exist; `TooLarge` if the lease has more keys than one commit can delete;
+    /// any error of reading the table.
     pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
         self.check_lease(Some(id))?;
         let mut place = LogPosition::first_of(self.tally.state.revision + 1);
@@ -105,7 +105,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// If changes are staged at the revision of `place`, makes this revision the newest revision of the staged state.
+    /// Makes the revision of `place` the newest revision of the staged state, if changes are staged at this revision.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;
@@ -170,7 +170,7 @@ impl<'r, 't> StagedState<'r, 't> {
         place: LogPosition,
         time: u64,
     ) -> Result<()> {
-        // The transaction's request has already been checked, so the length of a value always fits into 32 bits.
+        // The check of the request has already limited the length of values, so this length fits into 32 bits.
         let len = u32::try_from(value.len())
             .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
         let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
@@ -196,7 +196,6 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(OpResult::Delete { count, prevs })
     }
 
-    /// Stages the change of a key from `old` to `new`.
     fn change(&mut self, key: &Key, old: Option<Pointer>, new: Option<Pointer>, place: LogPosition, time: u64) {
         let state = &mut self.tally.state;
         if let Some(old) = old {
@@ -218,13 +217,12 @@ impl<'r, 't> StagedState<'r, 't> {
     /// transactions changed nothing.
     ///
     /// # Errors
-    /// `Corrupt` if a row cannot be encoded.
+    /// `Corrupt` if a staged row cannot be encoded.
     pub(crate) fn finish(self) -> Result<(Vec<Write>, StateRow)> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
-        // For each key with a lease, by the row key of the attachment: whether the key is still attached after all
-        // changes.
+        // Maps the row key of each attachment to whether the key is still attached to the lease after all changes.
         let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
             let key = codec::log_key(*place);
@@ -276,8 +274,7 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // The table has no further rows, so the visit ends after the rest of the staged entries, whether or not
-            // `visit` breaks.
+            // The rest of the staged entries is all that is left to visit, so the result of `visit` does not matter.
             let _ = merge.before(None, visit);
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! Implements the handle of a store, the state that all handles share, paged reads of a whole revision, and information
 //! about the history.
 //!
-//! A range read counts the keys beyond its limit, so every page of a paged range read would visit all remaining keys.
-//! [`SnapshotPage`] is for callers that read a whole store in pages of limited size.
+//! A range request also counts the keys beyond its limit, so reading a store in pages with range requests would visit
+//! all remaining keys for every page. [`SnapshotPage`] is for callers that read a whole store in pages of limited size.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,49 +33,46 @@ use crate::writer::{JobQueue, WriteJob};
 /// a single view to the end, so commits wait for the read.
 const MAX_READ_ATTEMPTS: usize = 4;
 
-/// A store with history and watches on an ordered table. Clones of a store are handles to the same store. An open watch
-/// also keeps the table open, until the watch is dropped or the store is closed.
+/// A store with history and watches, whose rows are in an ordered table. Clones of a store are handles to the same
+/// store. An open watch, too, keeps the table open until the watch is dropped or the store is closed.
 ///
-/// A store needs a tokio runtime, either multi-threaded or single-threaded. [`Options::blocking`] decides which threads
-/// do the work on the table.
+/// A store needs a tokio runtime, of either flavor. [`Options::blocking`] decides which threads do the work on the
+/// table.
 #[derive(Clone)]
 pub struct MvccStore {
     inner: Arc<StoreCore>,
     purpose: Purpose,
 }
 
-/// The callback that receives the duration of each commit.
 type SyncObserver = Box<dyn Fn(Duration) + Send + Sync>;
 
-/// The state that all handles of a store, its watches and its writer share.
+/// The state that the handles, the watches and the writer of one store share.
 pub(crate) struct StoreCore {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
     pub(crate) format: u32,
-    /// The limits on the history: the limits stored in the table if there are any, or else the limits from the options.
+    /// The limits on the history: those stored in the table, if any, or else those from the options.
     retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
-    /// The table of the store. Calls that access the table hold the read lock of this field. Closing the store removes
-    /// the table from this field.
+    /// The table of the store; `None` once the store is closed. Every call that accesses the table holds the table's
+    /// read lock.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while the outcome of a commit is unknown. Only the writer reads and sets the flag for an unknown outcome.
+    /// True while the outcome of a commit is unknown; only the writer reads and sets this flag.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
-    /// The callback that is called with the duration of each commit of the table.
+    /// The callback that gets the duration of each commit.
     pub(crate) observer: OnceLock<SyncObserver>,
-    /// True while a part of the reserved disk space may be missing. While reserved disk space is missing, only handles
-    /// for releases may write.
+    /// True while a part of the reserved disk space may be missing; only handles for releases may then write.
     pub(crate) spent: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DurableState {
     pub(crate) state: StateRow,
-    /// Set as soon as [`MvccStore::close`] is called.
     pub(crate) closed: bool,
 }
 
@@ -83,7 +80,7 @@ pub(crate) struct DurableState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStatus {
-    /// The newest revision.
+    /// The newest revision of the store.
     pub revision: Revision,
     /// The compaction mark: the oldest readable revision; unset if all revisions are readable.
     pub compacted: Revision,
@@ -100,13 +97,13 @@ pub struct StoreStatus {
 }
 
 impl MvccStore {
-    /// Opens the store in a table, or creates a store if the table has no rows. This function blocks the calling
+    /// Opens the store in a table, or creates a store if the table has no rows. Opening a store blocks the calling
     /// thread.
     ///
     /// # Errors
-    /// `UnknownFormat` if a newer version of the program wrote the store. `Corrupt` if rows are missing or damaged, or
-    /// if the store's id is not [`Options::expected_id`]. If opening fails with `UnknownFormat` or `Corrupt`, the table
-    /// is unchanged. Opening a store can also fail with any error of the table.
+    /// `UnknownFormat` if a newer version of the program wrote the store; `Corrupt` if rows are missing or damaged, or
+    /// if the store's id is not [`Options::expected_id`]; any error of the table. The table is unchanged after
+    /// `UnknownFormat` or `Corrupt`.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -133,14 +130,14 @@ impl MvccStore {
         Ok(Self { inner, purpose })
     }
 
-    /// Creates a handle to the same store whose writes have the purpose `purpose`.
+    /// Creates another handle to this store, for writes of the given purpose.
     #[must_use]
     pub fn with_purpose(&self, purpose: Purpose) -> Self {
         Self { inner: Arc::clone(&self.inner), purpose }
     }
 
     /// Calls `observer` after each successful commit with the duration of the commit, from the first write until the
-    /// commit was durable. Only the first observer of a store is used.
+    /// commit was durable. Only the first observer of a store is used; `observe_commits` ignores all others.
     pub fn observe_commits(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
         let _ = self.inner.observer.set(Box::new(observer));
     }
@@ -154,7 +151,7 @@ impl MvccStore {
         self.inner.id
     }
 
-    /// The current revision, history and size of the store.
+    /// Returns the current revision, history and size of the store.
     pub fn status(&self) -> StoreStatus {
         let state = self.inner.published().state;
         StoreStatus {
@@ -177,8 +174,8 @@ impl MvccStore {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
-    /// Checks that the disk is writable and has space for a usual commit. This check may fail although a commit would
-    /// succeed, because a commit can use free space within the engine's files.
+    /// Checks that the disk is writable and has space for a usual commit. The check of the disk may fail although a
+    /// commit would succeed, in free space within the engine's files.
     ///
     /// # Errors
     /// `NoSpace` if the disk is full; `Io` for a read-only file system.
@@ -186,10 +183,10 @@ impl MvccStore {
         self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }
 
-    /// Closes the store for all its handles: waits for running calls, then drops the table. As soon as this method is
-    /// called, every later call and every watch fails with `Closed`. Closing a closed store does nothing.
+    /// Closes the store for all its handles: waits for running calls, then drops the table. From the start of `close`
+    /// on, every other call and every watch fails with `Closed`. Closing a closed store does nothing.
     ///
-    /// If a store is never closed, its table is closed on the thread that drops the last handle.
+    /// If `close` is never called, the thread that drops the last handle of the store closes the table.
     ///
     /// # Errors
     /// `Corrupt` if the engine panicked while its table was closed.
@@ -204,7 +201,7 @@ impl MvccStore {
                 Ok(())
             })
         });
-        // If the runtime shuts down, it drops the table together with the closing task.
+        // If the runtime shuts down first, it drops the closing task and with it the table.
         closing.await.unwrap_or(Ok(()))
     }
 }
@@ -216,7 +213,6 @@ impl fmt::Debug for MvccStore {
 }
 
 impl StoreCore {
-    /// The newest durable state of the store.
     pub(crate) fn published(&self) -> MutexGuard<'_, DurableState> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,12 +225,11 @@ impl StoreCore {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
     }
 
-    /// Fails with `Closed` if the store was closed.
     pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
         if self.published().closed { Err(closed(self.name, operation)) } else { Ok(()) }
     }
 
-    /// Runs `work` with the table on the threads that [`Options::blocking`] selects.
+    /// Runs the closure `work` with the table, on the threads that [`Options::blocking`] selects.
     ///
     /// # Errors
     /// Any error of `work`; `Closed` if the store was closed; `Corrupt` if the engine panicked.
@@ -250,15 +245,15 @@ impl StoreCore {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });
-        // The blocking task cannot panic, so an error means that the runtime shut down before the task ran.
+        // The blocking task catches panics, so an error means that the runtime shut down before the task ran.
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 
-    /// Runs `work` on a reader that is pinned to one revision. If compaction overtakes a read of the latest revision,
-    /// the read starts again.
+    /// Runs the closure `work` on a reader that is pinned to one revision of the store. A read of the latest revision
+    /// starts again if compaction overtakes it.
     ///
     /// # Errors
-    /// Any error of [`PinnedReader::open`] or `work`.
+    /// Any error of [`PinnedReader::open`] or of the closure `work`.
     pub(crate) fn pinned<T>(
         &self,
         table: &dyn Table,
@@ -347,8 +342,8 @@ pub struct SnapshotPage {
 }
 
 impl MvccStore {
-    /// Reads keys from `from` on, until the page has `bytes` of keys and values. The page shows revision `at`, or the
-    /// latest revision if `at` is below 1. The page contains at least one key if the store has a key from `from` on.
+    /// Reads keys from `from` on, until the page has at least `bytes` bytes of keys and values or the maximum number of
+    /// keys. The page shows revision `at`, or the latest revision if `at` is below 1.
     ///
     /// # Errors
     /// `Compacted` or `FutureRevision` if the revision `at` is not readable; any error of the table.
@@ -374,7 +369,7 @@ impl MvccStore {
     }
 }
 
-/// Maximum number of key groups that [`MvccStore::history_shares`] tells apart.
+/// Maximum number of key groups that [`MvccStore::history_shares`] reports separately.
 const MAX_HISTORY_SHARES: usize = 1024;
 
 /// The oldest readable revision and the time of its commit.
@@ -386,12 +381,12 @@ pub struct OldestRevision {
     pub time: Option<SystemTime>,
 }
 
-/// The part of the history that changes to one group of keys have caused.
+/// The part of the history that consists of changes to one group of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
-    /// The number of changes to the keys of the group.
+    /// The number of changes to the keys of this group.
     pub changes: u64,
-    /// The size in bytes of the changes to the group's keys, and of the values that these changes superseded.
+    /// The size in bytes of the log rows of these changes, and of the values that the changes superseded.
     pub bytes: u64,
 }
 
@@ -416,8 +411,8 @@ impl MvccStore {
             .await
     }
 
-    /// Computes which part of the history was caused by changes to each group of keys. `group` returns the name of a
-    /// key's group. After 1,024 groups, further keys count for the group with the empty name.
+    /// Computes how much of the history each group of keys has caused. The callback `group` returns the name of a key's
+    /// group. Once there are 1,024 groups, keys of further groups count for the group with the empty name.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -450,7 +445,7 @@ impl MvccStore {
         self.inner().retention()
     }
 
-    /// Stores limits on the history in the store itself. Stored limits override
+    /// Stores limits on the history in the store itself. The stored limits override
     /// [`Options::retention`](crate::Options::retention) in every program that opens the store.
     ///
     /// # Errors
@@ -518,7 +513,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // Pages that are read at the older revision do not show later changes of the store.
+            // Pages that are read at the older revision must not show later changes of the store.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

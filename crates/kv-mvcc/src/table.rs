@@ -9,28 +9,28 @@ use kv::Result;
 
 /// Maximum size of the value of a row in bytes. The store splits larger values over several rows.
 ///
-/// The engine sled writes 17 rows together as one page. sled writes a page of more than 128 KiB to a separate file that
-/// it never syncs, and such a page makes a commit 18 times slower.
+/// The limit suits the engine sled, which stores 17 rows together as one page. sled writes a page of more than 128 KiB
+/// to a separate file that it never syncs, and such a page makes a commit 18 times slower.
 pub const MAX_ROW_BYTES: usize = 6 * 1024;
 
-/// A write of one row.
+/// A write of one row of a table: a new value or a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Sets the row.
+    /// Sets the row with the first field as its key to the value in the second field.
     Put(Vec<u8>, Vec<u8>),
-    /// Removes the row if it exists.
+    /// Removes the row with the given key if the row exists.
     Delete(Vec<u8>),
 }
 
 impl Write {
-    /// The key of the written or removed row.
+    /// The key of the row that is written or removed.
     pub fn key(&self) -> &[u8] {
         match self {
             Self::Put(key, _) | Self::Delete(key) => key,
         }
     }
 
-    /// The new value of the row; `None` for a removal.
+    /// The new value of the row; `None` if the write removes the row.
     pub fn value(&self) -> Option<&[u8]> {
         match self {
             Self::Put(_, value) => Some(value),
@@ -43,36 +43,36 @@ impl Write {
 /// `Break`.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
-/// An ordered table of rows, implemented by an engine. All methods of this trait may block the calling thread.
+/// An ordered table of rows, implemented by an engine. All methods of a table may block the calling thread.
 ///
-/// `examples/sqlite` in the source tree implements the whole trait. An engine must ensure these properties:
+/// The folder `examples/sqlite` in the source tree contains an implementation. An engine must guarantee:
 ///
-/// 1. a commit is atomic when [`Table::commit`] returns `Ok`, and durable even against power loss;
+/// 1. a commit is atomic, and durable even against power loss once [`Table::commit`] returns `Ok`;
 /// 2. a view is a consistent snapshot: a view shows each commit completely or not at all, and no later commits;
-/// 3. no view shows a commit that is not durable yet;
+/// 3. no view shows a commit that could still be lost in a power failure;
 /// 4. rows are ordered by unsigned byte comparison of their keys.
 ///
 /// After a failed commit, the caller commits nothing more until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// Opens a snapshot view of the table. Callers drop a view soon, because an open view may block commits and other
-    /// views. No thread holds two views at a time.
+    /// Opens a view of the table that shows a consistent snapshot. Callers drop a view soon, because an open view may
+    /// block commits and other views, and no thread opens a second view before it drops the first.
     ///
     /// # Errors
     /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn view(&self) -> Result<Box<dyn View + '_>>;
 
-    /// Applies all of the writes or none of them. No two of the writes have the same key, and callers run only one
-    /// commit at a time.
+    /// Commits all of the writes, or none of them. No two writes of a commit have the same key, and the caller never
+    /// runs two commits at once.
     ///
     /// # Errors
-    /// `NoSpace` or `CommitIo` if the engine failed; the rows may nevertheless have been committed.
+    /// `NoSpace` or `CommitIo` if the engine failed; nevertheless, the rows may have been committed.
     fn commit(&self, writes: &[Write]) -> Result<()>;
 
-    /// Makes the table usable after a failed commit by reopening the engine. After a recovery, each view shows the
-    /// failed commit completely or not at all.
+    /// Makes the table usable after a failed commit by reopening the engine. After `recover`, views show the failed
+    /// commit either completely or not at all.
     ///
     /// # Errors
-    /// `Io` or `Corrupt` if the engine cannot be reopened; the caller can call this method again.
+    /// `Io` or `Corrupt` if the engine cannot be reopened; the caller can try again.
     fn recover(&self) -> Result<()>;
 }
 
@@ -92,8 +92,8 @@ pub trait View {
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 }
 
-/// The rows of an overlay that have not been merged into a scan of the table yet, in ascending order. `None` instead of
-/// a value marks a removed row.
+/// The rows of an overlay, in ascending order, that have not been merged into a scan of the table yet. The value `None`
+/// in an overlay stands for a removed row.
 pub(crate) struct Merge<I: Iterator>(Peekable<I>);
 
 impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
@@ -115,7 +115,7 @@ impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
         ControlFlow::Continue(())
     }
 
-    /// The overlay's version of the row with the key `key`; `None` if the overlay does not have this row.
+    /// The overlay's version of the row `key`; the outer `None` means that the overlay does not have this row.
     pub(crate) fn instead_of(&mut self, key: &[u8]) -> Option<Option<V>> {
         self.0.next_if(|(row, _)| *row == key).map(|(_, value)| value)
     }

@@ -1,10 +1,11 @@
-//! Implements watches: each watch has a cursor on the log, and is registered for changes after the end of the log.
+//! Implements watches. Each watch has a cursor on the log; a watch that has reached the end of the log is woken by the
+//! next commit that changes its range.
 //!
-//! A watch that catches up, follows live, resumes or lags behind does the same: it reads on from its cursor. The watch
+//! New, live, resumed and slow watches all work in the same way: the watch reads the log from its cursor on. A watch
 //! fails only if its cursor is below the compaction mark.
 //!
 //! The [`WatchIndex`] contains the watches that have read the log to its end. A commit wakes only the watches whose
-//! range it changes, so thousands of quiet watches cost a commit only a few microseconds.
+//! range the commit changes, so thousands of quiet watches cost a commit only a few microseconds.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -28,9 +29,9 @@ use crate::rows::{ROWS_PER_TIME_CHECK, Rows};
 use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
 
-/// Time limit of one scan of the log by a watch.
+/// Maximum time that a watch scans the log at once.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// The pause between a commit and the progress report that a quiet watch then sends. Without the pause, the progress
+/// After a commit, a quiet watch waits this long before it reports its progress. Without the pause, the progress
 /// reports of a thousand quiet watches would be expensive.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum size in bytes of the events that one scan of the log returns; a scan always returns at least one event.
@@ -62,13 +63,12 @@ struct LogWatcher {
     prev: Prev,
     progress: Progress,
     cursor: WatchCursor,
-    /// True if the log may contain changes after the cursor.
+    /// True if the log may contain changes after the watch's cursor.
     is_behind: bool,
     ready: VecDeque<Batch>,
     end: WatchEnd,
 }
 
-/// Says whether the stream of a watch has ended.
 #[derive(PartialEq, Eq)]
 enum WatchEnd {
     Open,
@@ -78,7 +78,7 @@ enum WatchEnd {
 #[derive(Clone, Default)]
 struct WatchCursor {
     next: LogPosition,
-    /// The events of a revision of which only a part has been read.
+    /// The events read so far of a revision that is not completely read.
     partial: Option<Batch>,
 }
 
@@ -104,7 +104,8 @@ impl LogWatcher {
         }
     }
 
-    /// Reads a part of the log after the cursor, waits for changes, or reports progress to the caller.
+    /// Makes one step of a watch: reads a part of the log after the cursor, waits for changes, or reports progress to
+    /// the caller.
     async fn advance(&mut self) -> Result<()> {
         self.inner.check_open(Operation::Watch)?;
         let next = self.cursor.next.revision;
@@ -116,7 +117,7 @@ impl LogWatcher {
                 self.is_behind = true;
                 self.skip_to(from);
             }
-            // A watch can be ahead of the index if it starts at a future revision or has read further.
+            // A watch is ahead of the index if it started at a future revision, or has read further than the index.
             WatchNews::Passed(passed) if passed < next => self.wait().await,
             WatchNews::Passed(passed) => {
                 self.is_behind = false;
@@ -145,13 +146,12 @@ impl LogWatcher {
         if self.inner.published().state.revision < self.cursor.next.revision {
             self.registration.woken().await;
         }
-        // If the watched range has changed, the event is delivered without the pause.
+        // If the watched range has changed, the event is delivered without waiting for the progress interval.
         if !self.registration.has_changed() {
             let _ = timeout(PROGRESS_INTERVAL, self.registration.woken()).await;
         }
     }
 
-    /// Reads a part of the log after the watch's cursor.
     async fn read(&mut self) -> Result<()> {
         let (range, prev, cursor) = (Arc::clone(&self.range), self.prev, std::mem::take(&mut self.cursor));
         let found = self
@@ -169,7 +169,7 @@ impl LogWatcher {
     }
 }
 
-/// A part of the changes in a range, as returned by one call of `changes`.
+/// A part of the changes in a range, as returned by one call of [`MvccStore::changes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
@@ -183,9 +183,9 @@ pub struct Changes {
 }
 
 impl MvccStore {
-    /// Reads the events that a watch would deliver up to now, one part per call. This method is for callers that
-    /// release the store between two parts, or that read only the past. One call takes about 5 ms, or longer if a
-    /// single revision takes longer to read.
+    /// Reads the events that a watch would deliver up to now, one part per call. `changes` suits callers that release
+    /// the store between two parts, or that read only the past. One call of `changes` takes about 5 ms, or as long as
+    /// reading a single revision takes.
     ///
     /// # Errors
     /// `Compacted` if the request starts below the compaction mark; an error for an invalid request; any error of the
@@ -198,7 +198,7 @@ impl MvccStore {
             loop {
                 let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
-                // A revision of which only a part was read is read again by the next call.
+                // If a revision was read only in part, the next call starts again at this revision.
                 let next = cursor.partial.as_ref().map_or(revision(cursor.next.revision), |batch| batch.revision);
                 if next > start || found.newest < start.get().unsigned_abs() {
                     return Ok(Changes { batches: found.ready.into(), next, newest: revision(found.newest) });
@@ -209,7 +209,7 @@ impl MvccStore {
     }
 }
 
-/// Scans a part of the log in one short view of the table.
+/// Scans a part of the log after `cursor` in one short view of the table.
 fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: WatchCursor) -> Result<LogScan> {
     let WatchCursor { mut next, mut partial } = cursor;
     let rows = Rows::of(table, store)?;
@@ -262,7 +262,6 @@ fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     row.key.len() + new + old
 }
 
-/// Converts a log row to a watch event.
 fn event(rows: &Rows<'_>, place: LogPosition, row: LogRow, prev: Prev) -> Result<Event> {
     let key = Key::from(row.key);
     let prev = match row.prev.filter(|_| prev == Prev::Return) {
@@ -305,7 +304,7 @@ struct WatchSlots {
     curious: Vec<usize>,
 }
 
-/// A slot of the index, which holds one registered watch. The slot is reused after its watch was dropped.
+/// A slot of the index, which holds one registered watch and is reused after this watch was dropped.
 #[derive(Default)]
 struct Slot {
     watch: Option<SlotWatch>,
@@ -314,7 +313,7 @@ struct Slot {
 
 struct SlotWatch {
     kind: IndexedRange,
-    /// The first revision that may have changed the range of the watch.
+    /// The first revision that may have changed the watched range.
     changed: Option<u64>,
     wake: Arc<Notify>,
 }
@@ -325,7 +324,7 @@ impl WatchSlots {
     }
 }
 
-/// The range of a watch, in the form in which the index looks it up.
+/// The range of a watch, in the form that the index stores.
 #[derive(Clone)]
 enum IndexedRange {
     Key(Vec<u8>),
@@ -338,7 +337,7 @@ impl IndexedRange {
         match range {
             Range::Key(key) => Self::Key(key.as_bytes().to_vec()),
             Range::Prefix(prefix) => Self::Prefix(prefix.as_bytes().to_vec()),
-            // Clients of etcd express a prefix as the range from the prefix to the end of the prefix.
+            // Clients of etcd request a prefix as the range from the prefix to the end of the prefix.
             Range::FromTo(from, to) if from.prefix_end().as_ref() == Some(to) => Self::Prefix(from.as_bytes().to_vec()),
             other => Self::Other(other.clone()),
         }
@@ -346,12 +345,12 @@ impl IndexedRange {
 }
 
 /// Finds the slots of the watches whose range contains a key. Most watches have a single key or a prefix as their
-/// range. The index finds these watches by lookup, without visiting all others.
+/// range, so a lookup finds them without visiting all other watches.
 #[derive(Default)]
 struct RangeIndex {
     keys: SlotList,
     prefixes: SlotList,
-    /// The number of watched prefixes of each length.
+    /// Number of watched prefixes of each length in bytes.
     lengths: Vec<usize>,
     others: Vec<(Range, usize)>,
 }
@@ -397,8 +396,8 @@ impl RangeIndex {
     }
 }
 
-/// A map from watched keys or prefixes to slots. The map is a sorted list, because a list needs less memory and less
-/// code than a tree or hash map. The amount of code matters because the CNI plugin contains the code of watches.
+/// A map from watched keys or prefixes to slots, as a sorted list, which needs less memory and less code than a tree or
+/// hash map. The amount of code matters because the CNI plugin contains the code of watches.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 
@@ -426,9 +425,9 @@ impl SlotList {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchNews {
-    /// The range of the watch may have changed from this revision on.
+    /// A commit may have changed the watched range at this revision or later.
     Changed(u64),
-    /// The range of the watch has not changed up to this revision.
+    /// No commit up to the contained revision has changed the watched range.
     Passed(u64),
 }
 
@@ -440,7 +439,7 @@ struct WatchRegistration {
 }
 
 impl WatchIndex {
-    /// Creates an index without watches, for a store at this revision.
+    /// Creates an index without watches for a store at the given revision.
     pub(crate) fn at(revision: u64) -> Arc<Self> {
         Arc::new(Self { watches: Mutex::new(WatchSlots { passed: revision, ..WatchSlots::default() }) })
     }
@@ -449,7 +448,7 @@ impl WatchIndex {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a watch of the range `range`. The registration does not report changes made before this call.
+    /// Registers a watch of `range`, without reporting changes that were committed before.
     fn registration(self: &Arc<Self>, range: &Range) -> WatchRegistration {
         let (kind, wake) = (IndexedRange::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
@@ -464,8 +463,8 @@ impl WatchIndex {
         WatchRegistration { watch_index: Arc::clone(self), slot, wake }
     }
 
-    /// Wakes the watches whose range the commit of `writes` changes. The commit led from revision `old` to `new`, and
-    /// the caller must already have published the new state.
+    /// Wakes the watches whose range is changed by the committed `writes`, which led from revision `old` to `new`. The
+    /// caller must already have made the new state of the store visible to readers.
     pub(crate) fn committed(&self, old: u64, new: u64, writes: &[Write]) {
         let mut watches = self.watches();
         watches.passed = new;
@@ -492,8 +491,8 @@ impl WatchIndex {
         }
     }
 
-    /// Wakes all watches after a recovery reached revision `new`, because the recovered writes are unknown. The caller
-    /// must already have published the new state.
+    /// Wakes all watches after a recovered table turned out to be at revision `new`, because the writes of the
+    /// recovered commit are unknown. The caller must already have made the new state of the store visible to readers.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;
@@ -504,26 +503,25 @@ impl WatchIndex {
         }
     }
 
-    /// Wakes all watches, because the store was closed.
     pub(crate) fn close(&self) {
         self.watches().slots.iter().filter_map(|slot| slot.watch.as_ref()).for_each(|watch| watch.wake.notify_one());
     }
 }
 
 impl WatchRegistration {
-    /// Returns what has happened to this watch's range since the last call.
+    /// Returns what has happened to the watched range since the last call.
     fn news(&self) -> WatchNews {
         let mut watches = self.watch_index.watches();
         let changed = watches.watch(self.slot).and_then(|watch| watch.changed.take());
         changed.map_or(WatchNews::Passed(watches.passed), WatchNews::Changed)
     }
 
-    /// True if the watched range may have changed since the last call.
+    /// True if the watched range may have changed since the last call of `news`.
     fn has_changed(&self) -> bool {
         self.watch_index.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
 
-    /// Makes the next commit wake this watch, regardless of the changes in that commit.
+    /// Makes the next commit wake the watch, whatever that commit changes.
     fn wants_any(&self) {
         let mut watches = self.watch_index.watches();
         let slot = watches.slots.get_mut(self.slot);
@@ -570,7 +568,7 @@ mod tests {
         watch_index.committed(2, 5, &[put("ba"), Write::Delete(codec::current_key(b"a"))]);
         watch_index.committed(5, 6, &[put("d")]);
         assert_eq!(news(), [passed(6), changed(3), changed(6), changed(3)]);
-        // Only the rows of live keys can change a watched range, so a log row wakes no watch.
+        // Only rows of live keys can change a watched range, so writing a log row wakes no watch.
         watch_index.committed(6, 7, &[Write::Put(vec![codec::LOG, b'b'], Vec::new())]);
         assert_eq!(news(), [passed(7); 4]);
         watch_index.found(9);
@@ -582,7 +580,7 @@ mod tests {
         assert_eq!(watches.slots.len(), watches.free.len());
     }
 
-    /// The index must find the same watches as a check of each watch's range.
+    /// The index must find the same watches as a comparison of the key with each watched range.
     #[test]
     fn watch_index_agrees_with_ranges() {
         let mut random = fastrand::Rng::with_seed(7);

@@ -1,18 +1,18 @@
-//! Implements the writer: a queue of write jobs, and the task that drains this queue. All writes of a store are
-//! committed by the code in this module.
+//! Implements the writer: a queue of write jobs, and the task that drains this queue. All commits of a store go through
+//! the writer's queue.
 //!
-//! A caller puts a write job into the queue and waits for the job's answer. The first queued job starts a task that
-//! drains the queue and ends when the queue is empty. Transactions that are queued at the same time are committed
-//! together, each at its own revision. If a caller stops waiting, its job is dropped if the job has not started yet; a
-//! started job is completed.
+//! A caller puts a write job into the queue and waits for the job's answer. A job in an empty queue starts a task that
+//! drains the queue and ends when the queue is empty again. Transactions that are queued at the same time are committed
+//! together, each at its own revision. If a caller stops waiting, its write job is dropped unless the job has already
+//! started.
 //!
-//! Each commit also removes a few rows of expired history.
+//! Each commit also removes a few rows of expired history from the table.
 //!
-//! On a full disk all writes would fail, including the release of an address, which a host with a full disk needs most.
-//! A handle for [`Purpose::Release`] therefore frees disk space for its write. The release handle first drops history,
-//! which frees space within the engine's files. If dropping history does not suffice, the release handle frees parts of
-//! the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. Handles with other
-//! purposes never use the reserve, and do not write while a part of the reserve is missing.
+//! When the disk is full, all writes to the store fail. A host with a full disk, however, needs most of all to release
+//! addresses, so a handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops
+//! history, which frees space within the engine's files. If dropping history does not suffice, the handle frees parts
+//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. All other handles
+//! never use the reserve, and refuse to write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -33,31 +33,27 @@ use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 const MAX_GROUP_TXNS: usize = 256;
-/// Once the transactions of a commit have this many bytes, no further transactions are added to the commit.
+/// Number of bytes of rows from which on no further transactions are added to a commit.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change of the table that is not a transaction, for example a grant of a lease. The task itself sends the answer to
-/// its caller. If the store was closed before the task runs, the task gets no table and answers that the store was
-/// closed.
+/// A change of the table that is not a transaction, for example a grant of a lease. The closure sends its result to its
+/// caller by itself. The closure's argument for the table is `None` if the store was closed before the closure ran.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
-/// A job of the writer's queue.
 pub(crate) enum WriteJob {
-    /// Runs a transaction and sends its response to the caller.
+    /// Runs a transaction and sends the response to the caller.
     Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
-    /// Raises the compaction mark to `revision`.
     Compact { revision: u64, reply: Reply<()> },
-    /// Removes all rows below the compaction mark, and then answers the caller.
+    /// Removes all log rows below the compaction mark.
     Sweep { reply: Reply<()> },
-    /// Frees disk space for a release of an address that failed with the error `full`.
+    /// Frees disk space for releasing an address, after the release failed with the error `full`.
     MakeRoom { full: Error, reply: Reply<()> },
-    /// Makes a change of the table that is not a transaction.
+    /// Runs a change of the table that is not a transaction.
     Change(TableTask),
 }
 
-/// The queued write jobs that have not started yet.
 #[derive(Default)]
 pub(crate) struct JobQueue {
     jobs: VecDeque<WriteJob>,
@@ -72,7 +68,7 @@ impl StoreCore {
     /// Queues a write job and waits for the job's answer.
     ///
     /// # Errors
-    /// Any error of the job; `Closed` if the store was closed.
+    /// Any error of the write job; `Closed` if the store was closed.
     pub(crate) async fn submit<T>(
         self: &Arc<Self>,
         operation: Operation,
@@ -81,7 +77,7 @@ impl StoreCore {
         self.check_open(operation)?;
         let (reply, answer) = oneshot::channel();
         self.enqueue(job(reply));
-        // If the runtime shuts down before or while the job runs, the job's answer is dropped.
+        // If the runtime shuts down before the job ends, the job's answer is lost and the outcome is unknown.
         let unknown = || closed(self.name, operation).with_outcome(Outcome::Unknown);
         answer.await.unwrap_or_else(|_| Err(unknown()))
     }
@@ -101,8 +97,7 @@ impl StoreCore {
                     drainer.run(table.blocking_read().as_deref());
                 });
             }
-            // Taking the read lock fails only while the store is being closed, because only closing takes the write
-            // lock.
+            // `try_read` fails only while the store is being closed, because nothing else takes the write lock.
             Blocking::InPlace => match self.table.try_read() {
                 Ok(table) => drainer.run(table.as_deref()),
                 Err(_) => drainer.run(None),
@@ -111,8 +106,8 @@ impl StoreCore {
     }
 }
 
-/// Drains the queue of write jobs. If a drainer is dropped before the queue is empty, the remaining jobs are dropped
-/// and their callers get an error.
+/// Drains the queue of write jobs. Dropping a drainer before the queue is empty drops the remaining jobs, whose callers
+/// then get an error.
 struct QueueDrainer {
     inner: Arc<StoreCore>,
     finished: bool,
@@ -136,14 +131,14 @@ impl QueueDrainer {
                 refuse(job, &inner);
                 continue;
             };
-            // The panics of engines are caught where the engine is called. The panics that the queue drainer catches
-            // are bugs in this crate; an uncaught panic would stop all later writes. After a panic of a write job, the
-            // job's answer is dropped, which tells the caller that the outcome is unknown.
+            // Panics of the engine are caught where the engine is called, so a panic here is a bug in this crate;
+            // uncaught, it would stop all later writes. A panic drops the write job's reply channel, which tells the
+            // caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
 
-    /// Takes the next write job from the queue. If the queue is empty, marks the drainer as finished.
+    /// Takes the next write job; if there is none, marks the drainer as finished.
     fn next(&mut self) -> Option<WriteJob> {
         let mut queue = self.inner.queue();
         let job = queue.jobs.pop_front();
@@ -159,11 +154,11 @@ impl QueueDrainer {
 /// Answers a write job that was queued after the store was closed.
 fn refuse(job: WriteJob, inner: &StoreCore) {
     let store = inner.name;
-    // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
+    // `send` fails only if the caller has stopped waiting for the answer, so a failure is ignored.
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
-        // The compaction mark is already durable, and a compaction does not promise to have removed rows.
+        // The compaction mark is already durable, and compacting does not promise that the rows are gone.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
@@ -173,7 +168,6 @@ fn refuse(job: WriteJob, inner: &StoreCore) {
 /// The results of a staged group of transactions before the group's commit.
 struct TxnGroup {
     replies: Vec<(Reply<TxnResponse>, Result<TxnResponse>)>,
-    /// The state of the store before the group's transactions.
     old: Option<StateRow>,
     /// The state of the store after the group's transactions, and the rows to write; `None` if the group changes
     /// nothing.
@@ -183,7 +177,8 @@ struct TxnGroup {
 impl StoreCore {
     fn work(self: &Arc<Self>, table: &dyn Table, job: WriteJob) {
         match job {
-            // The caller has stopped waiting, so the transaction can be dropped like a request that never arrived.
+            // The caller has stopped waiting for the answer, so the transaction can be dropped like a request that
+            // never arrived.
             WriteJob::Txn { reply, .. } if reply.is_closed() => {}
             WriteJob::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
             WriteJob::Compact { revision, reply } => match self.compact(table, revision) {
@@ -196,7 +191,7 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The compaction itself succeeded, because the compaction mark is durable. Later commits remove the
+                    // The compaction has succeeded, because the compaction mark is durable. Later commits remove the
                     // rows below the compaction mark.
                     tracing::warn!(
                         %error,
@@ -208,7 +203,7 @@ impl StoreCore {
         }
     }
 
-    /// Runs a transaction, together with the transactions of the same purpose that follow it in the queue.
+    /// Runs a transaction in one commit with the transactions of the same purpose that follow it in the queue.
     fn work_group(&self, table: &dyn Table, purpose: Purpose, txn: Txn, reply: Reply<TxnResponse>) {
         let mut waiting = VecDeque::from([(txn, reply)]);
         let mut group = TxnGroup { replies: Vec::new(), old: None, new: None };
@@ -225,7 +220,7 @@ impl StoreCore {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
         };
-        // Sending the answer fails only if the caller has stopped waiting, so a failure can be ignored.
+        // `send` fails only if the caller has stopped waiting for the answer, so a failure is ignored.
         for (reply, found) in group.replies {
             let _ = reply.send(answer(found));
         }
@@ -234,7 +229,7 @@ impl StoreCore {
         }
     }
 
-    /// Computes the effect of the transactions in `waiting` as one group, and refills `waiting` from the queue.
+    /// Computes the effect of the transactions in `waiting` as one group, and refills `waiting` from the job queue.
     fn stage(
         &self,
         table: &dyn Table,
@@ -264,9 +259,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Adds the removal of some expired history to the rows of a commit. While the reserve is short, a release on a full disk adds
-    /// the removal of the whole history. Otherwise the history of the releases themselves would use up the reserve at
-    /// each checkpoint of the journal.
+    /// Adds the removal of some expired history to the rows of a commit. While the disk reserve is short, a release
+    /// removes the whole history instead, because otherwise the history of the releases themselves would use up the
+    /// reserve at each checkpoint of the journal.
     ///
     /// # Errors
     /// Any error of reading the log.
@@ -287,7 +282,8 @@ impl StoreCore {
         sweep(rows, old.revision, &bounds, budget, new, writes)
     }
 
-    /// Takes the next write job from the queue if it is a transaction of this purpose whose caller is still waiting.
+    /// Takes the next write job from the queue if it is a transaction of purpose `purpose` whose caller is still
+    /// waiting.
     fn next_txn(&self, purpose: Purpose) -> Option<(Txn, Reply<TxnResponse>)> {
         let mut queue = self.queue();
         loop {
@@ -315,13 +311,13 @@ impl StoreCore {
         self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { compacted: mark, ..old })
     }
 
-    /// Drops all history before the newest revision, and removes some of the rows of that history. Returns false if no
-    /// row could be removed.
+    /// Drops all history before the newest revision, and removes some of its rows. Returns false if no row could be
+    /// removed.
     fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
         Ok(self.sweep_some(table, purpose, |state| state.revision)? != SweepProgress::Nothing)
     }
 
-    /// Raises the compaction mark to `mark`, and removes some of the rows below the mark.
+    /// Raises the compaction mark to `mark`, and removes some of the log rows below the mark.
     fn sweep_some(
         &self,
         table: &dyn Table,
@@ -345,12 +341,12 @@ impl StoreCore {
         Ok(progress)
     }
 
-    /// Commits rows, and publishes the new state once the commit is durable. If the engine reports a failure, this
-    /// method reopens the table to find out whether the commit happened.
+    /// Commits rows, and publishes the new state once the commit is durable. If the engine reports a failed commit,
+    /// reopens the table to find out whether the commit happened.
     ///
     /// # Errors
-    /// The engine's error, with the outcome of the commit as found after reopening the table. The outcome is `Unknown`
-    /// if it could not be determined.
+    /// The engine's error. The error's outcome says whether the reopened table contains the commit, or is `Unknown` if
+    /// the table could not be reopened.
     pub(crate) fn commit(
         &self,
         table: &dyn Table,
@@ -387,7 +383,7 @@ impl StoreCore {
         }
     }
 
-    /// Reopens the table after a failed commit and returns the state that the table really has.
+    /// Reopens the table after a failed commit, and returns the state that the table has now.
     fn recover(&self, table: &dyn Table, purpose: Purpose) -> Result<StateRow> {
         let reopen = || {
             table.recover()?;
@@ -407,15 +403,15 @@ impl StoreCore {
         Ok(state)
     }
 
-    /// Fails unless the store accepts writes of this purpose now. If the outcome of an earlier commit is unknown, this
-    /// method tries again to determine the outcome.
+    /// Fails unless the store currently accepts writes for the purpose `purpose`. If the outcome of an earlier commit
+    /// is still unknown, tries again to determine that outcome.
     pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.recover(table, purpose).map_err(|error| {
-            // A full disk is reported as `NoSpace` and not as `Poisoned`, because the user can free disk space.
+            // If the disk is full, the error is `NoSpace` and not `Poisoned`, because the user can free disk space.
             let kind = if *error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Poisoned };
             Error::new(kind, operation, self.name).with_source(error).with_outcome(Outcome::NotApplied)
         })?;
@@ -423,55 +419,53 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Makes a durable state of the store visible to readers.
     fn publish(&self, state: StateRow) {
         self.published().state = state;
     }
 }
 
-/// Says whether expired rows remain after a removal.
+/// Whether a commit has left expired rows in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SweepProgress {
     More,
     Done,
-    /// The table had no expired rows to remove.
     Nothing,
 }
 
-/// Minimum number of expired rows that each commit removes, if the table has that many.
+/// Each commit removes at least this many expired rows, if there are as many.
 const MIN_SWEPT_ROWS: usize = 32;
 /// Number of expired rows that a commit removes for each row that the commit writes.
 const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// Maximum number of expired rows that one commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
-/// Maximum distance between the clock and the newest revision's time, and between the times of neighbouring revisions,
-/// at which the ages of revisions are trusted.
+/// Limit on the distance between the clock and the newest revision's time, and between the times of neighbouring
+/// revisions. Over a larger distance, the ages of revisions are not trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The number of expired rows that a commit removes if it writes `writes` rows.
+/// Maximum number of expired rows to remove in a commit that writes `writes` rows.
 fn sweep_budget(writes: usize) -> usize {
     writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
 }
 
-/// The limits that decide which history of a store has expired. The limits on history only decide how far the
-/// compaction mark is raised. Which revisions are readable depends only on the compaction mark and the rows.
+/// The limits that decide which history of a store has expired, and so how far the compaction mark is raised. Which
+/// revisions are readable depends on the compaction mark alone.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
     /// The time, in microseconds since 1970, before which all log rows have expired.
     expired_before: Option<u64>,
-    /// The limit on the number of revisions applies only to log rows that were written before this field's time, in
+    /// The limit on the number of revisions applies only to log rows from before the time `counted_before`, in
     /// microseconds since 1970.
     counted_before: Option<u64>,
 }
 
 impl ExpiredHistory {
-    /// A value without limits, by which only the history below the compaction mark has expired.
+    /// No limits on the history: only the history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// Computes the limits of `retention` at the time `now`. `newest` is the time of the newest revision; `now` and
-    /// `newest` are in microseconds since 1970.
+    /// Computes which history has expired under the limits `retention` at the time `now`. `newest` is the time of the
+    /// newest revision; `now` and `newest` are in microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -485,18 +479,17 @@ impl ExpiredHistory {
             || (revision < self.first_counted(state) && self.counted_before.is_some_and(|time| row.time < time))
     }
 
-    /// The oldest revision that the limit on the number of revisions would keep. The newest revision is kept under
-    /// every limit on the history.
+    /// The oldest revision that the limit on the number of revisions keeps. The newest revision is always kept.
     fn first_counted(&self, state: &StateRow) -> u64 {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
 
-    /// Drops the age limit if the age of the history that this limit would remove is not certain.
+    /// Drops the age limit if the ages of the revisions that it would remove are not certain.
     ///
     /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
     /// jumped. After a jump of the clock, all earlier revisions look old. Revisions that only look old must be kept
-    /// until the age limit has passed since the jump. The age limit therefore applies only if there is no gap in time
-    /// between the newest expired revision and the oldest kept revision.
+    /// until the maximum age has passed since the jump. To protect these revisions, the age limit applies only if the
+    /// times of the newest expired and the oldest kept revision are less than a day apart.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -514,12 +507,13 @@ impl ExpiredHistory {
                 (end, kept) = (middle, Some(found));
             }
         }
-        // If only the newest revision is kept, its time is known to be within a day of the clock.
+        // If no older revision is kept, the oldest kept revision is the newest one, whose time is within a day of the
+        // clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
 
-    /// True if the limits on the history or the compaction mark may have expired any log row.
+    /// True if any log row may have expired, by the limits on the history or by the compaction mark.
     fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
@@ -529,8 +523,8 @@ impl ExpiredHistory {
 }
 
 /// Raises the compaction mark past expired revisions, and removes about `budget` rows below the mark. `state` is the
-/// state that the store will have after the commit. `rows` is a view of the table at revision `newest`, before this
-/// commit.
+/// store's state after the commit that removes the rows; `rows` is a view of the table at revision `newest`, before
+/// this commit.
 ///
 /// # Errors
 /// Any error of reading the log.
@@ -555,7 +549,7 @@ pub(crate) fn sweep(
             return ControlFlow::Break(());
         }
         if place.revision >= state.compacted {
-            // The newest revision never expires, so the log always contains the current revision of the store.
+            // The newest revision never expires, so the log always contains the newest revision.
             if place.revision >= state.revision || !bounds.has_expired(state, place.revision, &row) {
                 state.swept = place;
                 return ControlFlow::Break(());
@@ -573,8 +567,8 @@ pub(crate) fn sweep(
 }
 
 impl StoreCore {
-    /// Queues a transaction and waits for its response. If a release fails on a full disk, this method frees disk space
-    /// and tries the release again.
+    /// Queues a transaction and waits for the transaction's response. If a release fails because the disk is full,
+    /// frees disk space and tries the release again.
     ///
     /// # Errors
     /// Any error of the transaction; `NoSpace` if the disk is full and no disk space can be freed.
@@ -593,12 +587,11 @@ impl StoreCore {
         }
     }
 
-    /// Frees space for a release of an address on a full disk. The method first drops history, if the disk has enough
-    /// space for the commit that drops history. If the disk has too little space, the method frees a part of the
-    /// reserve, and then drops history using the freed space.
+    /// Frees space for a release of an address on a full disk. First drops history, if the disk has space for a commit
+    /// that drops history. On a fuller disk, frees a part of the reserve and then drops history in the freed space.
     ///
     /// # Errors
-    /// The error `full` if no disk space can be freed.
+    /// The disk-full error `full` if no disk space can be freed.
     fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
         if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
             tracing::warn!("the disk is full; deleted old revisions of the store so that addresses can be released");
@@ -607,8 +600,8 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // Dropping history now saves the reserved disk space for later releases. Dropping history may fail for lack of
-        // disk space; the release alone may still fit into the freed part.
+        // Dropping history now saves the rest of the reserved disk space for later releases. If dropping history fails
+        // for lack of space, the release itself may still fit into the freed space.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
@@ -624,7 +617,7 @@ impl StoreCore {
         given_up
     }
 
-    /// Returns an error for a write that is not a release, if a part of the reserved disk space is missing.
+    /// Refuses a write that is not a release while a part of the reserved disk space is missing.
     ///
     /// # Errors
     /// `NoSpace` if a part of the reserved disk space is missing.
@@ -642,7 +635,7 @@ impl StoreCore {
     /// Checks that the disk has space for a commit of any purpose.
     ///
     /// # Errors
-    /// `NoSpace` if the disk is full; `Io` if the disk is not writable.
+    /// `NoSpace` if the disk has no space for a commit; `Io` if the disk is not writable.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_reserve(Operation::Txn, Purpose::Any)?;
         self.check_reserved_space(Operation::Txn, |reserve| reserve.check_room())

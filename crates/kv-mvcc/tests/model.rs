@@ -15,9 +15,9 @@ use proptest::prelude::*;
 
 type Map = BTreeMap<Key, Kv>;
 
-/// A simple model of a store, to compare the real store with.
+/// A simple model of a store that keeps every revision as a complete map.
 struct Model {
-    /// The keys and values of the modelled store at each revision, starting with revision 1.
+    /// The keys and values of the modelled store at each revision, from revision 1 on.
     states: Vec<Map>,
     events: Vec<Vec<Event>>,
     mark: i64,
@@ -152,8 +152,8 @@ impl Model {
 #[derive(Clone, Debug)]
 enum Step {
     Txns(Vec<Txn>),
-    /// Compacts at this many revisions before the newest revision; a negative number means a revision after the newest
-    /// one.
+    /// Compacts the history this many revisions before the newest revision; a negative number is a revision in the
+    /// future.
     Compact(i64),
     Reopen,
 }
@@ -178,7 +178,7 @@ fn range() -> impl Strategy<Value = Range> {
 fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         8 => "[a-c]{0,2}".prop_map(Value::from),
-        // The random value is about as long as the longest value of one row, or needs three rows.
+        // The value is about as long as the longest value of one row, or needs three rows.
         1 => (MAX_ROW_BYTES - 6..MAX_ROW_BYTES + 2).prop_map(|len| Value::from(vec![7; len])),
         1 => Just(Value::from(vec![9; 2 * MAX_ROW_BYTES + 1])),
     ]
@@ -261,8 +261,8 @@ async fn run(steps: Vec<Step>, requests: Vec<TxnRange>) {
     check_watches(&store, &model, &requests).await;
 }
 
-/// Runs transactions concurrently, so that they may share a commit. The store must run concurrent transactions in the
-/// order in which they were queued.
+/// Runs transactions concurrently, so that they may share a commit. Writing transactions must take effect in the order
+/// in which they were queued.
 async fn apply(store: &MvccStore, model: &mut Model, txns: Vec<Txn>) {
     let answers = futures::future::join_all(txns.iter().map(|txn| store.txn(txn.clone()))).await;
     let mut read_only = Vec::new();

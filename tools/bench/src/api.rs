@@ -1,5 +1,5 @@
-//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. Both servers of etcd's
-//! API are called over TCP with the same client library.
+//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. The same client library
+//! calls both servers over TCP.
 
 use std::any::Any;
 use std::fs;
@@ -20,29 +20,27 @@ use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of keys in each measured store.
 const KEYS: u32 = 100_000;
 const VALUE_BYTES: usize = 1024;
-/// The number of keys that one transaction puts while a store is filled before the measurement.
+/// Number of keys per transaction while a store is filled before the measurement.
 const FILL: u32 = 128;
-/// The numbers of concurrent clients in the measurements. The second number of each pair is the lower bound of redb's
-/// rate divided by etcd's rate.
+/// The numbers of concurrent clients to measure, each with the lower bound of redb's rate divided by etcd's rate.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
-/// The number of measuring rounds.
+/// Number of measuring rounds for each server.
 const ROUNDS: usize = 6;
 const ROUND: Duration = Duration::from_secs(10);
 /// The number of watches on keys that never change.
 const WATCHES: usize = 1000;
-/// The number of clients that put keys while the idle watches exist.
+/// Number of clients that put keys while the idle watches exist.
 const BESIDE: usize = 16;
 
-/// A running server of etcd's API: Margay's daemon or etcd.
+/// A running server of etcd's API, either Margay's daemon or etcd.
 struct Server {
     name: &'static str,
     url: String,
-    /// The id of the server's process, from which its memory usage is read.
+    /// The id of the server's process, from which the memory usage is read.
     process: u32,
-    /// Ends the server's process when this value is dropped.
+    /// The server's process, which ends when this value is dropped.
     _running: Box<dyn Any>,
 }
 
@@ -69,15 +67,14 @@ impl Server {
         loop {
             let mut client = Client::connect([&self.url], None).await?;
             match client.status().await {
-                // The daemon opens its private socket shortly before it offers etcd's API, so the first connections may
-                // fail.
+                // The daemon opens its private socket shortly before its etcd API, so the first connections may fail.
                 Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
                 answered => return answered.map(|_| client).map_err(Into::into),
             }
         }
     }
 
-    /// Returns a field of the server process's file `/proc/PID/status`, in MiB.
+    /// Returns a field of `/proc/PID/status` of the server's process, in MiB.
     fn mib(&self, field: &str) -> Outcome<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("no such field")?;
@@ -94,8 +91,8 @@ impl Server {
         Ok(())
     }
 
-    /// Runs one round in which the given number of clients put keys. Returns the puts per second and the duration of
-    /// each put.
+    /// Runs one measuring round in which `clients` concurrent clients put keys. Returns the puts per second and the
+    /// duration of each put.
     async fn put(&self, clients: usize) -> Outcome<(f64, Times)> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut putting = JoinSet::new();
@@ -123,7 +120,7 @@ impl Server {
     }
 }
 
-/// Runs a program until it ends. Fails if the program's exit status is not success.
+/// Runs a program until it ends; an error if its exit status is not success.
 fn run_to_its_end(command: &mut Command) -> Outcome<()> {
     let done = command.output()?;
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }
@@ -137,7 +134,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// A pseudorandom number sequence (xorshift) that is the same in every run.
+/// Generates the same pseudorandom numbers (xorshift) in every run.
 struct Random(u64);
 
 impl Random {
@@ -149,7 +146,7 @@ impl Random {
     }
 }
 
-/// Measures puts, watches, memory and the listing of all keys, on each server.
+/// Measures puts, watches, memory and the listing of all keys on each server.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("api");
     fs::create_dir(&folder)?;
@@ -203,8 +200,7 @@ async fn puts(servers: &[Server], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the memory of a server after its start, with watches and with a list of all keys, and the cost of idle
-/// watches.
+/// Measures a server's memory after its start, with watches and after a list of all keys, and the cost of idle watches.
 async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -1,4 +1,4 @@
-//! Runs the compared programs repeatedly, each program on a store of its own.
+//! Runs the compared programs again and again, each on its own store.
 
 use std::fs;
 use std::io::Write;
@@ -9,28 +9,27 @@ use std::time::{Duration, Instant};
 use crate::report::Times;
 use crate::{Outcome, Programs};
 
-/// One of the compared programs, and the store that it uses.
+/// A compared program, and the store that it uses.
 #[derive(Clone, Debug)]
 pub(crate) enum Contender {
-    /// A process that does nothing.
+    /// A process that does nothing and exits.
     Empty { program: PathBuf },
     /// A process that opens a sled store, commits once and closes the store.
     Sled { program: PathBuf, store: PathBuf },
     /// A process that connects to etcd and commits one transaction.
     Etcd { name: &'static str, program: PathBuf, url: String },
-    /// A process of an IPAM plugin. The text [`PER_CONTAINER`] in the configuration is replaced with the container's
-    /// id.
+    /// A process of an IPAM plugin. In its configuration, [`PER_CONTAINER`] is replaced with the container's id.
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
 
-/// The placeholder for the container's id in a network configuration.
+/// Placeholder for the container's id in a network configuration.
 pub(crate) const PER_CONTAINER: &str = "@CONTAINER@";
 
 /// The pool from which every compared plugin assigns addresses.
 pub(crate) const POOL: &str = "10.0.0.0/12";
 
 impl Contender {
-    /// Returns Debian's host-local as a contender, which keeps its files under `folder`.
+    /// Returns Debian's host-local, which keeps its files under `folder`, as a contender.
     pub(crate) fn host_local(programs: &Programs, folder: &Path) -> Self {
         let data = folder.join("host-local");
         let netconf = format!(
@@ -40,7 +39,7 @@ impl Contender {
         Self::Plugin { name: "host-local", program: programs.host_local.clone(), netconf }
     }
 
-    /// Returns Margay's plugin as a contender, with an embedded store under `folder`.
+    /// Returns Margay's plugin with an embedded store under `folder` as a contender.
     pub(crate) fn margay(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Self {
         let store = folder.join(format!("ipam.{engine}"));
         let netconf = format!(
@@ -58,12 +57,11 @@ impl Contender {
         }
     }
 
-    /// True if each container has a node of its own, so that every ADD is the first ADD of a node.
+    /// True if each container has its own node, so that every ADD is the first ADD of a node.
     pub(crate) fn is_per_container(&self) -> bool {
         self.as_plugin().is_some_and(|(_, netconf)| netconf.contains(PER_CONTAINER))
     }
 
-    /// The contender's name in the report.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Empty { .. } => "an empty process",
@@ -72,8 +70,7 @@ impl Contender {
         }
     }
 
-    /// Measures the duration of one run of the contender. If the contender is a plugin, the run is an ADD of the
-    /// container `id`.
+    /// Measures one run of the contender; for a plugin, an ADD of the container `id`.
     pub(crate) fn add(&self, id: &str) -> Outcome<Duration> {
         match self {
             Self::Empty { program } => run(Command::new(program), ""),
@@ -103,7 +100,7 @@ impl Contender {
         }
     }
 
-    /// Returns the program and the configuration of a contender that is a plugin, or `None` for other contenders.
+    /// Returns the program and the network configuration of a contender that is a plugin; `None` for other contenders.
     pub(crate) fn as_plugin(&self) -> Option<(&Path, &str)> {
         match self {
             Self::Plugin { program, netconf, .. } => Some((program, netconf)),
@@ -112,14 +109,14 @@ impl Contender {
     }
 }
 
-/// Runs all contenders in turns, and returns the durations of ADDs and DELs.
+/// Runs all contenders in turns, and returns the durations of each contender's ADDs and DELs.
 pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Times>, Vec<Times>)> {
     let mut adds = vec![Times::default(); contenders.len()];
     let mut dels = adds.clone();
     for round in 0..rounds as usize {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order. Otherwise, each contender would always follow
-            // the same other contender, and would pay for that contender's syncs.
+            // Every second round runs the contenders in reverse order. If the order were fixed, each contender would
+            // always pay for the syncs of the same other contender.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let id = format!("c{round}");
@@ -145,13 +142,13 @@ pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
     command
 }
 
-/// Runs a program until it ends and returns how long it ran. Fails if the program's exit status is not success.
+/// Runs a program until it ends, and returns how long it ran; an error if its exit status is not success.
 pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Writing may fail because a program that does not read its standard input may have ended already.
+        // A program that does not read its standard input may have ended already, so this write may fail.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -164,7 +161,6 @@ pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
     Err(format!("{command:?} failed: {said}").into())
 }
 
-/// Copies a folder with all its contents.
 pub(crate) fn copy_folder(from: &Path, to: &Path) -> Outcome<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -15,13 +15,12 @@ const QUEUED_CALLERS: usize = 32;
 const ROUND: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 3;
 
-/// The measurements of one contender in all rounds.
 #[derive(Debug, Default)]
 struct Tally {
     rates: Vec<f64>,
     spreads: Vec<f64>,
     failed: usize,
-    /// For each round, the duration of the longest call divided by the mean duration of a call.
+    /// For each round, the duration of the longest call divided by the mean duration of all calls.
     worst: Vec<f64>,
 }
 
@@ -92,7 +91,8 @@ pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Lets every caller add containers as fast as possible until the time is over, then deletes all containers unmeasured.
+/// All callers add containers as fast as possible until the time is over. The containers are deleted afterwards,
+/// outside the measured time.
 fn one_round(contender: &Contender, callers: usize, round: usize, tally: &mut Tally) {
     let over = AtomicBool::new(false);
     let start = Instant::now();

@@ -1,5 +1,5 @@
 //! Compares a durable commit with the minimum cost of durability: appending as many bytes to an open file and syncing
-//! that file.
+//! it.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,11 +15,11 @@ use crate::{Outcome, Programs};
 
 const ROUNDS: usize = 40;
 const COMMITS: usize = 25;
-/// Size in bytes of the block that an ADD writes when the node already has 40 containers.
+/// Size in bytes of the block that an ADD writes on a node with 40 containers.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 
-/// Measures the commits per second of one thread. The plain file and the stores are measured alternately.
+/// Measures the commits per second of one thread, alternating between a plain file and the stores.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("durable");
     std::fs::create_dir(&folder)?;

@@ -1,4 +1,5 @@
-//! Compares the etcd store with bare calls of etcd's client library, alternating on one etcd server.
+//! Compares Margay's store on etcd with bare calls of etcd's client library, alternating between them on one etcd
+//! server.
 
 use std::future::Future;
 use std::time::Instant;
@@ -11,18 +12,18 @@ use crate::Outcome;
 use crate::report::{Times, print};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of measurements of each kind of call.
+/// Number of measurements of each kind of call to etcd.
 const ROUNDS: u32 = 3000;
-/// The number of calls that are made before measuring begins.
+/// Number of warm-up calls before the measurement begins.
 const WARM_UP: u32 = 200;
-/// The number of calls that are made while one of the etcd members is dead.
+/// Number of measured calls while one of the etcd members is dead.
 const CALLS: u32 = 1000;
-/// A value that is about as large as a block.
+/// A value of about the size of a block document.
 const VALUE: [u8; 2048] = [b'v'; 2048];
-/// The upper bound of the store's duration divided by the bare client's duration.
+/// Upper bound of the store's duration divided by the bare client's duration.
 const LIMIT: &str = "1.10";
 
-/// Measures the latency of calls to etcd, and the puts while one of the etcd members is dead.
+/// Measures the latency of calls to etcd, and puts while one of the etcd members is dead.
 pub(crate) fn run() -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let etcd = Etcd::start()?;
@@ -32,8 +33,8 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// The two compared clients: the etcd store and the bare client. Each client has its own key, and remembers the
-/// revision at which this key was last written.
+/// The compared clients: Margay's store on etcd and the bare client. Each client has its own key, and remembers the
+/// revision of the last write of this key.
 struct Pair {
     client: Client,
     store: EtcdStore,
@@ -94,7 +95,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
             times = Default::default();
         }
         let [bare_get, get, bare_txn, txn] = &mut times;
-        // Every second round calls the two clients in reverse order, so that neither client always follows the other.
+        // Every second round calls the two clients in reverse order, so that neither always follows the other.
         if round % 2 == 0 {
             timed(bare_get, pair.bare_get()).await?;
             timed(get, pair.get()).await?;
@@ -120,7 +121,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures puts while one of three etcd members is dead and the client tries the dead member first.
+/// Measures puts while one of three etcd members is dead and the client tries the dead one first.
 async fn dead_member(etcd: &Etcd) -> Outcome<()> {
     let dead = format!("http://{}", dead_address()?);
     let by_name = etcd.url().replace("127.0.0.1", "localhost");

@@ -1,4 +1,4 @@
-//! Fills stores with addresses in use and with a history that has reached its maximum size.
+//! Fills stores with addresses in use, and with a history of the maximum size.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -24,23 +24,21 @@ use crate::contender::POOL;
 pub(crate) const NODE: &str = "node1";
 pub(crate) const NETWORK: &str = "bench";
 
-/// The boot id that is recorded with all assigned addresses.
+/// The boot id that all assigned addresses record.
 const BOOT: &str = "0123abcd";
 
-/// The number of blocks that a node has, and the number of addresses in use in each block.
+/// How many blocks a node has, and how many addresses are in use in each of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) blocks: u32,
-    /// The number of addresses in use in each block.
     pub(crate) used: usize,
 }
 
-/// Opens an existing store.
 pub(crate) async fn open(engine: &str, path: &Path) -> Outcome<MvccStore> {
     open_as(engine, path, Create::Never).await
 }
 
-/// Opens a store, and creates the store if it is missing.
+/// Opens a store, or creates a missing one.
 pub(crate) async fn create(engine: &str, path: &Path) -> Outcome<MvccStore> {
     open_as(engine, path, Create::IfMissing).await
 }
@@ -53,7 +51,7 @@ async fn open_as(engine: &str, path: &Path, create: Create) -> Outcome<MvccStore
     })
 }
 
-/// Claims blocks of the pool for a node with one commit per block, starting at block number `skip`.
+/// Claims blocks of the pool for a node, from block number `skip` on, with one commit per block.
 pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share) -> Outcome<()> {
     for number in 0..share.blocks {
         let cidr = block_number(skip + number)?;
@@ -65,15 +63,15 @@ pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share)
     Ok(())
 }
 
-/// Returns the block of 64 addresses with the number `number`, counted from the end of the plugin's pool `10.0.0.0/12`.
-/// The last block of the pool has no number, because the plugin does not assign the broadcast address in it.
+/// Returns block number `number` of 64 addresses, counted from the end of the pool `10.0.0.0/12`. The pool's last block
+/// is not counted, because the plugin does not assign the broadcast address in it.
 pub(crate) fn block_number(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
     Ok(IpNet::new(Ipv4Addr::from(first).into(), 26)?)
 }
 
-/// Returns the documents of a node's block (the affinity, the handles and the block) in which each of the given
-/// containers has an address.
+/// Returns the documents of a block (affinity, handles and block) that belongs to `node` and in which each of the
+/// containers `containers` has an address.
 pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>) -> Outcome<Vec<(Key, Value)>> {
     let owner = Owner::Host(node.to_owned());
     let mut block = Block::new(cidr, Some(&owner), OffsetDateTime::now_utc(), None)?;
@@ -91,27 +89,26 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Assigns and releases addresses until the store's history has reached its maximum size. A commit on a history of the
-/// maximum size removes as many rows of the history as it adds.
+/// Assigns and releases addresses until the store's history has its maximum size. Once the history has its maximum
+/// size, each commit removes as many rows of the history as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // The loop continues after the first revision is removed, until the history has shrunk to its maximum size. While
-    // the history is filled for the first time, it exceeds its maximum size.
+    // While the history is filled for the first time, it exceeds its maximum size. The loop therefore continues after
+    // the first revision was removed, until the history has shrunk to its maximum size.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }
     Ok(())
 }
 
-/// Repeatedly assigns and releases addresses of one node.
 pub(crate) struct Churn {
     ipam: Ipam,
     pairs: u64,
 }
 
 impl Churn {
-    /// Creates a `Churn` for a store, and also the network's pool if it is missing.
+    /// Creates a `Churn` for a store, and a missing pool of the network.
     pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
         if ipam.inventory(soon()).await?.pools.is_empty() {
@@ -120,7 +117,7 @@ impl Churn {
         Ok(Self { ipam, pairs: 0 })
     }
 
-    /// Assigns an address to the container with this number, and does not release it.
+    /// Assigns an address to the container with this number, without releasing it.
     pub(crate) async fn add(&mut self, number: u64) -> Outcome<Attachment> {
         let mut request = one_address(NODE, 1 << 40 | number);
         request.v4_pools = vec![NETWORK.to_owned()];
@@ -129,7 +126,7 @@ impl Churn {
         Ok(attachment)
     }
 
-    /// Assigns an address to a new container and releases it.
+    /// Assigns an address to a new container, and then releases the address.
     pub(crate) async fn pair(&mut self) -> Outcome<()> {
         self.pairs += 1;
         let attachment = self.add(1 << 41 | self.pairs).await?;
@@ -152,12 +149,11 @@ pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
     request
 }
 
-/// Returns a deadline that is long enough for any call.
+/// Returns a deadline that suffices for any call.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Returns the number of addresses in use in all blocks.
 pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
     let blocks = store.list(kv::Range::Prefix(keys::blocks_prefix(None))).await?;
     let mut held = 0;

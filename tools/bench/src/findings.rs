@@ -1,5 +1,5 @@
 //! The findings of a benchmark run: tables of measurements, plots, and measured values with their bounds. Findings are
-//! printed as soon as they are measured, and saved to a file, from which `bench report` updates the pages of the book.
+//! printed as soon as they are measured, and saved to a file, from which `bench report` updates pages of the book.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use crate::Outcome;
 use crate::report::print;
 
-/// The findings of a benchmark run or of one part of a run.
+/// The findings of a benchmark run, or of one part of it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
-    /// The tables, by the names under which the pages of the book show them.
+    /// The tables, by the names that the pages of the book use for them.
     pub(crate) tables: BTreeMap<String, Table>,
-    /// The plots, by the names of their files.
+    /// The plots, by the names of the SVG files.
     pub(crate) plots: BTreeMap<String, Plot>,
     pub(crate) goals: Vec<Goal>,
 }
 
-/// A table of measurements. The first column of the table contains text, the other columns contain numbers.
+/// A table of measurements, with text in the first column and numbers in the others.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
@@ -28,7 +28,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// A measured value and the bound that it must keep.
+/// A measured value, and the bound that it must not exceed or fall below.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -36,7 +36,7 @@ pub(crate) struct Goal {
     pub(crate) bound: Bound,
 }
 
-/// The limit of a measured value, and whether it is a maximum or a minimum.
+/// The bound of a measured value: a maximum or a minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Bound {
     AtMost(f64),
@@ -62,7 +62,6 @@ pub(crate) struct Line {
 }
 
 impl Findings {
-    /// Prints a table of measurements and adds it to the findings.
     pub(crate) fn table(&mut self, name: &str, title: String, header: &[&str], rows: Vec<Vec<String>>) {
         print(&title, header, rows.clone());
         let header = header.iter().map(|text| (*text).to_owned()).collect();
@@ -77,7 +76,7 @@ impl Findings {
         self.plots.insert(name.to_owned(), plot);
     }
 
-    /// Adds the findings of another part of the benchmark run.
+    /// Adds the findings of another part of the run.
     pub(crate) fn take(&mut self, other: Self) {
         self.tables.extend(other.tables);
         self.plots.extend(other.plots);
@@ -116,7 +115,7 @@ impl Goal {
 }
 
 impl Table {
-    /// Returns the table in Markdown, as pages of the book contain it.
+    /// Returns the table in Markdown, as the pages of the book contain it.
     pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rule: String = (0..self.header.len()).map(|column| if column == 0 { "|---" } else { "|---:" }).collect();

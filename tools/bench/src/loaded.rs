@@ -1,4 +1,4 @@
-//! Measures how much a full store slows an ADD. Whole cold processes run on a store with a full history and many
+//! Measures how much a full store slows an ADD down. Whole cold processes run on a store with a full history and many
 //! addresses, and on an empty store.
 
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::{Outcome, Programs};
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 200;
 
-/// What a filled store contains, and the store's name in the report.
+/// The content of a filled store, and its name in the report.
 struct Load {
     name: &'static str,
-    /// The number of nodes in the store in addition to the plugin's own node.
+    /// Number of nodes in the store besides the node on which the plugin runs.
     others: u32,
     own: Share,
 }

@@ -2,11 +2,11 @@
 //! ratios.
 //!
 //! Each measured time is the duration of a call, or of a whole process from before the spawn to after the wait, as a
-//! container runtime experiences it.
+//! container runtime sees it.
 //!
-//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The baseline PLUGIN is another build of the plugin. The
-//! parts `single` and `cold` measure the baseline and the current build alternately. The command `bench report FILE`
-//! updates the pages of the book with the findings saved in FILE.
+//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. PLUGIN is another build of the plugin, which the parts
+//! `single` and `cold` measure alternately with the current build. `bench report FILE` updates the pages of the book
+//! with the findings in FILE.
 
 mod api;
 mod cluster;
@@ -32,18 +32,16 @@ use std::time::Duration;
 
 use crate::findings::Findings;
 
-/// The program does not use the C library's allocator, because hundreds of simulated hosts and bare clients allocate
-/// memory from all threads at the same time.
+/// Hundreds of simulated hosts and bare clients allocate memory from all threads at once, so the program does not use
+/// the C library's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The result type of all fallible functions in this program.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// A function that runs one part of the measurements. The function prints the table of its measurements.
+/// A function that runs one part of the benchmark and prints a table of the measurements.
 type Part = fn(&Programs, &Path) -> Outcome<()>;
 
-/// The paths of the programs that are measured.
 #[derive(Debug, Default)]
 struct Programs {
     plugin: PathBuf,
@@ -53,9 +51,9 @@ struct Programs {
     floor_sled: PathBuf,
     /// A minimal program that commits to etcd, compiled and linked like the plugin.
     floor_etcd: PathBuf,
-    /// A minimal program that creates a veth pair and a route, compiled and linked like the plugin.
+    /// A minimal program that creates a veth pair and a route, built like the plugin.
     floor_wire: PathBuf,
-    /// Another build of the plugin, which is measured alternately with the current build.
+    /// Another build of the plugin, which is measured alternately with the current one.
     baseline: Option<PathBuf>,
 }
 
@@ -67,8 +65,8 @@ impl Programs {
         Ok(folder.join(format!("../programs/{}", std::env::consts::ARCH)))
     }
 
-    /// Finds the minimal programs in the folder of this program, the installed programs in a folder beside it, and
-    /// host-local where distributions install it.
+    /// Finds the minimal programs beside this program, the installed programs in a folder beside it, and host-local
+    /// where distributions install it.
     fn find(baseline: Option<PathBuf>) -> Outcome<Self> {
         if let Some(missing) = baseline.as_deref().filter(|path| !path.is_file()) {
             return Err(format!("{}: --baseline takes the file of another margay-ipam", missing.display()).into());
@@ -102,13 +100,12 @@ impl Programs {
     }
 }
 
-/// The parsed arguments of the command line.
 #[derive(Debug, Default)]
 struct Wish {
     parts: Vec<String>,
-    /// The file in which the findings of the run are saved.
+    /// The file to which the findings of the run are saved.
     file: Option<PathBuf>,
-    /// Another build of the plugin, which is measured alternately with the current build.
+    /// Another build of the plugin, which is measured alternately with the current one.
     baseline: Option<PathBuf>,
 }
 
@@ -151,14 +148,13 @@ const PRINTED: [(&str, Part); 7] = [
     ("etcd", |_, _| etcd::run()),
 ];
 
-/// Returns the parts of the benchmark that print their measurements and also return them as findings.
+/// The parts of the benchmark that print their measurements and also return them as findings.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
     [("operator", operator::run as cluster::Part), ("serve", serve::run), ("api", api::run)]
         .into_iter()
         .chain(cluster::PARTS)
 }
 
-/// Returns the names of all parts of the benchmark.
 fn names() -> impl Iterator<Item = &'static str> {
     PRINTED.iter().map(|(name, _)| *name).chain(found().map(|(name, _)| name))
 }
@@ -194,7 +190,7 @@ fn main() -> Outcome<()> {
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 
-/// Syncs all disks before a part of the measurements starts, so that earlier writes do not slow the part down.
+/// Syncs all disks before a part of the benchmark starts, so that earlier writes do not slow it down.
 fn settle() {
     nix::unistd::sync();
     std::thread::sleep(Duration::from_secs(2));

@@ -1,4 +1,4 @@
-//! Runs every kind of plugin call once. The plugin is built to record which of its code it executes. See
+//! Runs every kind of plugin call once, with a plugin that records which of its code it executes. See
 //! `scripts/find-hot`.
 
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// The number of containers that are added to and deleted from an embedded store. Twenty containers need enough commits
-/// that redb's journal is moved into redb's file once, which happens after twenty to thirty commits.
+/// Number of containers that are added to an embedded store. Twenty containers make enough commits for one checkpoint
+/// of redb's journal, which happens after twenty to thirty commits.
 const CONTAINERS: u32 = 20;
 
-/// Runs ADD and DEL on a store of the given kind with the given plugin.
+/// Runs ADD and DEL with the given plugin on a store of the given kind.
 pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     let programs = Programs { plugin, margay: Programs::installed()?.join("margay"), ..Programs::default() };
     let folder = tempfile::Builder::new().prefix("margay-once").tempdir()?;
@@ -30,7 +30,7 @@ pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     }
 }
 
-/// Adds containers and then deletes the same containers.
+/// Adds containers, and then deletes them.
 pub(crate) fn add_and_del(contender: &Contender, containers: u32) -> Outcome<()> {
     for container in 0..containers {
         contender.add(&format!("c{container}"))?;

@@ -1,4 +1,4 @@
-//! Measures the operator's commands on full stores, and how much an ADD is delayed by a running command.
+//! Measures the operator's commands on full stores, and how much a running command delays an ADD.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,17 +26,17 @@ const NODES: u32 = 100;
 const BLOCKS: u32 = 100;
 const USED: u64 = 50;
 const ADDRESSES: u64 = NODES as u64 * BLOCKS as u64 * USED;
-/// The number of concurrent commits while the store is filled before the measurement.
+/// Number of concurrent commits while the store is filled before the measurement.
 const FILLERS: usize = 64;
 /// The number of measurements of each command.
 const ROUNDS: usize = 3;
-/// The number of ADDs that are made while each operator's command runs.
+/// Number of measured ADDs while an operator's command runs.
 const ADDS: u32 = 200;
-/// The upper bound of the duration of each command in seconds.
+/// Upper bound of the duration of each operator's command, in seconds.
 const SECONDS: f64 = 5.0;
 const MEMORY: f64 = 300.0;
 const HELD_UP: f64 = 50.0;
-/// The lower bound of the rate of a migration, in addresses per second.
+/// Lower bound of the rate of a migration, in addresses per second.
 const MOVED: f64 = 50_000.0;
 
 /// The duration and the peak memory of an operator's command.
@@ -46,7 +46,7 @@ struct Cost {
     mib: f64,
 }
 
-/// Measures all commands on all kinds of stores, and on redb also the ADDs that are made while a command runs.
+/// Measures all commands on all kinds of stores and, on redb, ADDs while a command runs.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("operator");
     std::fs::create_dir(&folder)?;
@@ -72,8 +72,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // The loop tries one block more than the nodes need, because the plugin's own node already has one of the tried
-    // blocks.
+    // The plugin's own node already has one of these blocks, so the loop tries one block more than the nodes need.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;
@@ -97,7 +96,7 @@ async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Runs an operator's command until it ends. Returns the duration and the peak memory of the command.
+/// Runs a command of `margay` until the command ends. Returns the command's duration and peak memory.
 fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();
@@ -112,7 +111,7 @@ fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     Ok(Cost { seconds, mib: kib / 1024.0 })
 }
 
-/// Measures the migration of a store to each target.
+/// Measures the migration of a store to each of the targets.
 fn moves(programs: &Programs, source: &str, targets: &[(&str, String)], findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for (engine, target) in targets {
@@ -231,7 +230,7 @@ fn row(name: &str, times: &Times, alone: &Times, runs: usize) -> Vec<String> {
     ]
 }
 
-/// Measures ADDs. Each ADD is followed by a DEL and then a pause.
+/// Measures ADDs, each followed by a DEL and a pause.
 fn pairs(contender: &Contender, name: &str) -> Outcome<Times> {
     let mut times = Times::default();
     for number in 0..ADDS {

@@ -1,8 +1,8 @@
 //! Updates pages of the book with the findings of a benchmark run.
 //!
-//! In a page, two HTML comments mark the position of a table: the first contains `measured:` and the table's name, and
-//! the second contains `end`. A new finding replaces the text between the two HTML comments of its table. Plots are
-//! files. Tables for which there is no finding stay unchanged.
+//! In a page, a table is between two HTML comments: the first contains `measured:` and the table's name, the second
+//! contains `end`. A new finding replaces the text between the two comments of its table. A table without a new finding
+//! stays unchanged. Plots are files.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::plot;
 const BEGIN: &str = "<!-- measured: ";
 const BEGIN_END: &str = " -->\n";
 const END: &str = "<!-- end -->";
-/// The pages with marked sections, as paths relative to the top of the repository.
+/// The pages with measured tables, as paths relative to the root of the repository.
 const PAGES: [&str; 1] = ["docs/performance.md"];
 const PLOTS: &str = "docs/performance";
 
-/// Rewrites the pages of the repository at `root`.
+/// Updates the pages of the repository at `root` with the findings.
 #[expect(clippy::print_stdout, reason = "prints its result")]
 pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     for page in PAGES {
@@ -38,7 +38,7 @@ pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Replaces each marked table for which there is a finding, and returns the new page and the number of replaced tables.
+/// Replaces each table of a page for which there is a finding. Returns the new page and the number of replaced tables.
 fn fill(page: &str, findings: &Findings) -> Result<(String, usize), String> {
     let (mut done, mut rest, mut filled) = (String::new(), page, 0);
     while let Some((before, after)) = rest.split_once(BEGIN) {

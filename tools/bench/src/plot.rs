@@ -8,11 +8,11 @@ use crate::Outcome;
 use crate::findings::Plot;
 
 const SIZE: (u32, u32) = (720, 380);
-/// The colours also differ in brightness, for readers who cannot distinguish colours.
+/// The colours of the lines, which also differ in brightness, for readers who cannot distinguish colours.
 const COLOURS: [RGBColor; 3] = [RGBColor(0, 90, 181), RGBColor(220, 110, 0), RGBColor(110, 110, 110)];
 const TEXT: RGBColor = RGBColor(40, 40, 40);
 
-/// Draws a plot into a file. The points have equal distances on the x axis, whatever their values are. The y axis
+/// Draws a plot into an SVG file. The points have equal distances on the x axis, whatever their values; the y axis
 /// starts at 0.
 pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
@@ -47,8 +47,7 @@ pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
         chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, colour.filled())))?;
     }
-    // This function draws the labels of the x axis itself, because the library would also print labels between the
-    // points.
+    // The library would also print labels between the points of the x axis, so this function draws the labels itself.
     let (places, bottom) = (chart.plotting_area().clone(), SIZE.1.cast_signed());
     let centred = |size: i32| {
         text(size).pos(plotters::style::text_anchor::Pos::new(

@@ -18,12 +18,12 @@ impl Times {
         self.0.len()
     }
 
-    /// Appends the durations of another contender.
+    /// Appends the durations in `other` to these durations.
     pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// Returns the duration in milliseconds that the share `share` (0 to 1) of the runs did not exceed.
+    /// Returns the duration in milliseconds that a share (0 to 1) of the runs did not exceed.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -33,7 +33,7 @@ impl Times {
         sorted.get(index).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
     }
 
-    /// Returns the total of all durations in milliseconds.
+    /// Returns the sum of all durations, in milliseconds.
     pub(crate) fn sum(&self) -> f64 {
         self.0.iter().sum::<Duration>().as_secs_f64() * 1000.0
     }
@@ -56,7 +56,7 @@ pub(crate) fn median(numbers: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a table with a title. The first column of the table contains text, the other columns contain numbers.
+/// Prints a table with a title, with text in the first column and numbers in the others.
 #[expect(clippy::print_stdout, reason = "the program prints its report")]
 pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
     let mut table = Table::new();

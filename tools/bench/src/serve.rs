@@ -1,5 +1,5 @@
-//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. The memory and the
-//! processor time of the daemon are measured as well.
+//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. The benchmark also
+//! measures the daemon's memory and processor time.
 
 use std::fs;
 use std::path::Path;
@@ -22,34 +22,34 @@ use crate::{Outcome, Programs};
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// The number of measured rounds with many concurrent callers.
+/// Number of measuring rounds with many concurrent callers.
 const CROWDS: usize = 10;
-/// The number of blocks in the store of the daemon whose memory is measured.
+/// Number of blocks in the store of the daemon whose memory is measured.
 const BLOCKS: u32 = 10_000;
-/// The number of times that the daemon is started to measure its start.
+/// How often the daemon is started to measure the duration of its start.
 const STARTS: usize = 10;
-/// How long the idle daemon's memory and processor time are measured.
+/// How long the memory and processor time of the idle daemon are measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A running daemon. Dropping this value ends the daemon's process with SIGTERM.
+/// A running daemon. Dropping this value ends the daemon with SIGTERM.
 pub(crate) struct Daemon {
     child: Child,
 }
 
 impl Daemon {
-    /// Starts the daemon on a store, and waits until the socket of the daemon exists.
+    /// Starts the daemon on a store, and waits until the daemon's socket exists.
     pub(crate) fn start(programs: &Programs, url: &str) -> Outcome<Self> {
         Self::start_with(programs, url, &[])
     }
 
-    /// Starts the daemon like [`Daemon::start`], with additional options of `margay serve`.
+    /// Starts the daemon as [`Daemon::start`] does, with additional options of `margay serve`.
     pub(crate) fn start_with(programs: &Programs, url: &str, options: &[&str]) -> Outcome<Self> {
         let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
         let name = String::from_utf8(name.stdout)?;
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // Configure the C library's memory allocator as the daemon's systemd unit does.
+        // The two environment variables configure the C library's memory allocator as the daemon's systemd unit does.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -62,12 +62,11 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Returns the id of the daemon's process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Reads a file from the folder of the daemon's process under `/proc`.
+    /// Reads the file `file` of the daemon's process under `/proc/PID/`.
     fn process(&self, file: &str) -> Outcome<String> {
         Ok(fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?)
     }
@@ -80,11 +79,11 @@ impl Daemon {
         Ok(kib / 1024.0)
     }
 
-    /// Returns the processor time of the daemon's process in seconds, including threads that have ended.
+    /// Returns the processor time of the daemon's process in seconds, including its ended threads.
     fn seconds(&self) -> Outcome<f64> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let stat = self.process("stat")?;
-        // The program's name in `/proc/PID/stat` is in parentheses and may contain spaces.
+        // In `/proc/PID/stat`, the program's name is in parentheses and may contain spaces.
         let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / TICKS_PER_SECOND)
@@ -100,7 +99,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Measures calls with and without the daemon, and the memory and processor time of the daemon.
+/// Measures plugin calls with and without the daemon, and the daemon's memory and processor time.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut findings = Findings::default();
     let folder = folder.join("serve");
@@ -159,9 +158,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Measures many concurrent callers of each contender. The reported ratio of the slowest calls is the median over all
-/// rounds. If the 99th percentile of all calls were reported, pauses of the machine would decide it. A pause of the
-/// machine takes tens of milliseconds and hits one or two rounds of every contender, even of empty processes.
+/// Measures the calls of many concurrent callers of each contender. The ratio of the slowest calls is the median over
+/// all rounds, because pauses of the machine would decide the 99th percentile of all calls: a pause takes tens of
+/// milliseconds, and hits one or two rounds of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
@@ -172,7 +171,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
-            // Release the addresses that the measured ADDs have assigned, without measuring the DELs.
+            // The DELs that release the addresses of the measured ADDs are not measured.
             at_once(contender, Verb::Del, round)?;
         }
     }
@@ -206,7 +205,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
 }
 
 /// Measures the memory and processor time of an idle daemon, and the time from the daemon's start to its first answer.
-/// The memory after listing all blocks has no bound, because it depends on the size of the store.
+/// The daemon's memory after listing all blocks has no bound, because it depends on the size of the store.
 fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -1,5 +1,4 @@
-//! Measures the calls of a single caller as whole cold processes, one after another, alternating between the
-//! contenders.
+//! Measures the calls of a single caller: whole cold processes, one after another, alternating between the contenders.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +10,7 @@ use crate::contender::{Contender, copy_folder, in_turns, plugin, run as run_proc
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// The number of containers that exist before the measurement begins.
+/// Number of containers that exist before the measurement begins.
 const RESIDENTS: u32 = 40;
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
@@ -61,7 +60,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     memory_and_size(programs, &redb)
 }
 
-/// Returns the peak memory of one ADD by a plugin, in KiB.
+/// Returns the peak memory of one ADD by the plugin `contender`, in KiB.
 pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     let (program, netconf) = contender.as_plugin().ok_or("not a plugin")?;
     let kib = peak_of(program, netconf, &[])?;
@@ -69,8 +68,8 @@ pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     Ok(kib)
 }
 
-/// Returns the peak memory, in KiB, of one ADD of the container `peak`. The environment variables in `variables` are
-/// passed to the plugin.
+/// Returns the peak memory, in KiB, of one ADD of the container `peak`. The plugin gets the environment variables in
+/// `variables`.
 pub(crate) fn peak_of(program: &Path, netconf: &str, variables: &[(&str, &str)]) -> Outcome<f64> {
     let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
     peak.envs(variables.iter().copied()).args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
@@ -92,7 +91,7 @@ fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a program with the environment variables of this process, and prints the peak memory of that program in KiB.
+/// Runs a program with the environment variables of this process, and prints that program's peak memory in KiB.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_peak_of(arguments: &[String]) -> Outcome<()> {
     let [program, input, arguments @ ..] = arguments else {

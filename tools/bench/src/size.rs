@@ -8,15 +8,14 @@ use crate::fill::{self, Churn};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// The number of times that a container is added and deleted, unless the environment variable `PAIRS` sets another
-/// number.
+/// How often a container is added and deleted, unless the environment variable `PAIRS` says otherwise.
 const PAIRS: u64 = 1_000_000;
-/// The number of ADDs and DELs of a container between two measurements of the store's size.
+/// Number of pairs of ADD and DEL between two measurements of the store's size.
 const LOOK_EVERY: u64 = 2_000;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Measures the size of stores on a file system in memory, where a sync costs nothing. The size of a store does not
-/// depend on the speed of the disk, and a million pairs of ADD and DEL on a disk would take hours.
+/// Measures the size of stores on a file system in memory, because a sync costs nothing there, and a million pairs of
+/// ADD and DEL on a disk would take hours. The size of a store does not depend on the speed of the disk.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let pairs = std::env::var("PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(PAIRS);
     let in_memory = Path::new("/dev/shm");
@@ -45,7 +44,7 @@ pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds and deletes containers, and returns the largest size in bytes that the store had.
+/// Adds and deletes `pairs` containers in a new store. Returns the largest size in bytes that the store had.
 async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     let store = fill::create(engine, path).await?;
     let mut churn = Churn::begin(&store).await?;
@@ -64,7 +63,6 @@ async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     Ok(largest)
 }
 
-/// Returns the total length in bytes of all files in a folder.
 fn size(path: &Path) -> Outcome<u64> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() {
@@ -72,7 +70,7 @@ fn size(path: &Path) -> Outcome<u64> {
     }
     let mut sum = 0;
     for entry in fs::read_dir(path)? {
-        // Sled may have removed a file after the folder was listed.
+        // Sled may have removed the file since the folder was listed.
         sum += size(&entry?.path()).unwrap_or_default();
     }
     Ok(sum)

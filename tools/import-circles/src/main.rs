@@ -1,9 +1,8 @@
-//! Finds import circles in a crate: lists of source files in which each file needs the next file, and the last file
-//! needs the first.
+//! Finds import circles in a crate: lists of source files of which each needs the next, and the last needs the first.
 //!
 //! The command `import-circles 3 FOLDER...` fails if the crate in one of the folders has an import circle of more than
-//! three files. A file needs another file if it names an item that the other file defines. If an item is re-exported,
-//! the file that defines the item is needed, not the file that re-exports it. Tests are ignored.
+//! three files. A source file needs another file if it names an item that the other file defines (not only re-exports).
+//! Tests are ignored.
 
 mod source;
 
@@ -46,8 +45,8 @@ fn fail(text: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the import circles of more than `most` files in a crate. Each circle is a list of lines: one line for each
-/// file, with the other files of the circle that the file needs.
+/// Returns the import circles of more than `most` files in a crate. Each circle has one line for each file, with the
+/// other files of the circle that this file needs.
 fn circles(folder: &Path, most: usize) -> Result<Vec<Vec<String>>, String> {
     let krate = Crate::read(&folder.join("src"))?;
     let mut graph = DiGraph::<&str, ()>::new();

@@ -9,17 +9,16 @@ use proc_macro2::TokenStream;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 
-/// A path of Rust names: the path of a module from the crate's root, or the path of an item as a source file writes it.
+/// A path of Rust names: the path of a module from the crate's root, or the path of an item as it is written in a
+/// source file.
 type Names = Vec<String>;
 
-/// All source files of a crate, without tests.
 pub(crate) struct Crate {
     files: Vec<File>,
     /// For each module, the index of its file in `files`.
     modules: BTreeMap<Names, usize>,
 }
 
-/// A source file, which contains one module.
 struct File {
     module: Names,
     name: String,
@@ -30,7 +29,6 @@ struct File {
 }
 
 impl Crate {
-    /// Reads all source files in a folder and its subfolders, except tests.
     pub(crate) fn read(folder: &Path) -> Result<Self, String> {
         let mut files = Vec::new();
         read_below(folder, &mut Vec::new(), &mut files)?;
@@ -38,12 +36,11 @@ impl Crate {
         Ok(Self { files, modules })
     }
 
-    /// Returns the names of the crate's source files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|file| file.name.as_str())
     }
 
-    /// Returns for each file the indexes of the other files that it needs.
+    /// Returns, for each file, the indexes of the other files that it needs.
     pub(crate) fn needs(&self) -> Vec<BTreeSet<usize>> {
         let needs = |(at, file): (usize, &File)| {
             file.uses.iter().filter_map(|names| self.file_of(names)).filter(|other| *other != at).collect()
@@ -51,10 +48,9 @@ impl Crate {
         self.files.iter().enumerate().map(needs).collect()
     }
 
-    /// Returns the index of the file that defines the item at a path.
     fn file_of(&self, names: &Names) -> Option<usize> {
         let mut names = names.clone();
-        // A re-export may lead to another re-export, so repeat the lookup.
+        // A re-export may lead to another re-export, so the lookup is repeated.
         for _ in 0..16 {
             let length = (0..=names.len()).rev().find(|length| self.modules.contains_key(&names[..*length]))?;
             let at = self.modules[&names[..length]];
@@ -100,14 +96,13 @@ fn read_below(folder: &Path, module: &mut Names, files: &mut Vec<File>) -> Resul
 /// Collects the paths of items that a source file names.
 struct Reader {
     file: File,
-    /// The module whose items are being read: the file's own module, or a module that is nested in the file.
+    /// The module whose items are being read: the module of the file, or a module nested in the file.
     place: Names,
 }
 
 impl Reader {
-    /// Converts a path that a source file contains to a path from the crate's root. The path of an item in another
-    /// crate is wrongly converted to a path in the file's own module, which is harmless because a file never counts as
-    /// needing itself.
+    /// Converts a path that a source file contains to a path from the crate's root. An item of another crate wrongly
+    /// gets a path in the file's own module, which is harmless because a file never counts as needing itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
         while let Some((first, after)) = rest.split_first() {

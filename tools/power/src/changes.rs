@@ -1,5 +1,5 @@
-//! Keeps the durable and the visible state of files and folders on the test disk, and the unsynced changes between
-//! these states. A random seed decides which unsynced changes survive a power cut.
+//! Keeps the durable and the visible state of the files and folders on the test disk, and the unsynced changes between
+//! the two. A random seed decides which unsynced changes survive a power cut.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,6 @@ enum ContentChange {
     },
 }
 
-/// The durable and the visible content of a file, and its unsynced changes.
 #[derive(Debug, Default)]
 pub(crate) struct File {
     durable: Vec<u8>,
@@ -29,12 +28,11 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Creates a file whose whole content is durable.
     pub(crate) fn durable(content: Vec<u8>) -> Self {
         Self { durable: content.clone(), seen: content, changes: Vec::new() }
     }
 
-    /// Returns the visible content, which programs read.
+    /// Returns the visible content of the file, which programs read.
     pub(crate) fn content(&self) -> &[u8] {
         &self.seen
     }
@@ -58,7 +56,6 @@ impl File {
         self.changes.push(ContentChange::Write { at, bytes: bytes.to_vec() });
     }
 
-    /// Makes the file's visible content durable.
     pub(crate) fn sync(&mut self) {
         for change in self.changes.drain(..) {
             match change {
@@ -116,7 +113,7 @@ fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The entries of a folder: the names of its files and folders, each with an inode number.
+/// The entries of a folder: the names of its files and folders, with their inode numbers.
 pub(crate) type Names = BTreeMap<OsString, u64>;
 
 #[derive(Clone, Debug)]
@@ -144,7 +141,6 @@ impl NameChange {
     }
 }
 
-/// The durable and the visible entries of a folder, and its unsynced changes.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
     durable: Names,
@@ -153,12 +149,11 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder whose entries are all durable.
     pub(crate) fn durable(names: Names) -> Self {
         Self { durable: names.clone(), seen: names, changes: Vec::new() }
     }
 
-    /// Returns the visible entries, which programs read.
+    /// Returns the visible entries of the folder, which programs see.
     pub(crate) fn names(&self) -> &Names {
         &self.seen
     }
@@ -180,7 +175,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Renames the folder's entry `from` to `to`. An existing entry `to` is replaced.
+    /// Renames the entry `from` of the folder to `to`. A folder entry with the name `to` is replaced.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }
@@ -190,7 +185,6 @@ impl Folder {
         self.changes.push(change);
     }
 
-    /// Makes the folder's visible entries durable.
     pub(crate) fn sync(&mut self) {
         for change in self.changes.drain(..) {
             change.apply(&mut self.durable);
@@ -206,39 +200,37 @@ impl Folder {
     }
 }
 
-/// Which unsynced changes to a folder survive a power cut.
+/// The rule for which unsynced changes to a folder survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folders {
-    /// Of the unsynced changes in order, the first ones survive: none, some or all, chosen at random.
+    /// A random number of the oldest unsynced changes survives: none, some or all.
     Prefix,
-    /// No unsynced change to the folder survives. A file's name is durable only after a sync of the folder that
-    /// contains the name.
+    /// No unsynced change to the folder survives, so the name of a file is durable only after a sync of its folder.
     Strict,
 }
 
-/// The random seed and the rules that decide which unsynced changes survive a power cut.
+/// The random seed and the rule that decide which unsynced changes survive a power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// The seed of all random choices for this power cut. The same seed and the same sequence of changes always result
-    /// in the same disk image.
+    /// The seed of all random choices for this power cut. The same seed and the same changes always result in the same
+    /// disk image.
     pub seed: u64,
     /// Which unsynced changes to folders survive this power cut.
     pub folders: Folders,
 }
 
-/// Draws at random which changes survive one power cut.
 pub(crate) struct Luck {
     random: Rng,
     folders: Folders,
-    /// The percentage of sectors whose unsynced writes survive.
+    /// The percentage of disk sectors whose unsynced writes survive.
     percent: u8,
 }
 
 impl Luck {
     pub(crate) fn new(cut: Cut) -> Self {
         let mut random = Rng::with_seed(cut.seed);
-        // Sometimes keep nearly all or nearly no sectors: such power cuts find other faults than power cuts that keep
-        // half of the sectors.
+        // Sometimes nearly all or nearly no sectors survive, because such power cuts find other faults than power cuts
+        // that keep half of the sectors.
         let percent = random.choice([0, 10, 50, 50, 90, 100]).unwrap_or(50);
         Self { random, folders: cut.folders, percent }
     }
@@ -269,7 +261,7 @@ impl Luck {
         }
     }
 
-    /// Draws at random whether the newer of two modification times survives.
+    /// Draws at random whether the newer of a file's two modification times survives.
     pub(crate) fn of_time(&mut self) -> bool {
         self.survives()
     }
@@ -286,7 +278,7 @@ mod tests {
         (0..2_000).map(|seed| file.after_cut(&mut Luck::new(Cut { seed, folders: Folders::Strict }))).collect()
     }
 
-    /// Returns the content of a file that consists of whole sectors. Each sector is filled with one of the given bytes.
+    /// Returns file content of whole sectors, each filled with one of the given bytes.
     fn sectors(bytes: &[u8]) -> Vec<u8> {
         bytes.iter().flat_map(|byte| [*byte; SECTOR]).collect()
     }

@@ -17,13 +17,13 @@ use crate::serve::Mounted;
 pub enum Syncs {
     /// A sync makes all changes to the synced file or folder durable.
     Kept,
-    /// A sync reports success but makes no change durable.
+    /// A sync reports success, but makes no change durable.
     Ignored,
-    /// Syncs of folders report success but make no change durable. Syncs of files make the file's changes durable.
+    /// Syncs of folders report success, but make no change durable; syncs of files work normally.
     IgnoredForFolders,
 }
 
-/// A file system in memory whose power can be cut. Clones of a `Disk` are the same disk.
+/// A file system in memory whose power can be cut. Clones of a `Disk` share the same disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) state: Arc<Mutex<State>>,
@@ -33,7 +33,7 @@ pub struct Disk {
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
-    /// The entries that each open folder had when it was opened, by file handle.
+    /// For each open folder, by file handle: the entries that the folder had when it was opened.
     pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
     syncs: Syncs,
     power: Power,
@@ -45,12 +45,11 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// The power is cut after this many more operations that are changes or syncs.
+    /// The power is cut after this many further operations that are changes or syncs.
     Left(u64),
     Cut,
 }
 
-/// A file or a folder on the disk, with its attributes.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) about: About,
@@ -65,19 +64,18 @@ pub(crate) enum Kind {
 }
 
 impl Node {
-    /// Creates a file or a folder whose content or entries are not durable yet.
+    /// Creates a file or folder whose content or entries are not durable yet.
     pub(crate) fn new(about: About, kind: Kind) -> Self {
         Self { about, durable_time: about.changed, kind }
     }
 
-    /// Sets the modification time of the file or folder to now.
     pub(crate) fn touch(&mut self) {
         self.about.changed = SystemTime::now();
     }
 }
 
 impl Disk {
-    /// Creates a disk whose files and folders are those of a disk image.
+    /// Creates a disk with the files and folders of a disk image.
     #[must_use]
     pub fn new(image: Image, syncs: Syncs) -> Self {
         let node = |saved: Saved| {
@@ -93,16 +91,16 @@ impl Disk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Mounts the disk on an existing folder, by FUSE. Mounting needs root.
+    /// Mounts the disk on an existing folder by FUSE, which needs root.
     ///
     /// # Errors
-    /// An I/O error if `/dev/fuse` cannot be opened, or if mounting fails.
+    /// Any I/O error of opening `/dev/fuse` or of mounting.
     pub fn mount(&self, at: &Path) -> io::Result<Mounted> {
         Mounted::new(self, at)
     }
 
-    /// Cuts the disk's power after the given number of further operations. Only operations that change the disk, and
-    /// syncs, are counted.
+    /// Cuts the disk's power after the given number of further operations, of which only changes of the disk and syncs
+    /// are counted.
     pub fn cut_after(&self, operations: u64) {
         let mut state = self.state();
         if state.power != Power::Cut {
@@ -115,9 +113,9 @@ impl Disk {
         self.state().power = Power::Cut;
     }
 
-    /// Restores the power, with the disk's content as if the power had not been cut. No data is lost, and the
-    /// operations that failed during the power cut had no effect. By cutting and restoring the power, tests can kill a
-    /// program after an exact number of disk operations.
+    /// Restores the power, with the disk's content as if the power had not been cut. Operations that failed while the
+    /// power was cut had no effect. With a cut and a restored power, a test can kill a program after an exact number of
+    /// disk operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
@@ -128,7 +126,7 @@ impl Disk {
         self.state().hangs = true;
     }
 
-    /// Ends the effect of [`hang`](Self::hang) on syncs. The disk carries out the syncs that are waiting.
+    /// Ends the effect of [`hang`](Self::hang): the disk carries out the waiting syncs.
     pub fn go_on(&self) {
         self.state().hangs = false;
     }
@@ -139,21 +137,20 @@ impl Disk {
         self.state().power == Power::Cut
     }
 
-    /// Runs `work`, unless the disk's power is cut. The power cannot be cut while `work` runs. `work` must not wait for
-    /// an operation on the disk.
+    /// Runs the closure `work`, unless the disk's power is cut. The power cannot be cut while `work` runs, so `work`
+    /// must not wait for an operation on the disk.
     pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (state.power != Power::Cut).then(work)
     }
 
-    /// Returns how many operations so far have changed the disk or were syncs.
+    /// Returns how many operations so far were changes of the disk or syncs.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// Returns the paths of the files and folders with unsynced changes, as programs see these paths; `/` is the root
-    /// folder of the disk.
+    /// Returns the paths of the files and folders with unsynced changes, where `/` is the root folder of the disk.
     #[must_use]
     pub fn unsynced(&self) -> Vec<PathBuf> {
         let state = self.state();
@@ -175,7 +172,7 @@ impl Disk {
         unsynced
     }
 
-    /// Draws at random the disk image that is left after the given power cut.
+    /// Draws at random the disk image that remains after the power cut `cut`.
     #[must_use]
     pub fn after_cut(&self, cut: Cut) -> Image {
         let state = self.state();
@@ -207,18 +204,17 @@ impl Disk {
 }
 
 impl State {
-    /// Returns true unless the disk's power is cut.
     pub(crate) fn is_on(&self) -> bool {
         self.power != Power::Cut
     }
 
-    /// Returns true while the disk does not answer syncs, although its power is on.
+    /// Returns true while the disk has power but does not answer syncs.
     pub(crate) fn hangs(&self) -> bool {
         self.hangs && self.is_on()
     }
 
-    /// Counts an operation that changes the disk, or a sync. Returns false if the disk's power is cut, or is cut by
-    /// this operation.
+    /// Counts a change of the disk or a sync. Returns false if the disk's power is cut, or if the counted operation
+    /// cuts the power.
     pub(crate) fn begin(&mut self) -> bool {
         match &mut self.power {
             Power::Cut => return false,
@@ -233,7 +229,7 @@ impl State {
         true
     }
 
-    /// Makes the changes of a file or a folder durable, unless the disk ignores the sync.
+    /// Makes the changes to the file or folder `number` durable, unless the disk ignores the sync.
     pub(crate) fn sync(&mut self, number: u64) {
         let syncs = self.syncs;
         let Some(node) = self.nodes.get_mut(&number) else { return };
@@ -245,7 +241,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or a folder that is in no folder yet, and returns its inode number.
+    /// Adds a file or folder that is in no folder yet, and returns its inode number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -271,11 +267,11 @@ impl State {
 /// The inode number of the test disk's root folder.
 const ROOT: u64 = 1;
 
-/// The content of a test disk whose power is cut. All folders and files in an image are durable.
+/// The content of a test disk whose power is cut: files and folders that are all durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
-    /// The next inode number that is not used yet.
+    /// The next inode number that is not in use.
     pub(crate) next: u64,
 }
 
@@ -286,7 +282,6 @@ pub(crate) struct Saved {
     pub(crate) content: Content,
 }
 
-/// The attributes of a file or a folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct About {
     pub(crate) mode: u16,
@@ -302,7 +297,6 @@ pub(crate) enum Content {
 }
 
 impl Default for Image {
-    /// Returns the image of an empty disk.
     fn default() -> Self {
         let about = About { mode: 0o755, uid: 0, gid: 0, changed: SystemTime::UNIX_EPOCH };
         let root = Saved { about, content: Content::Folder(Names::new()) };
@@ -311,10 +305,10 @@ impl Default for Image {
 }
 
 impl Image {
-    /// Reads an image from a folder and its subfolders on the host.
+    /// Reads an image from a folder of the host and its subfolders.
     ///
     /// # Errors
-    /// An I/O error if reading fails, or `Unsupported` if the folder contains anything but files and folders.
+    /// `Unsupported` if the folder contains anything but files and folders; any I/O error of reading.
     pub fn of_folder(path: &Path) -> io::Result<Self> {
         let mut image = Self { nodes: BTreeMap::new(), next: ROOT + 1 };
         image.take_in(path, ROOT)?;
@@ -343,11 +337,10 @@ impl Image {
         Ok(())
     }
 
-    /// Writes the files and folders of this image to a new folder on the host. The folder on the host must not exist
-    /// yet.
+    /// Writes the files and folders of this image to a folder on the host that does not exist yet.
     ///
     /// # Errors
-    /// An I/O error if writing a file or folder fails.
+    /// Any I/O error of writing to the host's folder.
     pub fn copy_to(&self, path: &Path) -> io::Result<()> {
         self.copy_node(ROOT, path)
     }

@@ -17,17 +17,16 @@ use nix::mount::{MntFlags, umount2};
 use crate::changes::{File, Folder};
 use crate::disk::{About, Disk, Kind, Node, State};
 
-/// How long the kernel may cache an answer of the test disk. Only requests of the same kernel change the test disk, so
-/// the kernel's cached answers stay valid.
+/// How long the kernel may cache an answer of the test disk. Cached answers stay valid, because only requests of this
+/// kernel change the test disk.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// Maximum length in bytes of a file on the test disk. The test disk keeps all files in memory, so it limits the length
-/// of each file.
+/// Maximum length in bytes of a file on the test disk, which keeps all files in memory.
 const LONGEST: usize = 1 << 30;
-/// The size of the test disk in blocks, as file system statistics report it.
+/// The size of the test disk in blocks, as `statfs` reports it.
 const BLOCKS: u64 = 1 << 20;
 const BLOCK: u32 = 4096;
 const UNIT: u64 = 512;
-/// How often a sync that waits because of [`Disk::hang`] checks whether it may continue.
+/// How often a sync that [`Disk::hang`] delays checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The FUSE server of a test disk, which answers the kernel's requests.
@@ -43,15 +42,13 @@ impl Served {
         Self { disk }
     }
 
-    /// Locks the test disk's state for an operation that does not change the disk. Returns EIO if the disk's power is
-    /// cut.
+    /// Locks the disk's state for an operation that does not change the disk. Returns EIO if the power is cut.
     fn look(&self) -> Answer<MutexGuard<'_, State>> {
         let state = self.disk.state();
         if state.is_on() { Ok(state) } else { Err(Errno::EIO) }
     }
 
-    /// Locks the test disk's state for an operation that changes the disk, or for a sync. Returns EIO if the disk's
-    /// power is cut.
+    /// Locks the disk's state for a change of the disk or a sync. Returns EIO if the power is cut.
     fn change(&self) -> Answer<MutexGuard<'_, State>> {
         let mut state = self.disk.state();
         if state.begin() { Ok(state) } else { Err(Errno::EIO) }
@@ -162,8 +159,8 @@ impl Served {
         Ok(())
     }
 
-    /// Answers a sync once syncs no longer have to wait. A separate thread waits until the sync can be answered, so
-    /// that other requests are answered meanwhile.
+    /// Answers a sync, after a possible wait for the end of [`Disk::hang`]. A separate thread waits for the end of
+    /// [`Disk::hang`], so that other requests are answered meanwhile.
     fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
         if !self.disk.state().hangs() {
             return reply_empty(reply, self.sync(number));
@@ -456,7 +453,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Cut the power: a process that still has a file on the disk open then gets errors and does not hang.
+        // With the power cut, a process that still has a file on the disk open gets errors instead of hanging.
         self.disk.cut();
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
         drop(self.session.take());

@@ -1,4 +1,4 @@
-//! Runs tests that mount a test disk. If no disk can be mounted on this host, the tests are ignored, or fail in CI.
+//! Runs tests that mount a test disk. Where no disk can be mounted, the tests are ignored, or fail in CI.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -18,12 +18,11 @@ const DEVICE: &str = "/dev/fuse";
 /// The name and the function of a test.
 pub type Test = (String, Box<dyn FnOnce() + Send>);
 
-/// Runs tests that mount disks; a test binary calls this function as its `main`.
+/// Runs tests that mount disks. A test binary calls this function as its `main`.
 ///
-/// Each test runs in its own mount namespace, which is shared by all threads and processes of the test. The kernel
-/// unmounts all disks of a test when the last process of the test ends, even after a crash. If no disk can be mounted
-/// on this host, the tests are listed as ignored, with the reason. If the environment variable `CI` is set, the tests
-/// fail instead of being ignored.
+/// Each test runs in its own mount namespace, which all threads and processes of the test share, so the kernel unmounts
+/// the test's disks when the test's last process ends, even after a crash. If no disk can be mounted on this host, the
+/// tests are listed as ignored, with the reason; if the environment variable `CI` is set, the tests fail instead.
 #[must_use]
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let reason = cannot_mount();
@@ -45,7 +44,7 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), tests.into_iter().map(trial).collect()).exit_code()
 }
 
-/// Returns the reason why no disk can be mounted on this host, or `None` if a disk can be mounted.
+/// Returns the reason why no disk can be mounted on this host; `None` if one can be mounted.
 fn cannot_mount() -> Option<String> {
     if !geteuid().is_root() {
         return Some("mounting a disk needs root".to_owned());
@@ -53,8 +52,8 @@ fn cannot_mount() -> Option<String> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
         return Some(format!("no {DEVICE} here: {error}"));
     }
-    // Try mounting on a separate thread with its own mount namespace, so that the mount disappears when the thread
-    // ends.
+    // A separate thread with its own mount namespace tries to mount a disk, so that the mount disappears when the
+    // thread ends.
     let probed = std::thread::spawn(|| own_mounts().and_then(|()| probe())).join();
     let probed = probed.unwrap_or_else(|_| Err(io::Error::other("the probe panicked")));
     probed.err().map(|error| format!("no disk can be mounted here: {error}"))
@@ -69,7 +68,7 @@ fn own_mounts() -> io::Result<()> {
 
 fn probe() -> io::Result<()> {
     let at = std::env::temp_dir().join(format!("margay-power-{}", std::process::id()));
-    // A killed test process may have left the folder of a mount behind.
+    // A killed test process may have left the folder of its mount point behind.
     let _ = fs::remove_dir(&at);
     fs::create_dir(&at)?;
     let probed = mount_and_write(&at);

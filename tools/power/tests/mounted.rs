@@ -28,10 +28,9 @@ fn main() -> ExitCode {
     power::main(tests.into_iter().map(|(name, test)| (name.to_owned(), Box::new(test) as _)).collect())
 }
 
-/// A test disk that is mounted on a temporary folder.
 struct Ground {
     disk: Disk,
-    // The mount is declared before `folder`, so that the disk is unmounted before the folder of its mount point is
+    // Fields are dropped in order of declaration, so the disk is unmounted before the folder with its mount point is
     // removed.
     _mounted: Mounted,
     folder: TempDir,
@@ -48,7 +47,7 @@ impl Ground {
         self.folder.path()
     }
 
-    /// Cuts the power, and returns a folder with the files of the remaining image.
+    /// Cuts the power, and returns a folder with the files of the disk image that remains.
     fn after_cut(&self, seed: u64, folders: Folders) -> TempDir {
         self.disk.cut();
         let left = tempfile::tempdir().unwrap();
@@ -152,7 +151,7 @@ fn synced_data_survives() {
             let may_be_new = (2..6).contains(&number);
             assert!(sector == [1; 512] || (may_be_new && sector == [2; 512]), "sector {number} is torn");
         }
-        // A new disk that is created from the remaining image contains the files that have survived.
+        // A new disk with the remaining image contains the files that survived.
         let next = Ground::new(Image::of_folder(&left.path().join("disk")).unwrap(), Syncs::Kept);
         assert_eq!(fs::read(next.path().join("file")).unwrap(), content);
     }
@@ -212,7 +211,7 @@ fn nothing_stays_mounted() {
 }
 
 fn tests_are_ignored_without_device_and_fail_in_ci() {
-    // Each test has its own mount namespace, so processes of other tests still see the real `/dev/fuse`.
+    // Only this test's mount namespace loses `/dev/fuse`; processes of other tests still see the real one.
     mount(Some("/dev/null"), "/dev/fuse", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
     let run = |ci: &str| {
         let mut command = Command::new(std::env::current_exe().unwrap());

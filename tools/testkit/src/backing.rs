@@ -1,4 +1,4 @@
-//! Provides a store in memory on which tests run Margay's server of etcd's API.
+//! Provides a store in memory for tests of Margay's server of etcd's API.
 
 use std::sync::Arc;
 

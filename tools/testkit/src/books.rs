@@ -21,18 +21,18 @@ const WAIT: Duration = Duration::from_secs(60);
 /// The addresses, reservations and pools that a store records.
 #[derive(Clone, Debug, Default)]
 pub struct Books {
-    /// The handle that holds each address in use.
+    /// The addresses in use, each with the handle that holds it.
     pub held: BTreeMap<IpAddr, String>,
     /// The addresses of each reservation, by the name of the reservation.
     pub reservations: BTreeMap<String, Vec<String>>,
-    /// The workload for which each released sticky address is kept.
+    /// The released sticky addresses, each with the workload that it is kept for.
     pub waiting: BTreeMap<IpAddr, String>,
-    /// The number of addresses in use in each pool, by the name of the pool.
+    /// The number of addresses in use in each pool, by the pool's name.
     pub in_use: BTreeMap<String, String>,
 }
 
 impl Lab {
-    /// Opens the store, runs `work` with an allocator on the open store, and closes the store.
+    /// Opens the store, runs `work` with an allocator on it, and closes the store.
     pub fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -44,7 +44,7 @@ impl Lab {
     }
 
     /// Creates a pool, and also the store if it is missing. A pool that is smaller than a normal block gets a single
-    /// block of the pool's size.
+    /// block of its own size.
     pub fn pool(&self, name: &str, cidr: &str) {
         let cidr: IpNet = cidr.parse().unwrap();
         let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));
@@ -66,7 +66,7 @@ impl Lab {
         })
     }
 
-    /// Runs `work` while this process has the store open. Other processes queue for the store meanwhile.
+    /// Runs `work` while this process has the store open and other processes queue for it.
     pub fn while_open(&self, work: impl FnOnce()) {
         self.with_ipam(Create::Never, async |_, _| work());
     }
@@ -86,7 +86,7 @@ impl Lab {
         })
     }
 
-    /// Checks that no address of the store is in use.
+    /// Checks that no address is in use in the store.
     #[track_caller]
     pub fn nothing_is_left(&self) {
         let books = self.books();
@@ -102,9 +102,9 @@ impl Books {
     }
 }
 
-/// Returns the handle of each address in use, and the workload for which each released sticky address is kept. Fails
-/// unless handles count exactly the addresses in blocks, affinities match the owners of blocks, and each released
-/// sticky address has no handle and is in its workload's record.
+/// Returns the handle of each address in use, and the workload of each released sticky address. Fails unless handles
+/// count exactly the addresses in blocks, affinities match the owners of blocks, and each released sticky address has
+/// no handle and is in its workload's record.
 async fn consistent(ipam: &Ipam) -> (BTreeMap<IpAddr, String>, BTreeMap<IpAddr, String>) {
     let all = ipam.store().list(Range::All).await.unwrap();
     let (mut held, mut waiting) = (BTreeMap::new(), BTreeMap::new());

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::server::Etcd;
 
-/// A certificate authority, and the server's and the client's certificates, in files.
+/// The files of a certificate authority, and of a server's and a client's certificate.
 #[derive(Debug)]
 pub struct Certificates {
     folder: TempDir,
@@ -27,14 +27,14 @@ impl Certificates {
         Self::expired(&[])
     }
 
-    /// Issues certificates. The certificates that `expired` names ("server" or "client") expired in 2001.
+    /// Issues certificates, of which those that `expired` names ("server" or "client") expired in 2001.
     pub fn expired(expired: &[&str]) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
         certificates.write(expired)?;
         Ok(certificates)
     }
 
-    /// Replaces the authority and all certificates in the files. The new certificates are issued by a new authority.
+    /// Replaces the authority and all certificates in the files by new ones.
     pub fn issue(&self) -> Result<()> {
         self.write(&[])
     }
@@ -63,8 +63,8 @@ impl Certificates {
         self.folder.path().join(name)
     }
 
-    /// Starts an etcd server that uses the issued certificates. `more` contains additional command-line arguments of
-    /// etcd.
+    /// Starts an etcd server that uses the issued certificates. The list `more` contains additional command-line
+    /// arguments of etcd.
     pub fn etcd(&self, more: &[String]) -> Result<Etcd> {
         let with = |flag: &str, name: &str| format!("{flag}={}", self.path(name).display());
         let mut arguments = vec![with("--cert-file", "server.pem"), with("--key-file", "server.key")];

@@ -1,15 +1,14 @@
 //! Kills plugin calls with SIGKILL at random moments, in rounds.
 //!
-//! Each round of the test kills one or several plugin calls. One kind of round kills an ADD or a DEL on a store whose
-//! history has its maximum length, so that each commit also removes old revisions. Other rounds kill the ADD that
-//! creates the store, or callers that wait in the queue behind a stopped lock holder. After each round it must be
-//! possible to open the store. After each round, the store must contain every address that an ADD has returned, and no
-//! address twice. Each killed plugin call must have happened completely or not at all. The store's blocks, handles and
-//! affinities must agree. After the checks, a DEL or a repeated ADD finishes each killed call, as a container runtime
-//! would do.
+//! Each round kills one or several plugin calls: an ADD or a DEL on a store whose history has its maximum length (so
+//! that each commit also removes old revisions), the ADD that creates the store, or callers that wait in the queue
+//! behind a stopped lock holder. After each round, it must be possible to open the store, which must contain every
+//! address that an ADD has returned, and no address twice. Each killed plugin call must have happened completely or not
+//! at all, and the store's blocks, handles and affinities must agree. After these checks, a DEL or a repeated ADD
+//! finishes each killed call, as a container runtime would do.
 //!
 //! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
-//! `make torture MODE=kill` sets both variables.
+//! `make torture MODE=kill` sets both of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,16 +25,16 @@ use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
 
 pub const SEED: u64 = 20_261_121;
-/// The number of rounds in a cycle of the test. In each cycle, one round creates a store and one round tests the queue
-/// for the store lock.
+/// The number of rounds in a cycle of the test. In each cycle of five rounds, one round creates a store, and one round
+/// tests the queue for the store lock.
 const KINDS: u64 = 5;
 /// Maximum number of revisions in the store's history.
 const FULL_LOG: usize = 10_000;
 /// Maximum number of containers that have addresses at the same time.
 const MOST_HELD: usize = 100;
-/// The number of plugin calls that are timed to learn how long a call takes.
+/// Number of plugin calls whose durations are measured before the test.
 const MEASURED: usize = 24;
-/// The number of attempts to stop a call while the call has the store open.
+/// Maximum number of attempts to stop a call while it has the store open.
 const ATTEMPTS: usize = 200;
 
 /// Returns a network configuration with which each container gets one IPv4 and one IPv6 address.
@@ -43,7 +42,7 @@ fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// The number of times that each kind of event happened, by the event's name.
+/// How often each kind of event happened, by the event's name.
 type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
@@ -59,9 +58,9 @@ impl Life {
         Self(calls)
     }
 
-    /// Draws a random moment after the start of a call. Half of the drawn moments are spread up to the longest measured
-    /// duration of a call. The other half of the moments are spread up to the median duration, because a few calls take
-    /// very long on a busy machine.
+    /// Draws a random moment, as the time since the start of a plugin call. Half of the drawn moments are spread up to
+    /// the longest measured duration of a call. All other moments are spread up to the median duration of a call,
+    /// because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -69,13 +68,13 @@ impl Life {
     }
 }
 
-/// Runs a plugin call until it ends. Returns the outcome and the duration of the call.
+/// Runs a plugin call until it ends. Returns the call's outcome and duration.
 pub fn measured(call: &Call) -> (Outcome, Duration) {
     let begun = Instant::now();
     (call.ok(), begun.elapsed())
 }
 
-/// A store, and for each container the addresses that its ADD has returned.
+/// A store, and the addresses that each container's ADD has returned.
 pub struct World {
     pub lab: Lab,
     conf: Value,
@@ -91,8 +90,8 @@ impl World {
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a `World` whose store has a history of the maximum length. Also returns the durations of ADDs and DELs
-    /// on the created store.
+    /// Creates a `World` whose store has a history of the maximum length. The result also contains the durations of
+    /// ADDs and DELs on this store.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -142,14 +141,14 @@ impl World {
         Victim::start(self.call(verb, container), &self.lab.store)
     }
 
-    /// Runs an ADD that is not killed.
+    /// Runs an ADD to completion, without killing it.
     pub fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();
         self.reported(container, &outcome).unwrap();
     }
 
-    /// Records the result of an ADD. Fails if another container has one of the addresses in the result.
+    /// Records the result of an ADD. Fails if another container has one of the returned addresses.
     fn reported(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
@@ -164,9 +163,9 @@ impl World {
         }
     }
 
-    /// Opens the store, and compares its addresses with the addresses that ADDs have returned. Each container in
-    /// `unsure` may have all of its listed addresses (for `None`: any two addresses), or no address. Returns the
-    /// addresses that the containers in `unsure` have in the store.
+    /// Opens the store, and compares its addresses with those that ADDs have returned. Each container in `unsure` may
+    /// have all of its listed addresses (for `None`: any two addresses), or no address. Returns the addresses that the
+    /// containers in `unsure` have in the store.
     pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -195,7 +194,7 @@ impl World {
         self.check(&BTreeMap::new()).map(drop)
     }
 
-    /// Finishes a killed ADD as a container runtime does: with a DEL, or by repeating the ADD.
+    /// Finishes a killed ADD as a container runtime does: with a DEL, or with another ADD.
     fn settle(&mut self, container: String, has: &BTreeSet<IpAddr>, random: &mut Random) -> Result<(), String> {
         if random.once_in(2) {
             self.call("DEL", &container).ok();
@@ -209,13 +208,12 @@ impl World {
         self.reported(container, &again)
     }
 
-    /// Runs a round in which one ADD or DEL is killed.
     fn alone(&mut self, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let is_add = self.held.is_empty() || (self.held.len() < MOST_HELD && random.once_in(2));
         let verb = if is_add { "ADD" } else { "DEL" };
         let container =
             if is_add { self.name() } else { random.pick(&self.held.keys().cloned().collect::<Vec<_>>()).clone() };
-        // A container whose DEL has begun may lose its addresses at any time.
+        // After its DEL has begun, a container may lose its addresses at any time.
         let before = self.held.remove(&container);
         let mut victim = self.start(verb, &container);
         thread::sleep(life.moment(random));
@@ -242,8 +240,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All ADDs except the
-    /// returned one run until they end.
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All other ADDs run
+    /// to completion.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
@@ -262,7 +260,7 @@ impl World {
         Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
     }
 
-    /// Checks that no call waiting in the queue has opened the store, ended, or changed the store.
+    /// Checks that no call in the queue has opened the store, ended, or changed the store.
     pub fn check_waiters_outside(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {
@@ -272,9 +270,8 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("a waiting call has committed".into()) }
     }
 
-    /// Runs a test round with a queue: the process that has the store open is stopped, and some waiting calls are
-    /// killed. After the kills, the stopped process continues in one half of the queue rounds, and is killed in the
-    /// other half.
+    /// Runs a round with a queue: a call is stopped while it has the store open, and some waiting calls are killed.
+    /// After the kills, the stopped call continues in half of these rounds, and is killed in the other half.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -314,7 +311,7 @@ impl World {
             let outcome = waiter.end();
             self.reported(container, &outcome)?;
         }
-        // A killed call that never opened the store must have changed nothing in the store.
+        // A killed call that never opened the store must have left the store unchanged.
         let found = self.check(&unsure)?;
         if let Some(has) = found.get(&first) {
             self.settle(first, has, random)?;
@@ -326,7 +323,6 @@ impl World {
         self.thin_out()
     }
 
-    /// Deletes containers until at most [`MOST_HELD`] containers remain.
     fn thin_out(&mut self) -> Result<(), String> {
         while self.held.len() > MOST_HELD {
             let Some((container, _)) = self.held.pop_first() else { break };
@@ -336,7 +332,7 @@ impl World {
     }
 }
 
-/// Runs a round in which no store exists at first: calls that would create the store are killed, and a last call is not
+/// Runs a round that begins without a store: calls that would create the store are killed, and the last call is not
 /// killed.
 fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     let mut world = World::new(engine);
@@ -375,8 +371,8 @@ fn life_of_making(engine: Engine) -> Life {
     Life::of((0..MEASURED).map(life).collect())
 }
 
-/// Runs `MARGAY_CRASH_ROUNDS` rounds of the test, or `usual` rounds if this variable is not set. If at least `usual`
-/// rounds are run, every kind of event must happen at least once.
+/// Runs `MARGAY_CRASH_ROUNDS` rounds, or `usual` rounds if this variable is not set. If at least `usual` rounds are
+/// run, every kind of event must happen at least once.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", usual));
     println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");
@@ -400,7 +396,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     }
     assert!(trimmed > 0, "no commit has trimmed the log");
     let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
-    // With fewer than `usual` rounds, some kinds of events may not happen.
+    // In fewer than `usual` rounds, some kinds of events may not happen.
     if rounds >= usual {
         assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
         for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {

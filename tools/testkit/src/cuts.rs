@@ -1,7 +1,7 @@
 //! Runs the power-cut case of the conformance suite on an engine, on a simulated disk that loses unsynced data.
 //!
-//! When the power fails, the store is either open and committing, or is being opened. The store is never closed before
-//! the power is cut.
+//! The power fails while the store is open and committing, or while it is being opened. The store is never closed
+//! before the power cut.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ use kv_mvcc::MvccStore;
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
-/// Runs the power-cut case, and also proves that the case fails on a disk that ignores syncs. If an engine sometimes
-/// fails the power-cut case, `known` is a part of the case's error message.
+/// Runs the power-cut case, and checks that the case fails on a disk that ignores syncs. For an engine that sometimes
+/// fails the power-cut case, `known` is a part of the error message that is accepted.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}
@@ -51,7 +51,7 @@ struct Held<E> {
     syncs: Syncs,
     store: Arc<MvccStore>,
     disk: Disk,
-    // The mounted disk must be dropped before `folder`, because the folder contains the mount point.
+    // The mount point is in `folder`, so the disk must be unmounted before `folder` is dropped.
     _mounted: Mounted,
     folder: TempDir,
 }
@@ -104,7 +104,7 @@ impl<E: Engine + Copy + std::fmt::Debug + 'static> Fixture for Held<E> {
 
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         self.disk.cut();
-        // Closing the store fails because the simulated disk has no power.
+        // The simulated disk has no power any more, so closing the store fails.
         let _ = self.store.close().await;
         let folders = if seed.is_multiple_of(2) { Folders::Strict } else { Folders::Prefix };
         let left = self.disk.after_cut(Cut { seed, folders });

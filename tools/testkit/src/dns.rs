@@ -1,11 +1,11 @@
-//! A small DNS server that answers queries for SRV records. A name for which no SRV records are set does not exist.
+//! A small DNS server that answers queries for SRV records. Names without SRV records do not exist.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Priority, weight and port of an SRV record. The target of each SRV record is `localhost`.
+/// Priority, weight and port of an SRV record, whose target is always `localhost`.
 pub type Srv = (u16, u16, u16);
 
 /// The DNS type number of SRV records.
@@ -41,7 +41,7 @@ impl Dns {
         let mut buffer = [0; 512];
         while let Ok((length, asker)) = socket.recv_from(&mut buffer) {
             if let Some(answer) = self.answer(&buffer[..length]) {
-                // Sending fails if the client has closed its socket already.
+                // Sending the answer fails if the client has closed its socket by now.
                 let _ = socket.send_to(&answer, asker);
             }
         }
@@ -57,8 +57,7 @@ impl Dns {
         answer.extend([0x81, if records.is_some() { 0x80 } else { 0x83 }, 0, 1, 0, count, 0, 0, 0, 0]);
         answer.extend(question);
         for (priority, weight, port) in records.into_iter().flatten() {
-            // The answer record starts with a pointer to the name in the question, then type SRV, class IN and a TTL of
-            // 0.
+            // The answer record: a pointer to the name in the question, type SRV, class IN, and a TTL of 0.
             answer.extend([0xc0, 12, SRV[0], SRV[1], 0, 1, 0, 0, 0, 0, 0, 17]);
             answer.extend([priority, weight, port].into_iter().flat_map(|number| number.to_be_bytes()));
             answer.extend(b"\x09localhost\x00");

@@ -13,8 +13,7 @@ use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 use tempfile::TempDir;
 
-/// Runs all cases of the conformance suite on an engine's store. `known` lists the conformance cases that the engine is
-/// known to fail.
+/// Runs the conformance suite on an engine's store. `known` lists the conformance cases that this engine fails.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
     let mut ignored = [conformance::WITHOUT_SERVERS, &["D10_power_cuts"]].concat();
     if !may_mount() {
@@ -33,8 +32,8 @@ fn may_mount() -> bool {
     *MAY
 }
 
-/// The abilities of a store in a folder, which decide which conformance cases apply. `Mount` must be last: where
-/// mounting is not permitted, the suite runs without the last ability in this list.
+/// The abilities of a store in a folder, which decide which conformance cases apply. The ability `Mount` must be last
+/// in the list, because it is left out where mounting is not permitted.
 const ABILITIES: [Ability; 12] = {
     use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
     [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]
@@ -47,7 +46,7 @@ struct Held<E> {
     engine: E,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // `None` if another process created the store's folder and will delete the folder.
+    // `None` if another process has created the store's folder and will delete it.
     _folder: Option<TempDir>,
 }
 
@@ -56,7 +55,7 @@ async fn open(engine: impl Engine + 'static, path: &Path, wait: Duration) -> kv:
     Ok(Arc::new(kv_local::open(engine, path, &options).await?))
 }
 
-/// Maximum time to wait for a store that another process has not closed yet.
+/// Maximum time to wait until another process has closed the store.
 const WAIT: Duration = Duration::from_secs(10);
 
 #[async_trait]
@@ -117,7 +116,6 @@ fn text(path: &Path) -> Result<String, BoxError> {
     Ok(path.to_str().ok_or("a path that is no text")?.to_owned())
 }
 
-/// Returns the total size in bytes of all files in the folder `path` and its subfolders.
 fn size(path: &Path) -> std::io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {

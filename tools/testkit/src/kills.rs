@@ -1,5 +1,4 @@
-//! Adds and deletes containers repeatedly while the plugin processes are killed. The test of kills works with every
-//! kind of store.
+//! Adds and deletes containers repeatedly while plugin processes are killed, on any kind of store.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -14,15 +13,15 @@ use crate::random::Random;
 
 const CALLERS: u64 = 6;
 const ROUNDS: u64 = 25;
-/// Maximum time in milliseconds from the start of a call until the call is killed. A call takes a few milliseconds if
-/// it runs alone, and tens of milliseconds beside other calls.
+/// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
+/// alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 30;
-/// Maximum time in milliseconds from the ADD to the DEL of a container.
+/// Maximum time in milliseconds between the ADD and the DEL of a container.
 const LIFE: u64 = 20;
 
-/// Adds and deletes containers, and kills a third of the ADDs. Each container gets a DEL at the end of its life. An ADD
+/// Adds and deletes containers, and kills a third of the ADDs; each container gets a DEL at the end of its life. An ADD
 /// may fail because no address is free. The closure `has` reads a value from the result of an ADD, for example the
-/// assigned address. Two containers that exist at the same time must not have the same value.
+/// address. Two containers that exist at the same time must never have the same value.
 pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {

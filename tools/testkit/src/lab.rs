@@ -1,5 +1,5 @@
-//! Creates a store for a test, in a temporary folder or on an etcd, and network configurations and plugin calls for
-//! this store.
+//! Creates a store for a test, in a temporary folder or on an etcd, with network configurations and plugin calls that
+//! use the store.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
@@ -28,7 +28,7 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// The kind of stores on etcd. The engine `etcd` has no file, because tests read no files of an etcd.
+    /// The kind of stores on etcd. The field `file` is empty, because tests read no files of an etcd.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
@@ -40,7 +40,7 @@ impl Engine {
         self.name
     }
 
-    /// Returns the other one of the two embedded engines.
+    /// Returns the other of the two embedded engines: redb for sled, sled for redb.
     pub fn other(self) -> Self {
         ENGINES.into_iter().find(|engine| *engine != self).unwrap()
     }
@@ -57,22 +57,22 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The key and the document of the node that all of a lab's configurations name, as Calico registers it.
+/// The key and the document, as Calico writes it, of the node that all configurations of a lab name.
 const NODE: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/nodes/node-1",
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-/// A temporary folder and a store, which is either in this folder or on etcd servers. Dropping the lab removes the
-/// temporary folder and ends the etcd servers.
+/// A temporary folder and a store, which is in this folder or on etcd servers. Dropping the lab removes the folder and
+/// ends the etcd servers.
 #[derive(Debug)]
 pub struct Lab {
     pub engine: Engine,
     pub root: TempDir,
-    /// The path of an embedded store's folder. The store's folder need not exist yet.
+    /// The path of an embedded store's folder, which may not exist yet.
     pub store: PathBuf,
     pub etcds: Vec<Etcd>,
-    /// Additional fields for the configurations of an embedded store, for example `log_level`.
+    /// Additional fields for the configurations that use an embedded store, for example `log_level`.
     pub members: Value,
 }
 
@@ -91,7 +91,7 @@ impl Lab {
         lab
     }
 
-    /// Creates a lab on the given etcd servers without writing to these servers.
+    /// Creates a lab on the given etcd servers without writing anything to them.
     pub fn on_empty(etcds: Vec<Etcd>) -> Self {
         Self { etcds, ..Self::new(Engine::ETCD) }
     }
@@ -99,8 +99,8 @@ impl Lab {
     /// Creates a lab on the given etcd servers, with a registered node and a pool with the name `lab`.
     pub fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self::on_empty(etcds);
-        // An earlier lab may have used the same ports for its etcd servers. Outdated hints of an earlier lab would cost
-        // a plugin call one additional request.
+        // An earlier lab may have used the same ports for its etcd servers, and its outdated hints would cost a plugin
+        // call one more request.
         hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
@@ -117,7 +117,7 @@ impl Lab {
         &mut self.etcds[0]
     }
 
-    /// Writes a key to etcd without Margay's code.
+    /// Writes a key to etcd, without any code of Margay.
     pub fn put(&self, key: &str, value: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -125,7 +125,7 @@ impl Lab {
         });
     }
 
-    /// Deletes all keys in etcd that have the given prefix.
+    /// Deletes all keys with the given prefix from etcd.
     pub fn erase(&self, prefix: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -142,13 +142,13 @@ impl Lab {
         stores::at(&format!("etcd://{}", hosts.join(","))).unwrap()
     }
 
-    /// Returns the path of the file that processes on this host lock for a store on etcd.
+    /// Returns the path of the file that the processes of this host lock while they use a store on etcd.
     pub fn lock_file(&self) -> PathBuf {
         self.root.path().join("ipam.lock")
     }
 
-    /// Returns the configuration of a network that uses the lab's store: a bridge network for an embedded store, a
-    /// Calico network for etcd.
+    /// Returns the configuration of a network with this lab's store: a bridge network for an embedded store, a Calico
+    /// network for etcd.
     pub fn conf(&self) -> Value {
         if self.engine != Engine::ETCD {
             return self.conf_of("bridge");
@@ -157,7 +157,7 @@ impl Lab {
         self.conf_at(&urls)
     }
 
-    /// Returns the configuration of a Calico network that uses the etcd endpoints `urls`, with debug logging.
+    /// Returns the configuration of a Calico network with the etcd endpoints `urls` and with debug logging.
     pub fn conf_at(&self, urls: &[String]) -> Value {
         json!({
             "cniVersion": "1.0.0",
@@ -172,12 +172,13 @@ impl Lab {
         })
     }
 
-    /// Returns the configuration, in CNI 1.0.0, of a network with the plugin type `plugin` on an embedded store.
+    /// Returns the configuration of a network with the plugin type `plugin` on an embedded store, for CNI version
+    /// 1.0.0.
     pub fn conf_of(&self, plugin: &str) -> Value {
         self.conf_with(plugin, json!({}))
     }
 
-    /// Returns the same configuration as [`conf_of`](Self::conf_of) with additional fields in its `ipam` section.
+    /// Returns the configuration of [`conf_of`](Self::conf_of) with additional fields in its `ipam` section.
     pub fn conf_with(&self, plugin: &str, ipam: Value) -> Value {
         conf_having(&self.members, self.engine, &self.store, plugin, ipam)
     }
@@ -192,8 +193,8 @@ impl Lab {
         Call::new("DEL", container, &self.conf())
     }
 
-    /// Checks that the etcd store is consistent and usable: a repeated ADD of the container returns the same address,
-    /// and two DELs remove all documents of the container.
+    /// Checks that the store on etcd is consistent and usable: a repeated ADD of the container returns the same
+    /// address, and two DELs remove all documents of the container.
     pub fn all_is_well(&self, container: &str) {
         let first = self.add(container).ok().address();
         assert_eq!(self.add(container).ok().address(), first);
@@ -205,7 +206,7 @@ impl Lab {
         self.no_notes_are_left();
     }
 
-    /// Checks that this machine has no record of a pending commit for the lab's store.
+    /// Checks that no record of a pending commit for this lab's store is left on this machine.
     pub fn no_notes_are_left(&self) {
         let left = notes_about(&self.location().to_string());
         assert!(left.is_empty(), "{left:?} are left");
@@ -229,13 +230,13 @@ fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut 
     conf
 }
 
-/// Returns the configuration fields that make the bridge the containers' gateway.
+/// The configuration fields that make the bridge the containers' gateway.
 fn gateway() -> Value {
     json!({ "isGateway": true })
 }
 
-/// Returns the configuration of a network on an embedded store without a lab. The network has the plugin type `plugin`
-/// and additional fields in its `ipam` section.
+/// Returns the configuration of a network on an embedded store without a lab, with the plugin type `plugin` and
+/// additional fields for its `ipam` section.
 pub fn embedded_conf(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
     conf_having(&gateway(), engine, store, plugin, ipam)
 }
@@ -248,21 +249,21 @@ pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     conf
 }
 
-/// Returns the paths of this machine's hint files for a store.
+/// Returns the paths of the hint files that this machine keeps for a store.
 pub fn hints_about(store: &Location) -> Vec<PathBuf> {
     files_with(&format!("\"{}\"", store.in_order()), "/run/margay/hints")
 }
 
-/// Returns the paths of this machine's records of pending commits for a store.
+/// Returns the paths of the records of pending commits that this machine keeps for a store.
 pub fn notes_about(store: &str) -> Vec<PathBuf> {
     files_with(store, agent::PENDING_COMMITS_FOLDER)
 }
 
-/// Returns the files in a folder whose content includes the given text.
+/// Returns the files in a folder that contain the given text.
 fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
     let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
     let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-    // Reading a file may fail, because other tests create and delete files in this folder.
+    // Other tests create and delete files in this folder, so reading a file may fail.
     folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
 }
 

@@ -1,5 +1,5 @@
-//! Contains helpers that the tests of several crates use. Each group of helpers has a cargo feature, so that a crate's
-//! tests do not compile kinds of stores that they do not use.
+//! Contains helpers for the tests of several crates. Each group of helpers has a cargo feature, so that a crate's tests
+//! compile only the kinds of stores that they use.
 //!
 //! | feature | contents |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
-//! The modules [`random`] (random numbers) and [`copy`] (copies of programs) need no cargo feature. If a helper panics,
-//! the test that called it fails.
+//! The modules [`random`] (random numbers) and [`copy`] (copies of programs) need no cargo feature. Helpers report
+//! failures by panicking.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 #![allow(missing_docs, reason = "not published; most names need no comment")]

@@ -3,21 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file system that a test has mounted. Dropping this value unmounts the file system.
+/// A file system that a test has mounted; dropping this value unmounts it.
 #[derive(Debug)]
 pub struct Mount {
     at: PathBuf,
 }
 
 impl Mount {
-    /// Mounts a tmpfs of the given size on a folder. Mounting needs root.
+    /// Mounts a tmpfs of the given size on a folder (needs root).
     pub fn tmpfs(at: &Path, size: &str) -> Self {
         let options = format!("size={size},mode=700");
         run("mount", &["-t", "tmpfs", "-o", &options, "margay-test", path(at)]);
         Self { at: at.to_owned() }
     }
 
-    /// Mounts a folder read-only on itself.
+    /// Mounts a folder read-only on itself (needs root).
     pub fn read_only(at: &Path) -> Self {
         run("mount", &["--bind", path(at), path(at)]);
         let mount = Self { at: at.to_owned() };
@@ -25,7 +25,7 @@ impl Mount {
         mount
     }
 
-    /// Remounts the file system with other mount options.
+    /// Remounts this file system with other mount options.
     pub fn remount(&self, options: &str) {
         run("mount", &["-o", &format!("remount,{options}"), path(&self.at)]);
     }

@@ -1,5 +1,4 @@
-//! Creates pools of prefixes, and reads the assigned prefixes from results. These helpers work with every kind of
-//! store.
+//! Creates pools of prefixes, and reads the assigned prefixes from results, with any kind of store.
 
 use datastore::Create;
 use ipam_core::model::NewPool;
@@ -16,7 +15,7 @@ pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     });
 }
 
-/// Returns the first assigned prefix in a plugin's result. Fails unless an address in the result has the returned
+/// Returns the first assigned prefix in a plugin's result. Fails unless one of the result's addresses has this
 /// prefix as its network.
 pub fn prefix(outcome: &Outcome) -> IpNet {
     let prefixes = &outcome.json()["margay.io/prefixes"];

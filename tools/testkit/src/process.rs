@@ -17,14 +17,14 @@ use serde_json::Value;
 
 use crate::programs::plugin;
 
-/// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally needs only a
-/// small part of the maximum duration.
+/// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally takes only a
+/// small part of `PATIENCE`.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.
 const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
 
-/// One call of the plugin, with its environment variables and its network configuration.
+/// One call of the plugin, with environment variables and a network configuration.
 #[derive(Clone, Debug)]
 pub struct Call {
     program: PathBuf,
@@ -34,7 +34,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Creates a call for the interface `eth0`, with only those environment variables that a container runtime sets.
+    /// Creates a plugin call for the interface `eth0`, with only those environment variables that a container runtime
+    /// sets.
     pub fn new(verb: &str, container: &str, conf: &Value) -> Self {
         let variables = [
             ("CNI_COMMAND", verb),
@@ -47,7 +48,7 @@ impl Call {
         Self { program: plugin(), environment, conf: conf.to_string(), uid: None }
     }
 
-    /// Sets an environment variable of the plugin call.
+    /// Sets an environment variable for the plugin call.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
         self.environment.push((name.to_owned(), value.to_owned()));
@@ -60,18 +61,18 @@ impl Call {
         self
     }
 
-    /// Sets the container interface of the plugin call.
+    /// Sets the container interface of the plugin call (`CNI_IFNAME`).
     pub fn on(self, interface: &str) -> Self {
         self.with("CNI_IFNAME", interface)
     }
 
-    /// Sets the program that is run for the plugin call, for example another plugin.
+    /// Sets the program that the call runs, for example another plugin.
     pub fn by(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = program.into();
         self
     }
 
-    /// Makes the plugin call run as the user `uid`, in the group with the same number.
+    /// Makes the plugin run as the user `uid`, in the group with the same number.
     pub fn as_user(mut self, uid: u32) -> Self {
         self.uid = Some(uid);
         self
@@ -82,15 +83,15 @@ impl Call {
         &self.conf
     }
 
-    /// Returns the command that runs the plugin call.
+    /// Returns the command that makes this plugin call.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         self.prepare(&mut command);
         command
     }
 
-    /// Returns a command that runs `wrapper` with the plugin call's command as its last arguments. For example, the
-    /// wrapper is a shell that first changes its limits.
+    /// Returns a command that runs `wrapper`, for example a shell that changes its limits, with the command of this
+    /// plugin call as its last arguments.
     pub fn command_through(&self, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().map(OsStr::new).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
@@ -107,30 +108,29 @@ impl Call {
         }
     }
 
-    /// Starts a command that runs the plugin call, and writes the network configuration to the command's standard
-    /// input.
+    /// Starts a command that makes this plugin call, and writes the network configuration to its standard input.
     pub fn start(&self, mut command: Command) -> Child {
         start(&mut command, self.conf.as_bytes())
     }
 
-    /// Runs the plugin call until it ends.
+    /// Makes the plugin call, and waits until it ends.
     pub fn run(&self) -> Outcome {
         self.run_as(self.command())
     }
 
-    /// Runs the plugin call by the given command, until the command ends.
+    /// Makes the plugin call with the given command, and waits until it ends.
     pub fn run_as(&self, command: Command) -> Outcome {
         self.wait(self.start(command))
     }
 
-    /// Waits until a process that runs the plugin call has ended.
+    /// Waits until a process that makes this plugin call has ended.
     pub fn wait(&self, child: Child) -> Outcome {
         let limit = patient(PATIENCE);
         let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));
         Outcome::new(output, self)
     }
 
-    /// Runs the plugin call until it ends. Panics if the plugin call fails.
+    /// Makes the plugin call, and waits until it ends. Panics if the plugin call fails.
     pub fn ok(&self) -> Outcome {
         let outcome = self.run();
         assert_eq!(outcome.exit, 0, "{self:?}: {outcome:?}");
@@ -142,29 +142,29 @@ impl Call {
 pub fn start(command: &mut Command, input: &[u8]) -> Child {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {:?}: {error}", command.get_program()));
     if let Some(mut stdin) = child.stdin.take() {
-        // The input fits into the pipe, so writing does not block. Writing fails if the program ends without reading
-        // its input.
+        // The input fits into the pipe, so writing does not block; it fails if the program ends without reading its
+        // input.
         let _ = stdin.write_all(input);
     }
     child
 }
 
-/// Waits until a process has ended, and returns its output. If the process is still running after `limit`, this
-/// function kills it and returns `None`.
+/// Waits until a process has ended, and returns its output. If the process is still running after `limit`, kills it and
+/// returns `None`.
 pub fn end_within(child: Child, limit: Duration) -> Option<Output> {
     let pid = Pid::from_raw(child.id().try_into().unwrap());
     let (done, output) = mpsc::channel();
     let waiting = thread::spawn(move || done.send(child.wait_with_output()));
     let ended = output.recv_timeout(limit);
     if ended.is_err() {
-        // The process has not been reaped yet, so no other process has its process id.
+        // The process has not been reaped yet, so its id still belongs to it.
         let _ = kill(pid, Signal::SIGKILL);
     }
     let _ = waiting.join();
     ended.ok().map(|output| output.unwrap())
 }
 
-/// Waits until a condition holds. Panics after `limit`. On a busy machine the time limit is extended (see [`patient`]).
+/// Waits until the condition `is_so` holds; panics after `limit`, which is longer on a busy machine (see [`patient`]).
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + patient(limit);
@@ -186,7 +186,7 @@ pub struct Outcome {
 #[derive(Clone, Debug)]
 pub struct Refusal {
     pub code: u64,
-    /// The message of the CNI error, with the details on the next line.
+    /// The message of the CNI error, followed by a line with its details.
     pub text: String,
 }
 
@@ -213,8 +213,8 @@ impl Outcome {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the CNI error that the call printed on standard output. Panics unless the call failed and printed a CNI
-    /// error with a message.
+    /// Returns the CNI error that the call printed on standard output. Panics unless the plugin call failed with a CNI
+    /// error that has a message.
     pub fn refusal(&self) -> Refusal {
         assert_eq!(self.exit, 1, "{self:?}");
         let json = self.json();
@@ -224,20 +224,20 @@ impl Outcome {
         Refusal { code: json["code"].as_u64().unwrap(), text: format!("{message}\n{details}") }
     }
 
-    /// Returns the addresses in a result of CNI 0.3.0 or later, with their prefix lengths.
+    /// Returns the addresses, with prefix lengths, in a result of CNI 0.3.0 or later.
     pub fn cidrs(&self) -> Vec<String> {
         let json = self.json();
         let ips = json["ips"].as_array().unwrap_or_else(|| panic!("no ips: {self:?}"));
         ips.iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Returns the addresses in a result of CNI 0.3.0 or later, without prefix lengths.
+    /// Returns the addresses, without prefix lengths, in a result of CNI 0.3.0 or later.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let bare = |cidr: &String| cidr.split('/').next().unwrap().parse().unwrap();
         self.cidrs().iter().map(bare).collect()
     }
 
-    /// Returns the only address in the call's result.
+    /// Returns the address in the result of the call; panics unless there is exactly one.
     pub fn address(&self) -> IpAddr {
         let addresses = self.addresses();
         assert_eq!(addresses.len(), 1, "{self:?}");
@@ -246,7 +246,7 @@ impl Outcome {
 }
 
 impl Refusal {
-    /// Checks that the error of the call contains all of the given strings.
+    /// Checks that the error of the call contains all of the strings in `texts`.
     #[track_caller]
     pub fn says(&self, texts: &[&str]) -> &Self {
         for text in texts {

@@ -1,4 +1,4 @@
-//! Locates the programs that are tested, and their store drivers. The tested programs are Margay's own, unless
+//! Locates the programs under test, and their store drivers. The programs under test are Margay's own, unless
 //! [`use_instead`] sets others.
 
 use std::path::PathBuf;
@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 
 use datastore::Drivers;
 
-/// The programs that are tested, and the store drivers that are compiled into them.
+/// The programs under test, and the store drivers that are compiled into them.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs {
-    /// Returns the folder that contains the programs `margay` and `margay-ipam`.
+    /// Returns the folder with the programs `margay` and `margay-ipam`.
     pub folder: fn() -> PathBuf,
     pub drivers: fn() -> Drivers,
 }
 
-/// Margay's own programs. Cargo builds Margay's programs into the parent of the folder that contains the test programs.
+/// Margay's own programs, which cargo builds into the parent of the folder with the test binaries.
 const OWN: Programs = Programs {
     folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     drivers: stores::drivers,
@@ -22,11 +22,11 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run the given programs in tests of this process. This function must be called before
-/// any helper that runs a program.
+/// Makes the helpers of `testkit` run the given programs in this process. `use_instead` must be called before any
+/// helper that runs a program.
 ///
 /// # Panics
-/// Panics if this process has already used or set the programs that are tested.
+/// Panics if this process has already used the programs under test, or set them before.
 pub fn use_instead(programs: Programs) {
     assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
 }
@@ -35,7 +35,7 @@ fn under_test() -> Programs {
     *UNDER_TEST.get_or_init(|| OWN)
 }
 
-/// Returns the folder with all programs that are tested.
+/// Returns the folder with all programs under test.
 pub fn folder() -> PathBuf {
     (under_test().folder)()
 }
@@ -46,7 +46,7 @@ fn program(name: &str, package: &str) -> PathBuf {
     file
 }
 
-/// Returns the store drivers that are compiled into the programs that are tested.
+/// Returns the store drivers that are compiled into the programs under test.
 pub fn drivers() -> Drivers {
     (under_test().drivers)()
 }
@@ -57,7 +57,7 @@ pub fn plugin() -> PathBuf {
     named.map_or_else(|| program("margay-ipam", "margay-cni-plugin"), PathBuf::from)
 }
 
-/// Returns the path of the program `margay`, the operator's command.
+/// Returns the path of the operator's command `margay`.
 pub fn command() -> PathBuf {
     program("margay", "margay-cli")
 }

@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Returns the stream of numbers for a seed and a round, so that each round of a test can be repeated alone.
+    /// Returns the stream of numbers for a seed and a round of a test, so that each round can be repeated alone.
     pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         let start = random.next().wrapping_add(round);
@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Draws a random number less than `end`. Panics if `end` is 0.
+    /// Draws a random number less than `end`. Panics if the bound `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
 
-/// Defragments the database of an etcd member until it has fewer bytes than `roomy`, and disarms the NOSPACE alarms.
+/// Defragments the database of an etcd member until it is smaller than `roomy` bytes, and disarms the NOSPACE alarms.
 pub async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
-    // etcd deletes the old revisions some time after it has answered a compaction. Before etcd has deleted old
-    // revisions, defragmenting frees no space.
+    // etcd deletes old revisions some time after it has answered a compaction, and until then defragmenting frees no
+    // space.
     loop {
         client.defragment().await?;
         if client.status().await?.db_size() < roomy {

@@ -1,4 +1,4 @@
-//! Runs a real etcd for tests: each etcd member is a process on free ports of the loopback address, with a temporary
+//! Runs a real etcd for tests. Each etcd member is a process on free ports of the loopback address, with a temporary
 //! folder.
 
 use std::fs::File;
@@ -13,24 +13,24 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// Maximum time from starting an etcd member until it is healthy.
+/// Maximum time from the start of an etcd member until it is healthy.
 const START: Duration = Duration::from_secs(120);
 
-/// A running member of an etcd cluster. Dropping this value ends the process of the etcd member.
+/// A running member of an etcd cluster. Dropping this value ends the member's process.
 #[derive(Debug)]
 pub struct Etcd {
     folder: TempDir,
     addresses: Addresses,
     scheme: &'static str,
     name: String,
-    /// All members of the etcd cluster, in the form `name=url,...`.
+    /// All members of the cluster, in the form `name=url,...`.
     members: String,
     arguments: Vec<String>,
     child: Option<Child>,
 }
 
-/// The command-line arguments of an etcd that is set up as usual for Margay. Unlike in production, clients may send
-/// keepalives more often, and password hashes need less computation.
+/// The command-line arguments of an etcd for Margay. Compared with production, clients may send keepalives more often,
+/// and password hashes are cheaper.
 const USUAL: [&str; 5] = [
     "--auto-compaction-mode=revision",
     "--auto-compaction-retention=10000",
@@ -39,8 +39,8 @@ const USUAL: [&str; 5] = [
     "--bcrypt-cost=4",
 ];
 
-/// The first TCP port that etcd members may use. The first port is below the range from which the kernel takes ports
-/// for outgoing connections.
+/// The first TCP port that etcd members may use. The ports for etcd are below the range that the kernel uses for
+/// outgoing connections.
 const FIRST_PORT: u16 = 12_000;
 /// Number of TCP ports that etcd members may use.
 const PORTS: u16 = 16_000;
@@ -48,8 +48,8 @@ const PORTS: u16 = 16_000;
 /// The addresses of an etcd member: for clients, for the other members, and for health checks.
 type Addresses = [SocketAddr; 3];
 
-/// Returns unused addresses. No address is returned twice in this process, and each process starts at a different port,
-/// so that no etcd member connects to a member of another test.
+/// Returns unused addresses. Never returns an address twice to one process, and starts at a different port in each
+/// process, so that no etcd member connects to a member of another test.
 fn free_addresses() -> std::io::Result<Addresses> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let mut free = std::iter::from_fn(|| {
@@ -65,7 +65,7 @@ fn free_addresses() -> std::io::Result<Addresses> {
     }
 }
 
-/// Returns an address of the loopback interface on which no process listens.
+/// Returns a loopback address on which no process listens.
 pub fn dead_address() -> std::io::Result<SocketAddr> {
     Ok(free_addresses()?[0])
 }
@@ -114,8 +114,7 @@ impl Etcd {
         })
     }
 
-    /// Starts a learner in the cluster of the member `etcd`. When this function returns, the learner may not be
-    /// listening yet.
+    /// Starts a learner in the cluster of the member `etcd`, without waiting until the learner listens.
     pub async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
         let addresses = free_addresses()?;
         let members = format!("one=http://{},two=http://{}", etcd.addresses[1], addresses[1]);
@@ -134,17 +133,17 @@ impl Etcd {
         Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
     }
 
-    /// Returns the URL of the etcd member for clients.
+    /// Returns the URL that clients of this etcd member use.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.addresses[0])
     }
 
-    /// Returns the folder in which the process of the etcd member runs.
+    /// Returns the working directory of the etcd member's process.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Returns the folder that contains the etcd member's data.
+    /// Returns the folder with the etcd member's data.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -163,7 +162,7 @@ impl Etcd {
         Ok(answer)
     }
 
-    /// Starts the process of the etcd member, and waits until the member is healthy.
+    /// Starts the process of this etcd member, and waits until the member is healthy.
     pub fn run(&mut self) -> std::io::Result<()> {
         self.spawn()?;
         self.wait()
@@ -191,35 +190,35 @@ impl Etcd {
         Ok(())
     }
 
-    /// Waits until the etcd member is healthy. An etcd member without a leader is not healthy.
+    /// Waits until this etcd member is healthy, for which it needs a leader.
     fn wait(&mut self) -> std::io::Result<()> {
         wait_for(std::slice::from_mut(self))
     }
 
-    /// Restarts the process of the etcd member, without waiting until the member is healthy. A member may need the
-    /// start of other members before it becomes healthy.
+    /// Restarts the process of this etcd member without waiting until the member is healthy, because it may need other
+    /// members for that.
     pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()
     }
 
-    /// Returns the address of the etcd member for clients.
+    /// Returns the address that clients of this etcd member use.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
 
-    /// Returns the process id of the etcd member, if the process is running.
+    /// Returns the process id of this etcd member, if its process is running.
     pub fn process(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends a signal to the process of the etcd member. After sending SIGSTOP, waits until the process has stopped.
+    /// Sends a signal to the process of this etcd member. After sending SIGSTOP, waits until the process has stopped.
     pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         send_signal(child.id(), signal)
     }
 
-    /// Kills the process of the etcd member with SIGKILL.
+    /// Kills the process of this etcd member with SIGKILL.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // The process of the etcd member may have ended already.
@@ -228,7 +227,7 @@ impl Etcd {
         }
     }
 
-    /// Sends SIGTERM to the process of the etcd member, and waits until the process has ended.
+    /// Sends SIGTERM to the process of this etcd member, and waits until the process has ended.
     pub fn shut_down(&mut self) -> std::io::Result<()> {
         self.signal(Signal::SIGTERM)?;
         match self.child.take() {
@@ -238,7 +237,7 @@ impl Etcd {
     }
 }
 
-/// Starts etcd servers, and retries with other ports if another process has taken one of the ports.
+/// Starts etcd servers. Retries with other ports if another process has taken one of them.
 fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     let mut last = std::io::Error::other("etcd was not started");
     for _ in 0..5 {
@@ -250,8 +249,8 @@ fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     Err(last)
 }
 
-/// Waits until all of the given etcd members are healthy. Fails immediately if one of the etcd members has ended,
-/// because the others may wait for that member.
+/// Waits until all of the given etcd members are healthy. Fails immediately if one of the members has ended, because
+/// the others may wait for that member.
 fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     let until = Instant::now() + START;
     while !etcds.iter().all(Etcd::is_well) {
@@ -272,19 +271,19 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
 pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
-    // If a thread ends while its state is read, the read fails, and the states of all threads are read again.
+    // If a thread ends while its state is being read, the read fails and is repeated for all threads.
     while signal == Signal::SIGSTOP && !has_stopped(process).unwrap_or(false) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// True if all threads of a process have stopped. The threads of a process stop one after another, and may serve
-/// requests until they stop.
+/// True if all threads of a process have stopped. The threads of a process stop one after another, and each may serve
+/// requests until it stops.
 fn has_stopped(process: u32) -> std::io::Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
-        // In the file `stat`, the state follows the name of the process, which is in parentheses.
+        // In the file `stat`, the state follows the process name, which is in parentheses.
         if !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
             return Ok(false);
         }
@@ -298,7 +297,7 @@ impl Drop for Etcd {
     }
 }
 
-/// Returns the version of the installed etcd: the major, minor and patch numbers.
+/// Returns the major, minor and patch version of the installed etcd.
 pub fn version() -> std::io::Result<[u32; 3]> {
     let output = Command::new("etcd").arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,5 +1,4 @@
-//! Kills plugin processes while workloads must keep their sticky addresses. The test of sticky addresses works with
-//! every kind of store.
+//! Kills plugin processes while workloads must keep their sticky addresses, on any kind of store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,11 +12,11 @@ use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
-/// Maximum time in milliseconds from the start of a call until the call is killed. A call takes a few milliseconds if
-/// it runs alone, and tens of milliseconds beside other calls.
+/// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
+/// alone, and tens of milliseconds beside other calls.
 const KILL_WITHIN: u64 = 60;
-/// The minimum number of successful ADDs for each workload. On a slow machine, the test continues until each workload
-/// has the minimum number of successful ADDs.
+/// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer, until each workload
+/// has had enough ADDs.
 const FEWEST: u32 = 5;
 
 /// Returns a plugin call for a container that belongs to a workload.
@@ -26,8 +25,8 @@ pub fn call(verb: &str, container: &str, workload: &str, conf: &Value) -> Call {
         .with("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={workload}"))
 }
 
-/// Runs a plugin call until it ends, or kills it at a random moment. Returns the assigned address if the call returned
-/// a result.
+/// Runs a plugin call to completion, or kills it at a random moment. Returns the assigned address if the call printed a
+/// result.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     let mut child = call.start(call.command());
     if random.once_in(2) {
@@ -35,15 +34,15 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
         child.kill().unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    // A plugin call that was killed too late has already printed its complete result.
+    // A call that is killed too late has already printed its complete result.
     let is_answered = output.status.success() && !output.stdout.is_empty();
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
-/// Repeatedly adds and deletes containers of several workloads. The ADD and the first DEL of a container are each
-/// killed half of the time. Each container also gets a second DEL that is not killed, because container runtimes repeat
-/// a failed DEL. Each workload must keep its address, and no two workloads may have the same address. Returns the
-/// addresses of the workloads, all of which are released and still kept for their workloads.
+/// Repeatedly adds and deletes containers of several workloads. Half of the ADDs, and half of the containers' first
+/// DELs, are killed; a second DEL is not, because container runtimes repeat a failed DEL. Each workload must keep its
+/// address, and no two workloads may have the same address. Returns the addresses of the workloads, which are all
+/// released and still kept for their workloads.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

@@ -1,5 +1,4 @@
-//! Kills plugin calls at random moments while a namespace has used up its quota. The test of quotas runs on embedded
-//! stores and on etcd.
+//! Kills plugin calls at random moments while a namespace has used up its quota, on embedded stores and on etcd.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -18,7 +17,7 @@ use crate::random::{Random, setting};
 const ROUNDS: u64 = 10;
 const CALLERS: u64 = 6;
 
-/// The namespace whose addresses the quota limits.
+/// The namespace whose addresses are limited by the quota.
 pub fn shop() -> QuotaSubject {
     QuotaSubject::new(QuotaKind::Namespace, "shop")
 }
@@ -32,13 +31,13 @@ pub fn limit(lab: &Lab, subject: &QuotaSubject, limit: u64) {
     });
 }
 
-/// Returns a plugin call for a pod in the namespace that has the quota.
+/// Returns a plugin call for a pod in the namespace with the quota.
 pub fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
     let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={container}");
     Call::new(verb, container, conf).with("CNI_ARGS", &pod)
 }
 
-/// True if the plugin call failed because of the quota. Panics if the plugin call failed for another reason.
+/// True if the quota made the plugin call fail. Panics if the plugin call failed for any other reason.
 #[track_caller]
 pub fn is_refused(outcome: &Outcome) -> bool {
     if outcome.exit == 0 {
@@ -54,8 +53,8 @@ fn held(block: &Block) -> u64 {
     block.allocated().filter(|(_, entry)| is_its(entry)).count() as u64
 }
 
-/// Returns the largest number of addresses that the namespace had at any revision since `since`. Fails if the namespace
-/// has more addresses at some revision than its counter says.
+/// Returns the largest number of addresses that the namespace had at any revision from `since` on. Fails if the
+/// namespace has more addresses at a revision than its counter says.
 fn most_at_once(lab: &Lab, since: Revision) -> u64 {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let end = ipam.store().list(Range::All).await.unwrap().revision;
@@ -88,8 +87,8 @@ fn revision(lab: &Lab) -> Revision {
     lab.with_ipam(Create::Never, async |ipam, _| ipam.store().list(Range::All).await.unwrap().revision)
 }
 
-/// Runs a plugin call until it ends, or kills it at a random moment. Returns `None` after a kill, because the outcome
-/// of the plugin call is unknown.
+/// Runs a plugin call to completion, or kills it at a random moment. Returns `None` after a kill, because the outcome
+/// of the call is unknown.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     if !random.once_in(2) {
         return Some(call.run());
@@ -102,7 +101,7 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
 }
 
 /// Adds and deletes containers in a namespace with a quota, and kills half of the calls. The namespace must never have
-/// more addresses than its quota allows, and in the end none of the quota may be used.
+/// more addresses than its quota allows, and none of the quota may be used in the end.
 pub fn kills_leave_the_quota_exact(lab: &Lab, conf: &Value) {
     const LIMIT: u64 = 3;
     limit(lab, &shop(), LIMIT);

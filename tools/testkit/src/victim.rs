@@ -12,16 +12,16 @@ use nix::unistd::Pid;
 use crate::process::{Call, Outcome};
 use crate::programs::drivers;
 
-/// How far a plugin process has progressed, judged by its open files and by its changes on disk.
+/// How far a plugin process has got, judged by its open files and its changes on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The plugin process has not reached the store's queue yet.
+    /// The plugin process has not yet reached the queue for the store lock.
     Starting,
-    /// The plugin process waits in the queue for the store lock, or holds the lock and has not opened the engine yet.
+    /// The plugin process waits for the store lock, or holds the lock but has not opened the engine yet.
     AtTheQueue,
     /// The plugin process is creating the store.
     Making,
-    /// The plugin process has the store open and has not committed yet.
+    /// The plugin process has the store open, but has not committed yet.
     Open,
     /// The plugin process has the store open and has committed.
     Committed,
@@ -55,13 +55,12 @@ impl Phase {
 pub struct Victim {
     pub call: Call,
     store: PathBuf,
-    /// The content of the store's file `head`, which records the newest revision, at the start of the call.
+    /// The content of the store's file `head`, which records the newest revision, when the call started.
     head: Vec<u8>,
     child: Option<Child>,
 }
 
-/// Returns the content of the store's file `head`, which records the newest revision. The content is empty if the store
-/// does not exist.
+/// Returns the content of the store's file `head`, which records the newest revision; empty if there is no store.
 pub fn head(store: &Path) -> Vec<u8> {
     fs::read(store.join("head")).unwrap_or_default()
 }
@@ -85,7 +84,7 @@ impl Victim {
     pub fn stop(&mut self) -> Phase {
         let pid = self.pid();
         kill(pid, Signal::SIGSTOP).unwrap();
-        // With WNOWAIT the process is not reaped, so its process id and its exit status stay available.
+        // WNOWAIT does not reap the process, so its process id and exit status stay available.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(pid), flags).unwrap() {
             WaitStatus::Stopped(..) => self.scan(),
@@ -93,8 +92,8 @@ impl Victim {
         }
     }
 
-    /// Returns the phase in which the plugin process is. If the process is running, it may have left the returned phase
-    /// when the function returns.
+    /// Returns the phase that the plugin process has reached. A running plugin process may have reached a later phase
+    /// when this function returns.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
@@ -123,7 +122,7 @@ impl Victim {
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills the plugin process. Returns the call's outcome if the process had already ended before the kill.
+    /// Kills the plugin process of this call. Returns the call's outcome if the process had already ended by itself.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -134,7 +133,7 @@ impl Victim {
         }
     }
 
-    /// Waits until the plugin call has ended, and returns its outcome. Panics unless the plugin call succeeded.
+    /// Waits until the plugin call has ended, and returns its outcome. Panics if the plugin call failed.
     pub fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);

@@ -1,5 +1,5 @@
-//! Creates a network link to a simulated device: a veth pair with one end in a network namespace of its own. Creating a
-//! network link needs root privileges.
+//! Creates a network link to a simulated device: a veth pair with one end in its own network namespace. This needs
+//! root.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Creates a veth pair whose far end, the device, has the given addresses with their prefix lengths.
+    /// Creates a veth pair with one end in a new network namespace. The far end of the pair, the simulated device, gets
+    /// the given addresses with their prefix lengths.
     pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };
@@ -34,13 +35,13 @@ impl Wire {
         wire
     }
 
-    /// Adds an address to the device if `what` is "add", or removes it if `what` is "del".
+    /// Adds an address to the simulated device if `what` is "add", or removes it if `what` is "del".
     pub fn device(&self, what: &str, address: &str) {
         let nodad = if what == "add" && address.contains(':') { " nodad" } else { "" };
         ip(&format!("-n {} address {what} {address} dev dev0{nodad}", self.namespace));
     }
 
-    /// Attaches the near end of the veth pair to a new bridge of this machine, and returns the name of the bridge.
+    /// Attaches the near end of the veth pair to a new bridge of this machine. Returns the bridge's name.
     pub fn bridged(&self) -> &str {
         ip(&format!("link add {} type bridge", self.bridge));
         ip(&format!("link set {} master {}", self.interface, self.bridge));
@@ -64,7 +65,7 @@ impl Drop for Wire {
     }
 }
 
-/// Waits until the kernel reports the link as up. The kernel may take up to a second to report the link as up.
+/// Waits until the kernel reports the link as up, which may take up to a second.
 fn until_up(interface: &str) {
     let state = format!("/sys/class/net/{interface}/operstate");
     wait_until(&format!("{interface} is up"), Duration::from_secs(20), || {

@@ -1,4 +1,4 @@
-//! Provides a store with pools and nodes, a clock that the test sets, and checks that the store is consistent.
+//! Provides a store with pools and nodes, a clock that the test sets, and checks of the store's consistency.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,8 +39,8 @@ impl World {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
-    /// Creates a store for tests with a single caller at a time, because this store works on the caller's thread. If
-    /// there were concurrent callers, they would run one after another.
+    /// Creates a store that works on the caller's thread, for tests with a single caller at a time. With this store,
+    /// concurrent callers would run one after another.
     pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
@@ -68,15 +68,15 @@ impl World {
         Self { store, ipam, clock }
     }
 
-    /// Returns an allocator that has the test's clock and uses `store`, a wrapper of the test store.
+    /// Returns an allocator with the test's clock on `store`, a wrapper of the test store.
     pub fn through(&self, store: Arc<dyn Store>) -> Ipam {
         let reading = Arc::clone(&self.clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
-    /// Creates a pool of four addresses that has a cooldown of one minute. Three addresses of the pool are in use, and
-    /// the fourth is recorded as released ten years in the future.
+    /// Creates a pool of four addresses with a cooldown of one minute. Three of the addresses are in use; the release
+    /// of the fourth is dated ten years in the future.
     pub async fn full_but_for_a_release_dated_ahead() -> Self {
         let world = Self::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
@@ -166,7 +166,7 @@ impl World {
     }
 }
 
-/// Returns the addresses that an attachment has.
+/// Returns the addresses that an attachment holds.
 pub async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
     ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
 }
@@ -182,8 +182,8 @@ pub fn attachment(node: &str, container: &str) -> Attachment {
     }
 }
 
-/// Fails if the blocks, handles and affinities in `kvs` do not agree. Each handle must count exactly its addresses in
-/// blocks. Each owned block must have a confirmed affinity, and each affinity must belong to a block of the same owner.
+/// Fails if the blocks, handles and affinities in `kvs` do not agree: each handle must count exactly its addresses in
+/// blocks, each owned block must have a confirmed affinity, and each affinity must belong to a block of the same owner.
 pub fn consistent(kvs: &[Kv]) {
     let mut held: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     let mut owned = Vec::new();

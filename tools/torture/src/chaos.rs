@@ -22,24 +22,23 @@ use crate::ledger::Ledger;
 
 pub(crate) use testkit::server::Etcd;
 
-/// The name under which the ledger counts the fault that freezes a process. The freeze fault happens in every run.
+/// The name under which the ledger counts the fault that freezes a process. Every run with faults freezes the process
+/// at least once.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
 /// A server process that serves the store to the workers, and into which faults are injected.
 pub(crate) trait Victim: Send + 'static {
-    /// The name of the server's program, as printed in reports.
     const NAME: &'static str;
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
 
-    /// Makes the server process release the store to another process for a moment. Returns false if the server is of a
-    /// kind that cannot release the store.
+    /// Makes the server process release the store to another process for a moment. Returns false if a server of this
+    /// kind cannot release its store.
     fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Kills the server process and starts a new one.
     fn restart(&mut self) -> io::Result<()>;
 }
 
@@ -64,7 +63,6 @@ pub(crate) struct Chaos<V> {
 }
 
 impl<V: Victim> Chaos<V> {
-    /// Starts the thread that injects faults.
     pub(crate) fn begin(victim: V, seed: u64, ledger: Arc<Ledger>) -> Self {
         let victim = Arc::new(Mutex::new(victim));
         let stop = Arc::new(AtomicBool::new(false));
@@ -73,7 +71,7 @@ impl<V: Victim> Chaos<V> {
         Self { victim, stop, thread }
     }
 
-    /// Stops the faults. The server process keeps running until the value that this function returns is dropped.
+    /// Stops the faults. The server process runs on until the returned value is dropped.
     pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
@@ -82,7 +80,7 @@ impl<V: Victim> Chaos<V> {
 }
 
 /// Injects faults into the server process until `stop` is set. The first two faults are a freeze and a kill, so that
-/// even a short run has both of them. All faults after the first two are random.
+/// even a short run has both; later faults are random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
@@ -107,7 +105,6 @@ fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledge
     Ok(())
 }
 
-/// Returns a loopback address on which no process listens.
 pub(crate) fn free_address() -> io::Result<SocketAddr> {
     testkit::server::dead_address()
 }
@@ -119,20 +116,20 @@ pub(crate) fn start_etcd() -> io::Result<Etcd> {
     Etcd::start_with("http", &arguments.map(str::to_owned))
 }
 
-/// A `margay serve` process with the environment that its systemd unit sets.
+/// A `margay serve` process, with the environment variables that its systemd unit sets.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     program: PathBuf,
     location: Location,
-    /// The URL at which the daemon offers etcd's API; `None` if the daemon does not offer this API.
+    /// The URL at which the daemon offers etcd's API; `None` if it does not offer this API.
     api: Option<String>,
-    /// Additional command-line arguments of `margay serve`.
+    /// Additional command-line arguments for `margay serve`.
     options: &'static [&'static str],
     child: Child,
 }
 
 impl Daemon {
-    /// Starts the daemon, and does not wait until it accepts connections. If `api` contains a URL, the daemon offers
+    /// Starts the daemon without waiting until it accepts connections. If `api` contains a URL, the daemon offers
     /// etcd's API at that URL.
     pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
         Self::start_with(program, location, api, &[])
@@ -150,7 +147,7 @@ impl Daemon {
         Ok(Self { program: program.to_owned(), location: location.clone(), api, options, child })
     }
 
-    /// Returns the size of the daemon's resident memory in MiB.
+    /// Returns the daemon's resident memory in MiB.
     pub(crate) fn mib(&self) -> io::Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -180,7 +177,7 @@ impl Victim for Daemon {
     }
 
     fn hand_over(&self) -> io::Result<bool> {
-        // The command `store status` opens the store's files, so the daemon must close them first.
+        // The command `margay store status` opens the store's files, so the daemon must close them first.
         let mut status = Command::new(&self.program);
         status.args(["--store", &self.location.to_string(), "store", "status"]);
         let done = status.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;

@@ -1,5 +1,5 @@
-//! Follows a watch on the store and checks every revision. The checker decodes and replays the documents without using
-//! any code of `ipam_core::model`.
+//! Follows a watch on the store and checks every revision. The checker decodes and replays the documents without any
+//! code of `ipam_core::model`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,12 +19,10 @@ use crate::ledger::{Change, Ledger};
 pub(crate) struct Checker {
     pub(crate) replay: Replay,
     ledger: Arc<Ledger>,
-    /// The newest revision that the checker has checked.
     checked: watch::Sender<i64>,
 }
 
 impl Checker {
-    /// Creates a checker that starts from the current state of the store.
     pub(crate) async fn begin(store: &Arc<dyn Store>, ledger: Arc<Ledger>) -> Result<Self, Failure> {
         let start = store.list(Range::All).await?;
         let replay = Replay::begin(&start.kvs, start.revision.get()).map_err(Failure)?;
@@ -32,7 +30,6 @@ impl Checker {
         Ok(Self { replay, ledger, checked })
     }
 
-    /// Returns a receiver of the newest checked revision.
     pub(crate) fn progress(&self) -> watch::Receiver<i64> {
         self.checked.subscribe()
     }
@@ -51,10 +48,10 @@ impl Checker {
         Following { store, first, set_goal, task }
     }
 
-    /// Checks each new revision of the store. Returns when a revision has been set in `goal` and has been checked.
+    /// Checks each new revision of the store, until the revision that was set in `goal` has been checked.
     ///
     /// # Errors
-    /// An error for the first violation that the checker found, or for a store error that is not transient.
+    /// The first violation that the checker found, or a store error that is not transient.
     pub(crate) async fn follow(
         &mut self,
         store: &Arc<dyn Store>,
@@ -77,7 +74,7 @@ impl Checker {
                 }
                 let batch = tokio::select! {
                     batch = changes.next() => batch,
-                    // The sender of `goal` is dropped only after a violation.
+                    // The sender of `goal` is dropped only after the run has found a violation.
                     changed = goal.changed() => match changed {
                         Ok(()) => continue,
                         Err(_) => return Ok(()),
@@ -104,8 +101,8 @@ impl Checker {
         self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what + &changed(&batch.events))))
     }
 
-    /// Checks that the replayed state equals the store's state, that every container was released, and that the store
-    /// contains no more documents.
+    /// Checks that the replayed state equals the store's state, that every container was released, and that no
+    /// documents remain in the store.
     pub(crate) async fn end(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let now = store.list(Range::All).await?;
         let stored = Replay::begin(&now.kvs, now.revision.get()).map_err(Failure)?;
@@ -127,10 +124,8 @@ impl Checker {
     }
 }
 
-/// A checker that runs in a background task.
 pub(crate) struct Following {
     store: Arc<dyn Store>,
-    /// The revision of the store at which the background checker started.
     first: i64,
     set_goal: watch::Sender<Option<i64>>,
     task: JoinHandle<(Checker, Result<(), Failure>)>,
@@ -144,11 +139,11 @@ impl Following {
     /// dropped only after the checker has finished.
     ///
     /// # Errors
-    /// An error for the violation that the checker found, or else the failure of the run's workload.
+    /// The violation that the checker found, or else the failure of the run's workload.
     pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
         let goal = match &worked {
             Ok(_) => self.store.list(Range::All).await?.revision.get(),
-            // The workload has failed, so the run fails anyway, and the remaining revisions need not be checked.
+            // The workload has failed and the run fails anyway, so the remaining revisions need not be checked.
             Err(_) => 0,
         };
         self.set_goal.send_replace(Some(goal));
@@ -164,7 +159,7 @@ impl Following {
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 const AFFINITIES: &str = "/calico/ipam/v2/host/";
-/// A key that the model of Calico writes in each of its transactions.
+/// A key that the model of Calico writes in each of its transactions, so that the checker recognizes them.
 pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
 
 /// The fields of a block's JSON document that the checker needs.
@@ -203,18 +198,17 @@ type Counts = BTreeMap<String, BTreeMap<String, i64>>;
 pub(crate) struct Replay {
     pub(crate) revision: i64,
     blocks: BTreeMap<String, Block>,
-    /// The number of addresses that handle documents count, by handle and block.
+    /// The number of addresses that the handle documents count, by handle and block.
     counted: Counts,
-    /// The number of addresses that block documents record, by handle and block.
+    /// The number of addresses that the block documents record, by handle and block.
     held: Counts,
     /// The owner and the block of each affinity document.
     affine: BTreeSet<(String, String)>,
-    /// The affinities that the model of Calico left in the store when it deleted their blocks.
+    /// The affinities that the model of Calico left behind when it deleted their blocks.
     abandoned: BTreeSet<(String, String)>,
 }
 
-/// The documents that one revision changed. The changed documents are compared with each other after all changes of the
-/// revision have been applied.
+/// The documents that one revision changed; they are compared with each other after all changes of this revision.
 #[derive(Default)]
 struct Touched {
     handles: BTreeSet<String>,
@@ -227,10 +221,10 @@ struct Touched {
 }
 
 impl Replay {
-    /// Decodes the state of the store from all rows of one revision.
+    /// Decodes the state of the store from all its rows at one revision.
     ///
     /// # Errors
-    /// An error for the first contradiction between the documents.
+    /// The first contradiction between the documents.
     pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
         let mut replay = Self { revision, ..Self::default() };
         let mut touched = Touched::default();
@@ -241,11 +235,11 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Applies the changes of the next revision to the replayed state. Returns which containers got or lost an address
-    /// in the revision.
+    /// Applies the changes of the next revision to the replayed state. Returns the containers that got or lost an
+    /// address in this revision.
     ///
     /// # Errors
-    /// An error for a contradiction in the new state. The error names the keys that the revision changed.
+    /// A contradiction in the new state, with the keys that the revision changed.
     fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
         let mut touched = Touched::default();
         let done = self.advance_all(revision, events, &mut touched);
@@ -273,7 +267,7 @@ impl Replay {
         blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
     }
 
-    /// Describes the blocks, handles and affinities that still exist in the store.
+    /// Lists the blocks, handles and affinities that still exist in the replayed state.
     pub(crate) fn left(&self) -> Vec<String> {
         let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
         let handles = self.counted.keys().map(|id| format!("handle {id}"));
@@ -281,7 +275,7 @@ impl Replay {
         blocks.chain(handles).chain(affinities).collect()
     }
 
-    /// Applies the change of one key to the replayed state. If `value` is `None`, the key was deleted.
+    /// Applies the change of one key to the replayed state. For a deleted key, `value` is `None`.
     fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
         if let Some(rest) = key.strip_prefix(BLOCKS) {
             let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
@@ -370,7 +364,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Checks that the documents changed by a revision agree with each other.
+    /// Checks that the documents that a revision changed agree with each other.
     fn compare(&self, touched: &Touched) -> Result<(), String> {
         for handle in &touched.handles {
             let (held, counted) = (self.held.get(handle), self.counted.get(handle));
@@ -407,7 +401,7 @@ impl Replay {
 }
 
 impl Block {
-    /// Checks that the lists in a block's document agree with each other.
+    /// Checks that the lists in the document of the block `cidr` agree with each other.
     fn check(&self, cidr: &str) -> Result<(), String> {
         let attributes = self.attributes.as_deref().unwrap_or_default();
         let allocated: BTreeSet<usize> =
@@ -431,7 +425,7 @@ impl Block {
         }
     }
 
-    /// Returns the handle that holds each allocated address.
+    /// Returns each allocated address of the block with the handle that holds it.
     fn holders(&self) -> BTreeMap<IpAddr, String> {
         let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
         let slots = self.allocations.iter().enumerate();
@@ -453,13 +447,12 @@ impl Block {
     }
 }
 
-/// Returns the number of addresses in a network, or `None` if the number is too large.
+/// Returns the number of addresses in the CIDR `cidr`; `None` if the number is too large.
 fn size_of(cidr: &str) -> Option<usize> {
     let net: IpNet = cidr.parse().ok()?;
     1_usize.checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
 }
 
-/// Lists the keys that a revision changed, for an error message.
 pub(crate) fn changed(events: &[Event]) -> String {
     let key = |event: &Event| match event.kind {
         EventKind::Put if event.kv.version == 1 => format!("new {}", event.kv.key),
@@ -511,7 +504,7 @@ mod tests {
         Event { kind: if value.is_some() { EventKind::Put } else { EventKind::Delete }, kv, prev: None }
     }
 
-    /// Returns a consistent state at revision 2, in which the container `c` holds one address.
+    /// A consistent state at revision 2, in which the container `c` holds one address.
     fn held() -> Replay {
         let mut replay = Replay::begin(&[], 1).unwrap();
         let all = [event(BLOCK, Some(HELD)), event(HANDLE, Some(COUNTED)), event(AFFINITY, Some(CONFIRMED))];
@@ -521,11 +514,10 @@ mod tests {
         replay
     }
 
-    /// Applies one more revision to the state that [`held`] returns, and returns the contradiction that the revision
-    /// causes.
+    /// Applies one more revision to the state of [`held`], and returns the resulting contradiction.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
-        // A version of 2 tells the checker that an event changes an existing key and does not create the key.
+        // Version 2 tells the checker that an event changes an existing key instead of creating it.
         events.iter_mut().for_each(|event| event.kv.version = 2);
         held().advance(3, &events).unwrap_err()
     }

@@ -1,5 +1,5 @@
-//! Parses the command line of `torture`, plans a run (with its store, number of operations and seed), and prints the
-//! report of the run.
+//! Parses the command line of `torture`, plans a run (its store, number of operations and seed), and prints the report
+//! of the run.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints its results")]
 
@@ -187,10 +187,10 @@ pub enum Reach {
 #[non_exhaustive]
 pub struct Plan {
     drivers: Drivers,
-    /// The driver of the store under test. Each run creates a new store: in memory, in a temporary folder, or on a new
+    /// The driver of the store under test. Each run creates a new store, in memory, in a temporary folder or on a new
     /// etcd server.
     driver: &'static dyn Driver,
-    /// How the workers of the run are executed.
+    /// Whether the workers of the run are tasks or processes.
     pub mode: Mode,
     /// The minimum number of operations in the run.
     pub ops: u64,
@@ -202,16 +202,16 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part of the run that is broken on purpose, to test the torture itself. Only runs in [`Mode::InProcess`] can
-    /// be sabotaged.
+    /// The part of the run that is broken on purpose, to prove that the torture detects it. Only runs in
+    /// [`Mode::InProcess`] can be sabotaged.
     pub sabotage: Sabotage,
 }
 
 impl Plan {
-    /// Plans a run of `ops` operations on the named store, with four nodes and three workers on each node.
+    /// Plans a run of `ops` operations on the store `store`, with four nodes and three workers on each node.
     ///
     /// # Errors
-    /// An error if no driver has the given store name.
+    /// An error if no driver has the name `store`.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
@@ -221,12 +221,10 @@ impl Plan {
         Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, sabotage })
     }
 
-    /// Returns the name of the store's driver.
     pub(crate) fn store(&self) -> &'static str {
         self.driver.facts().name
     }
 
-    /// Returns which processes or machines can share the store.
     pub(crate) fn scope(&self) -> Scope {
         self.driver.facts().scope
     }

@@ -1,6 +1,5 @@
-//! Store wrappers for the torture test. One wrapper records the newest revision that it has seen, and another delays
-//! commits. A third wrapper breaks the store's contract on purpose, to prove that the torture would detect a broken
-//! store.
+//! Provides store wrappers for the torture: one records the newest revision that it has seen, one delays commits, and
+//! one breaks the store's contract on purpose, to prove that the torture would detect a broken store.
 
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -26,12 +25,11 @@ use crate::ledger::Ledger;
 pub(crate) struct Newest(Arc<AtomicI64>);
 
 impl Newest {
-    /// Returns the newest revision, or 0 before the store's first response.
+    /// Returns the newest revision; 0 before the first response of the store.
     pub(crate) fn get(&self) -> i64 {
         self.0.load(SeqCst)
     }
 
-    /// Records the revision in a response of the store.
     pub(crate) fn note(&self, revision: i64) {
         self.0.fetch_max(revision, SeqCst);
     }
@@ -74,15 +72,14 @@ impl Store for Observed {
 }
 
 /// A store wrapper that delays some commits, like a server that is frozen for a moment. The sender of a delayed commit
-/// gets a timeout, and the commit is carried out later.
+/// gets a timeout, but the commit still happens later.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// On average, one commit in this number is delayed.
+    /// On average, one commit in `rarity` commits is delayed.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
-    /// The delayed commits that have not been carried out yet.
     late: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -91,13 +88,13 @@ impl Late {
         Self { inner, rarity, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
     }
 
-    /// Waits until all delayed commits of this wrapper have been carried out.
+    /// Waits until all delayed commits of this wrapper have happened.
     pub(crate) async fn landed(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
         late.join_all().await;
     }
 
-    /// Chooses a random delay for a transaction. Returns `None` for most transactions, and for every read.
+    /// Chooses a random delay for a transaction. Returns `None` for every read and for most transactions.
     fn lateness(&self, txn: &Txn) -> Option<Duration> {
         if txn.is_read_only() {
             return None;
@@ -119,7 +116,7 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // The sender never learns the outcome of the delayed commit, but the checker sees the commit's revision.
+        // The sender never learns the outcome of the delayed commit, but the checker sees its revision.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
@@ -137,8 +134,8 @@ impl Store for Late {
     }
 }
 
-/// Returns a function that chooses random faults for [`kv::wrap::FaultyStore`]. About one store call in forty fails or
-/// is delayed.
+/// Returns a function that chooses random faults for [`kv::wrap::FaultyStore`], so that about one store call in forty
+/// fails or is delayed.
 pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> Option<Fault> + Send + Sync {
     let rng = Mutex::new(Rng::with_seed(seed));
     move |_| {
@@ -156,32 +153,32 @@ pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> 
     }
 }
 
-/// The part of a run that is broken on purpose, to test the torture itself.
+/// The part of a run that is broken on purpose, to prove that the torture detects it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
     /// No part of the run is broken on purpose.
     #[default]
     None,
-    /// One commit in fifty is carried out without checking its guards first.
+    /// One commit in fifty is carried out without a check of its guards.
     Guards,
     /// One commit in fifty is acknowledged but not carried out.
     Commits,
     /// One commit in fifty is carried out without its last write.
     Atomicity,
-    /// Callers do not record their pending commits.
+    /// Callers do not record their pending commits before sending them.
     Intents,
 }
 
 impl Sabotage {
     /// Returns how rare delayed commits are: on average, one commit in the returned number is delayed. A missing record
-    /// of a pending commit does harm only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`],
-    /// delayed commits are frequent, so that the torture detects missing records of pending commits within seconds.
+    /// of a pending commit does harm only if a delayed commit happens after a DEL, so delays are frequent with
+    /// [`Sabotage::Intents`], and the torture detects missing records within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// On average, one commit in this number is sabotaged.
+/// On average, one commit in `SABOTAGE_RARITY` commits is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.
@@ -193,8 +190,8 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
-    /// concern the store.
+    /// Wraps a store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
+    /// concern stores.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,
@@ -231,7 +228,6 @@ impl Store for Broken {
     }
 }
 
-/// An implementation of [`PendingCommits`] that records nothing.
 #[derive(Debug)]
 pub(crate) struct NoIntents;
 

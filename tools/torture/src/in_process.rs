@@ -20,13 +20,13 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// Maximum number of revisions by which the checker may lag behind the workers. In the mode with one process, the
-/// history of every store has more than `LEAD` revisions.
+/// Maximum number of revisions by which the checker may lag behind the workers. Every store under test keeps a history
+/// of more than `LEAD` revisions.
 const LEAD: i64 = 1_000;
-/// Maximum time within which the checker must check a new revision.
+/// Maximum time until the checker has checked a new revision.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The open store of a run and, for etcd, the thread that injects faults into the server.
+/// The open store of a run and, for etcd, the thread that injects faults into the etcd server.
 struct Place {
     store: Arc<dyn Store>,
     chaos: Option<Chaos<chaos::Etcd>>,
@@ -47,7 +47,6 @@ async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place,
     Ok(Place { store, chaos: None })
 }
 
-/// Runs a plan whose workers are tasks of this process.
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let begun = Instant::now();
     let folder = tempfile::tempdir()?;
@@ -71,7 +70,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let worked = work(plan, &access, &ledger, &progress).await;
 
     let server = chaos.map(Chaos::end).transpose();
-    // The delayed commits must be carried out before the final checks begin.
+    // All delayed commits must have happened before the final checks.
     late.landed().await;
     let ended = match worked.and(server) {
         Ok(server) => scene::take_back(&store, plan).await.map(|()| server),
@@ -114,8 +113,8 @@ async fn work(
     outcome
 }
 
-/// Waits while the checker lags far behind the workers, because the store compacts old revisions that the checker still
-/// has to read.
+/// Waits while the checker is too far behind the workers, because the store compacts old revisions that the checker
+/// still has to read.
 async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
     let near = |checked: &i64| access.newest() - *checked < LEAD;
     let near = tokio::time::timeout(PATIENCE, progress.wait_for(near)).await;
@@ -127,7 +126,7 @@ async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Resu
     }
 }
 
-/// Calls `what` repeatedly until it succeeds or [`PATIENCE`] has passed, because the server may be down.
+/// Calls `what` until it succeeds or [`PATIENCE`] has passed, because the server may be down for a while.
 async fn patiently<T>(what: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {

@@ -1,29 +1,30 @@
-//! Collects the reports of the workers and compares them with the revisions of the store. A worker calls a [`Witness`]
-//! before and after each of its operations.
+//! Collects the reports of the workers and compares them with the revisions of the store. Each worker reports to a
+//! [`Witness`] before and after each of its operations.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of lines that the ledger keeps about the history of each address.
+/// Maximum number of lines of history that the ledger keeps for each address.
 const REMEMBERED: usize = 24;
 
-/// How an event of the store has changed the container that holds an address.
+/// How an event of the store changes which container holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// From the event's revision on, the container holds the address.
+    /// From the revision of this event on, the container holds the address.
     Given(IpAddr, String),
-    /// From the event's revision on, the container no longer holds the address.
+    /// From the revision of this event on, the container no longer holds the address.
     Taken(IpAddr, String),
 }
 
-/// The stage of a container's life, as its worker has reported it.
+/// The stage of a container's life that its worker has reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Adding,
     Held,
-    /// The worker has sent a DEL. The value is the newest revision that the worker had seen when it sent the DEL.
+    /// The worker has sent a DEL of the container. The number is the newest revision that the worker had seen before
+    /// the DEL.
     Deleting(i64),
 }
 
@@ -32,25 +33,25 @@ struct Container {
     stage: Stage,
     acknowledged: BTreeSet<IpAddr>,
     given: BTreeSet<IpAddr>,
-    /// Addresses that were released before the worker reported a DEL, each with the revision of the release.
+    /// Addresses that were released before the worker reported a DEL, with the revision of each release.
     taken_early: Vec<(IpAddr, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
     containers: HashMap<String, Container>,
-    /// Containers whose DEL is visible in a checked revision.
+    /// Containers whose DEL is visible in a revision that was checked.
     gone: HashSet<String>,
     /// For each address, the container whose ADD returned the address last.
     holders: HashMap<IpAddr, String>,
-    /// Containers whose DEL was acknowledged, each with a revision by which the store must show the release.
+    /// Containers whose DEL was acknowledged, each with the revision at which the store must show the release.
     leaving: VecDeque<(i64, String)>,
     history: HashMap<IpAddr, VecDeque<String>>,
     counts: BTreeMap<String, u64>,
     violation: Option<String>,
 }
 
-/// Compares the reports of the workers with the revisions of the store. The ledger keeps only the first violation.
+/// Compares the reports of the workers with the revisions of the store. The ledger records only the first violation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -85,7 +86,7 @@ impl Books {
             self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
             return;
         }
-        // The store may show an ADD before the ledger has read the worker's output line about this ADD.
+        // The ledger may follow the revision of an ADD before it has read the worker's line about this ADD.
         self.containers.entry(container.to_owned()).or_default().given.insert(ip);
     }
 
@@ -110,13 +111,11 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the first violation that was found, if any.
     pub(crate) fn violation(&self) -> Option<String> {
         self.books().violation.clone()
     }
 
-    /// Records a contradiction between documents, together with the history of the addresses of all containers
-    /// involved.
+    /// Records a contradiction between documents, with the history of the addresses of all containers involved.
     pub(crate) fn violated(&self, what: String, batch: &kv::Batch) {
         let mut books = self.books();
         let named = |name: &String| {
@@ -129,22 +128,20 @@ impl Ledger {
         books.violate(what, &about.into_iter().collect::<Vec<_>>());
     }
 
-    /// Returns the number of times that each event happened, by the event's name.
+    /// Returns how often each kind of event happened, by the event's name.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
     }
 
-    /// Returns the number of finished operations.
     pub(crate) fn operations(&self) -> u64 {
         self.books().counts.get("operation").copied().unwrap_or(0)
     }
 
-    /// Adds a number to the count of the named event.
     pub(crate) fn count(&self, what: &str, by: u64) {
         *self.books().counts.entry(what.to_owned()).or_default() += by;
     }
 
-    /// Lists the containers whose names start with this prefix and whose DEL was not acknowledged.
+    /// Lists the containers whose names start with `prefix` and whose DEL was not acknowledged.
     pub(crate) fn left_by(&self, prefix: &str) -> Vec<String> {
         let books = self.books();
         let leaving: BTreeSet<&String> = books.leaving.iter().map(|(_, name)| name).collect();
@@ -158,8 +155,9 @@ impl Ledger {
         left
     }
 
-    /// Records a revision of the store. A container whose acknowledged DEL must be visible at the recorded revision is
-    /// checked and forgotten. The closure `held` returns the addresses that a container holds at the revision.
+    /// Records the changes of one revision of the store. If a container's acknowledged DEL must be visible at the
+    /// revision, the ledger checks the container and forgets it. The closure `held` returns the addresses that a
+    /// container holds at the revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {
@@ -183,7 +181,7 @@ impl Ledger {
         }
     }
 
-    /// Records a violation if no revision has shown the DEL of a deleted container.
+    /// Records a violation if no revision has shown the DEL of a container that was deleted.
     pub(crate) fn close(&self) {
         let mut books = self.books();
         let mut open: Vec<String> = books.containers.keys().cloned().collect();
@@ -278,7 +276,7 @@ mod tests {
         Vec::new()
     }
 
-    /// Returns a ledger with one container, which has held an address since revision 5.
+    /// A ledger with one container, which has held an address since revision 5.
     fn held() -> Ledger {
         let ledger = Ledger::default();
         ledger.adding(C, "n");

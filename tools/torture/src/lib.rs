@@ -1,24 +1,22 @@
 //! Simulates many nodes that share a real store, with faults and killed processes, and checks every revision of the
 //! store.
 //!
-//! Workers on several nodes add and delete containers. The pools are too small for all of the containers. With too few
-//! addresses in the pools, nodes borrow addresses from each other, take over each other's empty blocks, and claim and
-//! release affinities. Calls fail as they do with real networks and servers. Callers die after sending a commit and
-//! before its response arrives. A checker follows the store's revisions and checks the following rules at each
-//! revision:
+//! Workers on several nodes add and delete containers. The pools are too small for all containers, so nodes borrow
+//! addresses from each other, take over each other's empty blocks, and claim and release affinities. Calls fail as they
+//! do with real networks and servers. Some callers die between sending a commit and receiving its response. A checker
+//! follows the store and checks these rules at each revision:
 //!
 //! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
 //!   has begun.
 //! - The counts in handle documents match the blocks, and the affinity documents match the owners in the blocks.
 //! - The lists in a block agree with each other, and each write of a block increases its sequence number by one.
-//! - After its DEL, a container holds no address and is never assigned an address again.
+//! - After its DEL, a container holds no address and never gets one again.
 //! - After all containers have been deleted, the store contains no documents.
 //!
-//! The checker decodes the documents itself, because the module `checker` shares no code with `ipam_core::model`. A run
-//! of the torture uses one of two modes. [In one process](Mode::InProcess), the workers are tasks, a caller dies when
-//! its future is dropped, and the store injects faults. In [several processes](Mode::Processes), each worker is a
-//! process of this program that is killed with SIGKILL. In the mode with several processes, an etcd server is killed,
-//! frozen and restarted as well.
+//! The checker decodes the documents itself, because the module `checker` shares no code with `ipam_core::model`. In
+//! the mode [`InProcess`](Mode::InProcess), the workers are tasks, a caller dies when its future is dropped, and the
+//! store injects faults. In the mode [`Processes`](Mode::Processes), each worker is a process of this program and is
+//! killed with SIGKILL; an etcd server is killed, frozen and restarted as well.
 //!
 //! The seed determines the operations of each worker but not their timing, so two runs with the same seed can differ.
 
@@ -70,12 +68,12 @@ impl From<ipam_core::Error> for Failure {
     }
 }
 
-/// Runs a plan. This function must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], the parameter
-/// `program` is the path of the program `torture`.
+/// Runs a plan on a multi-threaded tokio runtime, in which the caller must be. With [`Mode::Processes`], `program` is
+/// the path of the program `torture`.
 ///
 /// # Errors
-/// An error for a violation, with its revision, the changed keys and the history of the addresses; or the reason why
-/// the run could not continue.
+/// A violation, with its revision, the changed keys and the history of the addresses; or the reason why the run could
+/// not continue.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
     if plan.way != Reach::Files && (plan.mode == Mode::InProcess || plan.scope() != datastore::Scope::Machine) {
         return Err(Failure("a daemon runs beside processes on a store in a folder".into()));

@@ -1,6 +1,6 @@
 //! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
-//! processes that open the store directly. While the daemon is disturbed, no call of any other client may hang. While
-//! another process repeatedly opens the store directly, the daemon's clients must still get enough throughput.
+//! processes that open the store directly. During the disturbance no call of any other client may hang, and the
+//! clients' throughput must not drop too far while other processes open the store directly.
 
 use std::fmt;
 use std::future::Future;
@@ -25,16 +25,15 @@ const DEAF: usize = 60;
 /// Number of clients that keep restarting their watches.
 const RESTLESS: usize = 4;
 const WATCHES: i64 = 10;
-/// Number of processes that repeatedly open the store directly, so that the daemon must release it.
+/// Number of processes that repeatedly open the store directly, which forces the daemon to release it.
 const TAKERS: usize = 4;
-/// The interval at which one client sends progress requests.
+/// The interval between the progress requests of a client that restarts its watches.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of progress requests that a client sends before it restarts a watch.
 const REPORTS: usize = 10;
-/// Maximum duration of a client's call. A client's call that takes longer than the maximum counts as hanging.
+/// Maximum duration of a client's call; a longer call counts as hanging.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Arguments that make the daemon keep only a short history, because the command `store status` reads the whole
-/// history.
+/// Arguments that limit the daemon's history, because the command `margay store status` reads the whole history.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
 
 /// The plan of a load test: the daemon's program, the store's engine, the duration and the limits.
@@ -46,12 +45,12 @@ pub struct PressPlan {
     pub drivers: Drivers,
     /// The name of the storage engine: sled or redb.
     pub engine: String,
-    /// The duration of the whole load test. The throughput is measured during two tenths of the load test.
+    /// The duration of the whole load test, of which two tenths are for measuring the throughput.
     pub time: Duration,
-    /// Maximum duration of one call of a client. A process that opens the store directly may take twice as long as a
-    /// client's call.
+    /// Maximum duration of one client's call to the daemon. A process that opens the store directly may take twice as
+    /// long as `max_call`.
     pub max_call: Duration,
-    /// Minimum throughput while another process repeatedly opens the store directly, as a share of the normal
+    /// Minimum throughput while another process repeatedly opens the store directly, as a share of the undisturbed
     /// throughput.
     pub min_share: f64,
 }
@@ -100,7 +99,6 @@ impl Calls {
         *self.slowest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a client's call and records its duration.
     async fn measure<T, E: fmt::Display>(
         &self,
         what: &str,
@@ -174,7 +172,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
     Err("the daemon does not come up".to_owned())
 }
 
-/// Runs a `margay` command that opens the store's files, so that the daemon must release the store.
+/// Runs a `margay` command that opens the store's files, which forces the daemon to release the store.
 fn take(margay: &Path, location: &Location, arguments: &[&str]) -> Result<(), String> {
     let mut command = Command::new(margay);
     command.args(["--store", &location.to_string()]).args(arguments).stdin(Stdio::null());
@@ -188,13 +186,13 @@ impl Press {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Opens the store directly again and again until the load test ends, so that the daemon must release it.
+    /// Opens the store directly again and again until the load test ends, which forces the daemon to release it.
     async fn take_store(self: Arc<Self>) -> Result<(), String> {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command `store status` fails if the daemon does not release the store within two seconds. A failure
-            // of the command `store status` is ignored, because the measured duration already shows the long wait.
+            // The command `margay store status` fails if the daemon does not release the store within two seconds. A
+            // failure of the command is ignored, because the measured duration already shows the long wait.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -273,8 +271,7 @@ impl Press {
         }
     }
 
-    /// Measures the calls per second of one client while other processes repeatedly open the store directly; `takers`
-    /// is the number of these processes.
+    /// Measures the calls per second of one client while `takers` other processes repeatedly open the store directly.
     async fn throughput(self: &Arc<Self>, takers: usize, time: Duration) -> Result<f64, String> {
         let mut tasks = JoinSet::new();
         for _ in 0..takers {
@@ -289,7 +286,7 @@ impl Press {
         Ok(rate)
     }
 
-    /// Runs all kinds of clients and processes of the load test concurrently.
+    /// Runs all clients and processes of the load test concurrently.
     async fn crowd(self: &Arc<Self>, private: ServedStore, time: Duration) -> Result<(&Calls, &Calls), String> {
         let mut tasks = JoinSet::new();
         for _ in 0..DEAF {
@@ -307,7 +304,7 @@ impl Press {
         tasks.spawn(Arc::clone(self).call_socket(private));
         let end = Instant::now() + time;
         while Instant::now() < end && !tasks.is_empty() {
-            // A task of the load test that ends early has failed.
+            // A task that ends before the end of the load test has failed.
             let Ok(ended) = timeout(end.saturating_duration_since(Instant::now()), tasks.join_next()).await else {
                 break;
             };

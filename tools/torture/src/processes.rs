@@ -1,12 +1,11 @@
-//! Runs the workers as processes that are killed with SIGKILL, for example after sending a commit and before its
-//! response arrives.
+//! Runs the workers as processes that are killed with SIGKILL, for example between sending a commit and receiving its
+//! response.
 //!
-//! A torture run with worker processes consists of rounds. Each round starts some worker processes under new names and
-//! kills each of them a little later. After the kills, the round deletes the containers of the killed workers, as a
-//! runtime would. A worker prints each operation before it starts, and afterwards the operation's result. When a worker
-//! is killed, the lines that it has written can still be read from the pipe. While workers use an embedded store, no
-//! other process opens it. After each round, the checker checks the new revisions. On etcd, the checker follows the
-//! store during the whole run.
+//! A run of the torture with worker processes consists of rounds. Each round starts some worker processes under new
+//! names, kills each of them a little later, and then deletes the containers of the killed workers, as a container
+//! runtime would. A worker prints each operation before it starts, and its result afterwards; what a killed worker has
+//! written can still be read from the pipe. While workers use an embedded store, no other process opens it, so the
+//! checker checks the new revisions after each round. On etcd, the checker follows the store during the whole run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -33,12 +32,11 @@ use crate::ledger::{Ledger, Witness};
 use crate::scene::{self, Access, open, open_etcd, open_options};
 use crate::worker::{Deaths, Worker, attachment};
 
-/// The name of the store in the records of pending commits.
+/// The store's name in the records of pending commits.
 const STORE: &str = "torture";
 /// Maximum time until a new worker process prints its first line.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The scheme of the URL of a server with etcd's API.
 const HTTP: &str = "http://";
 
 /// The job of a worker process.
@@ -134,8 +132,8 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 /// Runs a worker in this process until the process is killed.
 ///
 /// # Errors
-/// An error if the store cannot be opened. If an operation fails, this function does not return an error, because the
-/// worker reports the failure on standard output.
+/// An error if the store cannot be opened. A failed operation is no error of this function, because the worker reports
+/// it on standard output.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -155,11 +153,10 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
     }
 }
 
-/// A worker process, and the thread that reads its reports.
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
-    /// Receives a message for each line that the worker process prints.
+    /// Receives a message for each line that the worker process has printed.
     begun: std::sync::mpsc::Receiver<()>,
     node: String,
     name: String,
@@ -187,7 +184,7 @@ impl Process {
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // The receiver may have been dropped, because it only waits for the worker's first line.
+                // The receiver waits only for the worker's first line, so it may have been dropped.
                 let _ = tell.send(());
             }
         });
@@ -207,7 +204,7 @@ impl Process {
     }
 }
 
-/// Where the workers find the store.
+/// How the workers of the run reach the store.
 enum Place {
     Folder(PathBuf),
     Server(String),
@@ -224,7 +221,6 @@ struct Run<'a> {
     rounds: u64,
 }
 
-/// Runs a plan whose workers are processes.
 pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> {
     if plan.scope() == Scope::Process {
         return Err(Failure("processes cannot share a store in memory".into()));
@@ -258,7 +254,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
 }
 
 impl Run<'_> {
-    /// Runs the rounds of a run on an embedded store. After each round, this process opens the store and checks the new
+    /// Runs the rounds of a run on an embedded store, which this process opens after each round to check the new
     /// revisions.
     async fn in_a_folder(&mut self) -> Result<i64, Failure> {
         let Place::Folder(folder) = &self.place else { return Ok(0) };
@@ -281,8 +277,7 @@ impl Run<'_> {
     }
 
     /// True if the planned operations are done and, for a run with faults, the server process has been frozen and
-    /// killed. If the server process is never frozen or killed, the run ends after ten times the planned number of
-    /// operations.
+    /// killed. A run whose server is never frozen or killed ends after ten times the planned number of operations.
     fn is_done(&self) -> bool {
         let operations = self.ledger.operations();
         if operations < self.plan.ops {
@@ -316,7 +311,6 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the path of the program `margay`.
     fn margay(&self) -> PathBuf {
         self.program.with_file_name("margay")
     }
@@ -368,8 +362,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts the worker processes of a round and kills each of them after a while. Returns the node and the name of
-    /// each container that the killed workers have not deleted.
+    /// Starts the worker processes of a round and kills each of them after a while. Returns the containers that the
+    /// killed workers have not deleted, each as node and name.
     async fn round(&mut self) -> Result<Vec<(String, String)>, Failure> {
         self.rounds += 1;
         let mut killers = Vec::new();
@@ -399,7 +393,7 @@ impl Run<'_> {
         self.ledger.violation().map_or(Ok(left), |what| Err(Failure(what)))
     }
 
-    /// Deletes the containers of killed workers, as a runtime would.
+    /// Deletes the containers of killed workers, as a container runtime would.
     async fn clean(&self, ipam: &ipam_core::Ipam, left: &[(String, String)]) -> Result<(), Failure> {
         for (node, container) in left {
             self.ledger.deleting(container, self.newest.get());
@@ -417,7 +411,7 @@ impl Run<'_> {
     }
 }
 
-/// Checks all revisions up to the store's current revision.
+/// Lets the checker check all revisions up to the store's current revision.
 async fn catch_up(checker: &mut Checker, store: &Arc<dyn Store>) -> Result<(), Failure> {
     let now = store.list(Range::All).await?.revision.get();
     let (_keep, goal) = watch::channel(Some(now));

@@ -1,6 +1,6 @@
 //! Sets up a run, with pools that are too small for all nodes, registered nodes and a fast clock. This module also
-//! decides how a worker reaches the store. The worker keeps the store open, opens it for each operation as the plugin
-//! does, or connects to the store's daemon.
+//! defines how a worker reaches the store: the worker keeps the store open, opens it for each operation as the plugin
+//! does, or connects to the daemon.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +25,12 @@ pub(crate) const POOL_V4: &str = "10.0.0.0/26";
 /// The IPv6 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V6: &str = "fd00::/122";
 
-/// How many times faster than real time the allocators' clock runs. With the fast clock, another node may take over an
-/// empty block after less than a second.
+/// How many times faster than real time the allocators' clock runs, so that another node may take over an empty block
+/// after less than a second.
 const FASTER: i32 = 60;
 /// The time at which the fast clock equals real time: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
 
-/// Returns the deadline for a call that starts now.
 pub(crate) fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
@@ -47,7 +46,6 @@ pub(crate) fn allocator(store: Arc<dyn Store>) -> Ipam {
     Ipam::new(store, Nodes::Registered).with_clock(clock())
 }
 
-/// Creates the planned nodes and pools in the store.
 pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     for number in 0..plan.nodes {
         let name = Plan::node(number);
@@ -63,7 +61,6 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), F
     Ok(())
 }
 
-/// Releases the blocks of all nodes of the run.
 pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     let ipam = allocator(Arc::clone(store));
     for number in 0..plan.nodes {
@@ -72,10 +69,8 @@ pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(),
     Ok(())
 }
 
-/// Maximum time that a process waits for the store lock.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
-/// Returns the options for opening an embedded store.
 pub(crate) fn open_options(create: Create) -> OpenOptions {
     create.with_wait(LOCK_WAIT)
 }
@@ -84,7 +79,7 @@ pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStor
     datastore::open(location, &open_options(create)).await
 }
 
-/// Creates a client of an etcd server. The client has a short timeout for calls, so that it detects a frozen server.
+/// Creates a client of an etcd server, with a short timeout for calls, so that the client detects a frozen server.
 pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
     let options = Options::new([url]).with_call_timeout(Duration::from_secs(2));
     Ok(Arc::new(EtcdStore::open(&options)?))
@@ -95,14 +90,13 @@ pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
 pub(crate) enum Access {
     /// The worker keeps the store open during the whole run.
     Open(Ipam, Newest),
-    /// The store is in a folder, and each operation opens it. Only one process at a time can have the store in the
-    /// folder open.
+    /// The store is in a folder that only one process at a time can have open, so each operation opens and closes it.
     Folder(Location, Newest),
     /// The store is in a folder, and a daemon may have it open.
     Served(Location, Newest),
 }
 
-/// A store that is open for one operation of a worker.
+/// A store that a worker has opened for one operation.
 pub(crate) struct Session {
     pub(crate) ipam: Ipam,
     opened: Option<OpenStore>,
@@ -116,14 +110,14 @@ impl Access {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
 
-    /// Returns the newest revision that any response of the store has contained so far.
+    /// Returns the newest revision that the store has returned in any response so far.
     pub(crate) fn newest(&self) -> i64 {
         match self {
             Self::Open(_, newest) | Self::Folder(_, newest) | Self::Served(_, newest) => newest.get(),
         }
     }
 
-    /// Opens the store for one operation, or connects to the store's daemon.
+    /// Opens the store for one operation, or connects to the daemon that has the store open.
     pub(crate) async fn begin(&self) -> Result<Session> {
         match self {
             Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
@@ -144,7 +138,7 @@ impl Access {
 }
 
 impl Session {
-    /// Closes the store, if it was opened for one operation only.
+    /// Closes the store if it was opened for a single operation.
     pub(crate) async fn end(self) -> Result<()> {
         match self.opened {
             Some(store) => store.close().await,

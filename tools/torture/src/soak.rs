@@ -1,5 +1,5 @@
 //! Runs the daemon for hours with ADDs, DELs, watches, compactions and hand-overs of the store. The daemon's memory and
-//! files must not grow without bound, and no address may be assigned twice. In the end, the store must contain exactly
+//! files must not grow without bound, no address may be assigned twice, and in the end the store must contain exactly
 //! the acknowledged addresses.
 //!
 //! Clients also use etcd's API: they grant and renew leases, let leases expire, and compact the history.
@@ -32,7 +32,7 @@ use crate::scene::open_etcd;
 /// Number of clients that concurrently send ADDs and DELs to the daemon.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// Number of concurrent watches on the daemon's own socket. The same number of watches run on etcd's API.
+/// Number of concurrent watches on the daemon's own socket; as many run on its etcd API.
 const WATCHES: usize = 4;
 /// Number of clients that hold leases through etcd's API.
 const LEASES: usize = 8;
@@ -40,11 +40,12 @@ const LEASES: usize = 8;
 const MEASURE: Duration = Duration::from_secs(60);
 /// Number of the newest revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
-/// Maximum duration of one client's call to the daemon.
+/// Maximum duration of one call of a client to the daemon.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Maximum size of the daemon's memory, in MiB.
+/// Upper limit of the daemon's memory, in MiB.
 const MOST_MIB: f64 = 64.0;
-/// Maximum size of the store's files in the second half of the run, as a multiple of their size in the first half.
+/// Upper limit of the size of the store's files in the second half of the run, as a multiple of their size in the first
+/// half.
 const GROWTH: f64 = 1.5;
 const MARGIN_MIB: f64 = 16.0;
 
@@ -61,7 +62,7 @@ pub struct SoakPlan {
     pub time: Duration,
 }
 
-/// The size of the daemon's memory and of the store's files at one moment, in MiB.
+/// The daemon's memory and the store's files at one moment, in MiB.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Duration,
@@ -97,7 +98,6 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// The state that all tasks of a long run share.
 struct Shared {
     location: Location,
     over: AtomicBool,
@@ -109,7 +109,7 @@ struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
 }
 
-/// Runs the plan. The function `progress` is called with a line of measurements every minute.
+/// Runs the plan. The function `progress` is called with a line of measurements once a minute.
 ///
 /// # Errors
 /// An error for the first fault that the long run found.
@@ -150,7 +150,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     for caller in callers {
         caller.join().map_err(|_| "a caller panicked".to_owned())??;
     }
-    // A watch task notices the end of the run only when it receives another event.
+    // A watch task notices the end of the run only when it receives another event, so one more key is written.
     store.put("/soak/end", "").await.map_err(text)?;
     while let Some(watched) = watches.join_next().await {
         watched.map_err(text)??;
@@ -213,7 +213,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // From here on, the daemon may assign the released address to another container.
+            // The address is released now, so the daemon may assign it to another container.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,
@@ -277,8 +277,8 @@ struct Server<'a> {
     api: &'a str,
 }
 
-/// Measures the daemon, compacts its history, and opens the store in this process, again and again until the run is
-/// over.
+/// Again and again until the run is over, measures the daemon, compacts its history, and opens the store in this
+/// process.
 async fn measure(
     plan: &SoakPlan,
     shared: &Shared,
@@ -317,7 +317,6 @@ async fn measure(
     Ok(samples)
 }
 
-/// Returns the total size in bytes of all files in a folder, including its subfolders.
 fn bytes(path: &Path) -> u64 {
     let Ok(metadata) = path.symlink_metadata() else { return 0 };
     if !metadata.is_dir() {
@@ -326,7 +325,7 @@ fn bytes(path: &Path) -> u64 {
     path.read_dir().into_iter().flatten().flatten().map(|entry| bytes(&entry.path())).sum()
 }
 
-/// Checks the content of the store after the run.
+/// Checks that the store contains exactly the acknowledged addresses after the run.
 async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), String> {
     margay(plan, &shared.location, &["store", "verify"])?;
     margay(plan, &shared.location, &["ipam", "check"])?;
@@ -351,10 +350,10 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     Ok(())
 }
 
-/// The time to live of each lease, in seconds. The daemon grants no lease with a shorter time to live.
+/// The time to live of each lease, in seconds; the daemon grants none shorter.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// Maximum time until a lease must have expired after its last renewal. The limit is long, because the daemon may hand
-/// over the store before the lease expires.
+/// Maximum time after its last renewal within which a lease must have expired. `LEASE_GONE_TIMEOUT` is long, because
+/// the daemon may hand over the store before the lease expires.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The interval between two renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
@@ -363,8 +362,8 @@ const RENEWALS: u32 = 10;
 /// Grants and renews leases one after another until `over` is set, and counts the leases that expired in time.
 ///
 /// # Errors
-/// An error of the API; also an error if a key disappears while its lease is renewed, or still exists long after the
-/// last renewal.
+/// Any error of the API; an error if a key disappears while its lease is renewed, or still exists long after the last
+/// renewal.
 async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &AtomicU64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     let key = format!("/soak/lease/{number}");
@@ -399,7 +398,7 @@ async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &Atomic
 /// Compacts the history before `revision` with a request to etcd's API.
 ///
 /// # Errors
-/// Any API error, unless another client has already compacted the revision.
+/// Any error of the API, unless another client has already compacted the revision.
 pub(crate) async fn compact(url: &str, revision: i64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     match client.compact(revision, None).await {

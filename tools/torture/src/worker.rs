@@ -22,22 +22,22 @@ use crate::checker::CALICO_WAS_HERE;
 use crate::ledger::Witness;
 use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
 
-/// Maximum number of containers that one worker has at a time. All workers together request more addresses than the
+/// Maximum number of containers that one worker has at a time. Together, all workers request more addresses than the
 /// pools contain.
 const MOST_CONTAINERS: usize = 12;
-/// Maximum number of attempts to delete a container. Like a container runtime, the worker repeats a DEL that failed.
+/// Maximum number of attempts to delete a container; a container runtime, too, repeats a failed DEL.
 const DEL_ATTEMPTS: u32 = 200;
-/// Maximum number of attempts to write a pool. Each attempt to write the pool fails while the server is down.
+/// Maximum number of attempts to write a pool, which fail while the server is down.
 const POOL_ATTEMPTS: u32 = 1_000;
-/// The pause between two attempts of a call if the first attempt failed.
+/// The pause before a failed call is repeated.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
 /// How a worker's calls may be interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
-    /// Some calls are interrupted: their futures are dropped before they are complete.
+    /// The worker drops the futures of some calls before they are complete.
     Dropped,
-    /// The worker does not interrupt its own calls, because the torture kills the worker's whole process.
+    /// The worker does not interrupt its own calls, because the torture kills its whole process.
     FromOutside,
 }
 
@@ -53,7 +53,6 @@ pub(crate) struct Worker<W> {
     next: u64,
 }
 
-/// Returns the attachment of a container's interface `eth0`.
 pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),
@@ -70,7 +69,6 @@ impl<W: Witness> Worker<W> {
         Self { access, witness, node, name, rng, deaths, containers: Vec::new(), next: 0 }
     }
 
-    /// Runs one random operation of the worker.
     pub(crate) async fn step(&mut self) -> Result<(), Failure> {
         let session = self.access.begin().await?;
         if session.is_served {
@@ -82,7 +80,6 @@ impl<W: Witness> Worker<W> {
         done
     }
 
-    /// Deletes all containers that this worker has added.
     pub(crate) async fn end(&mut self) -> Result<(), Failure> {
         while let Some((container, _)) = self.containers.pop() {
             let session = self.access.begin().await?;
@@ -117,13 +114,13 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Runs a call to completion, or drops its future earlier and returns `None`.
+    /// Awaits a call, or drops its future before it is complete and returns `None`.
     async fn or_die<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }
-        // The maximum delay is a random power of two, so some futures are dropped before the store's first response and
-        // others much later.
+        // The upper limit of the delay is a random power of two, so some futures are dropped before the store's first
+        // response and others much later.
         let scale = self.rng.u32(4..15);
         let life = Duration::from_micros(self.rng.u64(..1 << scale));
         let done = tokio::time::timeout(life, call).await.ok();
@@ -159,11 +156,11 @@ impl<W: Witness> Worker<W> {
             Some(Err(error)) => self.judge("ADD", &error)?,
             None => {}
         }
-        // A runtime sends a DEL even after a failed ADD.
+        // A container runtime sends a DEL even after a failed ADD.
         self.delete(ipam, &container).await
     }
 
-    /// Repeats the ADD of a container that already has addresses. The repeated ADD must return the same addresses.
+    /// Repeats the ADD of a container that already has addresses, and checks that it returns the same addresses.
     async fn repeat(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let count = |v4: bool| has.iter().filter(|ip| ip.is_ipv4() == v4).count();
@@ -187,7 +184,7 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Deletes a container; a DEL that fails is repeated until it succeeds.
+    /// Deletes a container, and repeats a failed DEL until it succeeds.
     async fn delete(&mut self, ipam: &Ipam, container: &str) -> Result<(), Failure> {
         self.witness.deleting(container, self.access.newest());
         let attachment = attachment(&self.node, container);
@@ -200,7 +197,7 @@ impl<W: Witness> Worker<W> {
                 }
                 Some(Err(error)) => {
                     self.judge("DEL", &error)?;
-                    // After the daemon was killed, connections to it fail until it is restarted.
+                    // After the daemon was killed, connections fail until it is restarted.
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
                 None => {}
@@ -209,7 +206,7 @@ impl<W: Witness> Worker<W> {
         Err(Failure(format!("DEL of {container} failed {DEL_ATTEMPTS} times")))
     }
 
-    /// Returns a random part of the IPv4 pool or, for one call in five, the whole IPv6 pool.
+    /// Returns a random part of the IPv4 pool or, in one call of five, the whole IPv6 pool.
     fn part(&mut self) -> Result<IpNet, Failure> {
         if self.rng.u32(..5) == 0 {
             return POOL_V6.parse().map_err(|_| Failure("the pool is no network".into()));
@@ -229,8 +226,8 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // If a block's affinity is released while addresses of the block are in use, the block has no owner until it is
-        // empty. In small pools, it takes long until a block is empty, so most releases are limited to empty blocks.
+        // A block whose affinity is released while its addresses are in use has no owner until it is empty. In small
+        // pools, a block is rarely empty, so most releases are limited to empty blocks.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -275,7 +272,7 @@ impl<W: Witness> Worker<W> {
         let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
-            // Other nodes already own all blocks of the pools.
+            // The nodes already own all blocks of the pools, so no block is left.
             Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
             Some(Err(error)) => self.judge("block ensured", &error)?,
             None => {}
@@ -283,7 +280,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Releases all affinities to blocks in a part of a pool.
+    /// Releases all affinities to the blocks in a part of a pool.
     async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (cidr, which) = (self.part()?, self.which());
         match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {
@@ -304,12 +301,12 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would do. As in Calico, empty
-    /// blocks are deleted one key at a time, and their affinities remain.
+    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would do. As Calico does, the
+    /// worker deletes empty blocks one key at a time, and leaves their affinities.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
-        // Delete the pool only if this process is not killed by the torture: a kill before the pool is written again
-        // would make every later ADD fail.
+        // The pool is deleted only if the torture does not kill this process: after a kill before the pool is written
+        // again, every later ADD would fail.
         if self.deaths == Deaths::Dropped
             && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
         {
@@ -327,7 +324,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Counts an error that the torture expects, and fails on any other error.
+    /// Counts an error that the torture expects; fails on any other error.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {
@@ -350,7 +347,7 @@ impl<W: Witness> Worker<W> {
     }
 }
 
-/// Deletes empty IPv4 blocks but not their affinities, and writes the pool with another block size.
+/// Deletes empty IPv4 blocks, but not their affinities, and writes the pool with another block size.
 async fn remake_pool(store: &Arc<dyn Store>, block_size: u8) -> kv::Result<()> {
     for kv in store.list(Range::Prefix(keys::blocks_of_addresses_prefix(Family::V4))).await?.kvs {
         let is_empty = Block::decode(&kv.key, kv.value.as_bytes()).is_ok_and(|block| block.is_empty());

@@ -6,12 +6,11 @@ use std::path::Path;
 
 use torture::{Mode, Plan, Sabotage};
 
-/// The violations that a store with ignored guards causes: another writer's change is lost, or two documents contradict
-/// each other.
+/// The violations that ignored guards cause: another writer's change is lost, or two documents contradict each other.
 const FOUND: [&str; 6] =
     ["went from sequence number", "blocks hold", " the block ", "which is gone", "after its DEL", "was told"];
 
-/// Returns the violation that the torture reports for the given sabotage. Panics if the torture reports no violation.
+/// Returns the violation that the torture reports for the given sabotage; panics if it reports none.
 async fn said(sabotage: Sabotage) -> String {
     let mut plan = Plan::new(&stores::drivers(), "memory", Mode::InProcess, 300_000, 7)
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -28,7 +27,7 @@ async fn said(sabotage: Sabotage) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sabotage_is_found_when_guards_are_ignored() {
     let said = said(Sabotage::Guards).await;
-    // A commit whose guards are ignored assigns an address a second time, or overwrites another writer's change.
+    // A commit without its guards assigns an address a second time, or overwrites another writer's change.
     assert!(FOUND.iter().any(|what| said.contains(what)), "{said}");
 }
 

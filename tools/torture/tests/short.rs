@@ -16,7 +16,7 @@ async fn torture(store: &str, mode: Mode, ops: u64) -> Report {
     carry_out(plan(store, mode, ops)).await
 }
 
-/// Runs worker processes that connect to a daemon, or open the store's files if the daemon does not answer.
+/// Runs worker processes that connect to a daemon, or open the store's files while the daemon does not answer.
 async fn served(store: &str, ops: u64) -> Report {
     let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Daemon;
@@ -45,7 +45,6 @@ async fn carry_out(plan: Plan) -> Report {
     }
 }
 
-/// Checks that each event named in `what` has happened in the reported run.
 fn expect(report: &Report, what: &[impl AsRef<str>]) {
     for what in what.iter().map(AsRef::as_ref) {
         assert!(report.count(what) > 0, "no {what}: {report}");
@@ -129,12 +128,13 @@ async fn run_on_redb_with_killed_processes_over_api() {
     expect_trouble(&over_the_api("redb", 600).await);
 }
 
-/// Runs the load test with clients and with processes that open the store directly, for `MARGAY_PRESS_SECONDS` seconds.
+/// Runs `torture press`, with clients and with processes that open the store directly, for `MARGAY_PRESS_SECONDS`
+/// seconds.
 async fn press(engine: &str) {
     let seconds = std::env::var("MARGAY_PRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10);
     let margay = Path::new(env!("CARGO_BIN_EXE_torture")).with_file_name("margay");
     let (time, max_call) = (Duration::from_secs(seconds), patient(Duration::from_secs(10)));
-    // Other tests run at the same time, so the time limits of this test are loose, and only a call that hangs exceeds
+    // Other tests run at the same time, so the time limits of this test are so loose that only a hanging call exceeds
     // them. The command `torture press` has strict time limits.
     let plan =
         PressPlan { drivers: stores::drivers(), margay, engine: engine.to_owned(), time, max_call, min_share: 0.1 };

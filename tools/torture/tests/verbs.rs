@@ -1,5 +1,5 @@
-//! Runs one scenario with all operations of the allocator on each kind of store. On all stores, the allocator's answers
-//! and the stored documents must be equal.
+//! Runs a scenario with all operations of the allocator on each kind of store. The allocator's answers and the stored
+//! documents must be the same on all stores.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ fn pod(name: &str) -> BTreeMap<String, String> {
     [("namespace", "shop"), ("pod", name)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// The answers of the allocator, and the stored documents after each answer.
+/// The answers of the allocator, each with the documents that the store contains afterwards.
 #[derive(Debug, Default, PartialEq)]
 struct Answered(Vec<String>);
 
@@ -193,8 +193,8 @@ impl Teller {
     }
 }
 
-/// Runs the scenario on an in-memory store and checks that the expected errors occur. The answers of the other stores
-/// must be equal to those of the in-memory store.
+/// Runs the scenario on an in-memory store, whose answers the other stores must repeat, and checks that the expected
+/// errors occur.
 async fn expected() -> Answered {
     let answered = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
     let failed: Vec<&str> =

@@ -38,10 +38,10 @@ use tempfile::TempDir;
 
 use crate::{CommitLog, Create, Engine, OpenOptions, open_blocking};
 
-/// The test of one requirement on engines. The test function panics if the engine violates the requirement.
+/// A test of one requirement on engines; panics if the engine violates the requirement.
 type Duty = fn(&dyn Engine);
 
-/// Runs all tests of an engine's requirements on `engine`, with the command-line arguments of `cargo test`.
+/// Runs the tests of all requirements on `engine`, with the command-line arguments of `cargo test`.
 pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
     let trial = |&(name, duty): &(&str, Duty)| {
         Trial::test(name, move || {
@@ -67,7 +67,6 @@ const TABLE_DUTIES: &[(&str, Duty)] = &[
     ("recovery_reopens_table", recovery_reopens_table),
 ];
 
-/// An engine's table in a temporary folder.
 struct EngineFixture<'a> {
     engine: &'a dyn Engine,
     folder: TempDir,
@@ -171,7 +170,7 @@ fn commit_keeps_large_rows_and_batches(engine: &dyn Engine) {
     assert_eq!(scan(&*view, b"k", b"l").len(), 1000);
 }
 
-/// While a writer commits, each view must show either all rows of a commit or none of its rows.
+/// While a writer commits, each view must show either all rows of a commit or none of them.
 fn view_is_snapshot(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
@@ -218,7 +217,6 @@ fn recovery_reopens_table(engine: &dyn Engine) {
     }
 }
 
-/// Runs a future to completion.
 pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
@@ -249,8 +247,8 @@ pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
-/// Checks that the store contains the keys and values that the [steps](step) before step `n` wrote. Returns the first
-/// difference between the expected and the actual rows.
+/// Checks that the store contains exactly what the [steps](step) before step `n` wrote. The inner error describes the
+/// first difference from the expected content.
 async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)

@@ -1,5 +1,5 @@
-//! Tests the opening of a store that is missing, new, open in another process, or made by another program. Also tests
-//! the opening of a store that is so damaged that it looks like a new store.
+//! Tests how an engine's store opens when it is missing, new, open in another process, made by another program, or so
+//! damaged that it looks like a new store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_files_are_private", store_files_are_private),
 ];
 
-/// The requirement on opening a store of an engine that is used with a journal, with the name of its test.
+/// The requirement on opening a store with a journal, with the name of its test.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
@@ -50,7 +50,7 @@ fn engine_file(engine: &dyn Engine, path: &Path) -> PathBuf {
     path.join(engine.files()[0])
 }
 
-/// Creates a store that contains the keys of one [`step`].
+/// Creates a store with the keys of one [`step`].
 fn small_store(engine: &dyn Engine, path: &Path) {
     let store = create(engine, path).unwrap();
     run(async {
@@ -137,7 +137,7 @@ fn store_of_another_engine_is_named(engine: &dyn Engine) {
     }
 }
 
-/// A store that has lost its `store.id` must open, even if the folder contains another program's file.
+/// A store that has lost its file `store.id` must open even if its folder contains another program's file.
 fn store_is_found_beside_foreign_file(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -180,7 +180,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
         assert!(error.to_string().contains("in the way"), "{error}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    // The test creates folders at the paths where the store's files should be.
+    // Folders are created at the paths of the store's files.
     let store = folder.path().join("store");
     small_store(engine, &store);
     for name in ["queue", "store.id"] {
@@ -195,8 +195,8 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
     assert_whole(engine, &store);
 }
 
-/// A store that has lost one of its files must never be mistaken for a new store. The damaged store must work again
-/// once the lost file is restored.
+/// A store that has lost one of its files must never be mistaken for a new store, and must work again once the lost
+/// file is restored.
 fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     let (folder, path) = folder_with_store(engine);
     for name in engine.files() {
@@ -219,7 +219,7 @@ fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     }
 }
 
-/// The newest commits of an engine with a journal are only in the journal. A store that has lost its journal must be
+/// If an engine has a journal, its newest commits are only in the journal. A store that has lost its journal must be
 /// refused, even if the file `head`, which records the newest revision, is lost as well.
 fn store_is_refused_without_its_journal(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
@@ -247,7 +247,7 @@ fn store_is_refused_without_its_journal(engine: &dyn Engine) {
             assert_whole(engine, &path);
         }
     }
-    // If only the file `head` is lost, no data of the store may be lost.
+    // Losing only the file `head` must not lose any data.
     fs::remove_file(&head).unwrap();
     assert_whole(engine, &path);
 }
@@ -276,7 +276,7 @@ fn identity_is_refused_when_foreign(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-/// The id in a lost `store.id` must be restored from the store's rows, and from nowhere else.
+/// If the file `store.id` is lost, the id must be restored from the store's rows, and from nowhere else.
 fn identity_is_restored_when_lost(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
@@ -291,8 +291,8 @@ fn identity_is_restored_when_lost(engine: &dyn Engine) {
     assert!(!identity.exists());
 }
 
-/// After an interrupted creation, the folder contains the creation marker and maybe some of the engine's files. The
-/// next attempt to create the store must start again from the beginning.
+/// An interrupted creation leaves the creation marker and maybe some of the engine's files in the folder. The next
+/// attempt to create the store must start from the beginning.
 fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in
@@ -330,8 +330,8 @@ fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     }
 }
 
-/// Creating a store must end with the removal of the creation marker. A complete store that still has the creation
-/// marker must open, and opening the store must remove the marker.
+/// Creating a store must end with the removal of the creation marker. If a complete store still has the marker, opening
+/// it must succeed and remove the marker.
 fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     fs::write(path.join("creating"), "").unwrap();
@@ -339,7 +339,7 @@ fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     assert!(!path.join("creating").exists());
 }
 
-/// Only the owner may access the store's files and folders, including files and folders that are created later.
+/// Only the owner may access the store's files and folders, including those that are created later.
 fn store_files_are_private(engine: &dyn Engine) {
     fn collect(path: &Path, found: &mut u32) {
         let metadata = fs::metadata(path).unwrap();

@@ -9,8 +9,7 @@ fn hex(bytes: &[u8]) -> String {
 const PLACE: LogPosition = LogPosition { revision: 0x1234_5678, sub: 300 };
 const POINTER: Pointer = Pointer { create_revision: 2, version: 251, place: PLACE, len: 65_536, lease: None };
 
-/// Stores on users' disks contain rows with exactly the bytes in this test, so the encoding of rows must never change
-/// without a new store format.
+/// Stores on users' disks contain exactly these bytes, so changing the encoding of rows requires a new store format.
 #[test]
 fn rows_encoding_never_changes() {
     assert_eq!(hex(&current_key(b"k\0")), "636b00");
@@ -50,7 +49,7 @@ fn rows_encoding_never_changes() {
     assert_eq!(format!("{:016x}", fingerprint(b"k", PLACE)), "5c85e43475ed148a");
 }
 
-/// The encoding of the rows that format 2 added must never change without a new store format.
+/// Changing the encoding of rows with leases, which format 2 introduced, requires a new store format.
 #[test]
 fn rows_with_leases_encoding_never_changes() {
     let lease = LeaseId::new(0x1234_5678_9abc).unwrap();
@@ -104,7 +103,8 @@ fn rows_are_decoded_as_encoded() {
     assert!(decode::<Pointer>(b"ck", &newer).unwrap_err().0.contains("unknown version 3"));
 }
 
-/// A row with impossible numbers but a correct checksum was manipulated, or damaged in a very unlikely way.
+/// Checks rows with impossible numbers but a correct checksum: such a row was manipulated, or damaged in a very
+/// unlikely way.
 #[test]
 fn rows_are_damaged_when_numbers_are_impossible() {
     fn refused<T: Row>(what: &T) {

@@ -1,5 +1,5 @@
-//! Tests the journal on a simulated disk that can lose power at any moment, and with processes that can be killed at
-//! any moment. One test checks that views of a table with a journal are consistent snapshots.
+//! Tests the journal on a simulated disk that can lose power at any moment, with processes that can be killed at any
+//! moment, and with views that are open during commits.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,10 +10,10 @@ use crate::table::Visit;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The size in bytes of the journal in these tests. The journal is small, so a few commits fill it.
+/// Size in bytes of the journal in these tests, so small that a few commits fill it.
 const BYTES: u64 = 4096;
 
-/// A simulated disk, which contains a journal, and a table that may lose its last commit.
+/// A simulated disk with a journal and with a table that may lose its last commit.
 #[derive(Clone, Debug, Default)]
 struct Disk(Arc<Mutex<DiskState>>);
 
@@ -26,9 +26,9 @@ struct DiskState {
     noted: DurableParts,
     table: Rows,
     table_durable: Rows,
-    /// The number of disk operations that still succeed before all fail.
+    /// The number of disk operations that succeed before all further ones fail.
     left: Option<u32>,
-    /// If true, the next sync fails, and the simulated operating system nevertheless marks the written pages as clean.
+    /// If true, the next sync fails, but the simulated operating system marks the written pages as clean nevertheless.
     lies: bool,
     syncs: u32,
     commits: u32,
@@ -55,7 +55,7 @@ impl Disk {
         JournaledTable::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
-    /// The simulated disk after a power failure, which may have lost unsynced writes and all notes.
+    /// The simulated disk after a power failure, which may have undone unsynced writes and all notes.
     fn cut_power(&self, random: &mut fastrand::Rng) -> Self {
         let state = self.state();
         let mut content = state.durable.clone();
@@ -189,8 +189,8 @@ fn rows(table: &dyn Table) -> Rows {
     rows
 }
 
-/// The writes of commit number `n`: one row that every commit writes, and rows that are added and removed. Some commits
-/// have more rows than fit into the journal.
+/// The writes of commit number `n`: one row that every commit writes, and rows that are added and removed. Some of the
+/// commits are too large for the journal.
 fn writes(n: u32) -> Vec<Write> {
     let length = if n % 17 == 5 { 5000 } else { 100 + n as usize * 37 % 900 };
     let mut writes = vec![
@@ -213,7 +213,7 @@ fn expected(n: u32) -> Rows {
     rows
 }
 
-/// Opens the table and commits repeatedly until all disk operations fail. Returns the number of the last acknowledged
+/// Opens the table and commits repeatedly until a disk operation fails. Returns the number of the last acknowledged
 /// commit.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
@@ -263,8 +263,7 @@ fn journal_record_length_is_known_beforehand() {
     }
 }
 
-/// A commit that is too long for the journal goes directly to the engine in key order, whether the journal is empty or
-/// not.
+/// A commit that is too large for the journal must reach the engine sorted by key, whether or not the journal is empty.
 #[test]
 fn journal_is_bypassed_by_large_commit() {
     let disk = Disk::default();
@@ -314,7 +313,7 @@ fn journal_notes_what_opening_found_durable() {
     assert_ne!(noted, DurableParts::default());
     disk.state().noted = DurableParts::default();
     disk.open().unwrap();
-    // The engine shows a commit that may not be durable, so opening the table makes one more checkpoint.
+    // The engine shows a commit that may not be durable, so opening the table must make one more checkpoint.
     assert_eq!(disk.state().noted, DurableParts { checkpoint: noted.checkpoint + 1, ..noted });
 }
 
@@ -355,7 +354,7 @@ fn journal_views_are_snapshots_beside_writer() {
                 scans.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // The loop commits until the reading thread has made many scans.
+        // The test commits until the reading thread has made many scans.
         let mut n = 0;
         while !reader.is_finished() {
             let seen = scans.load(Ordering::Relaxed);
@@ -384,8 +383,8 @@ fn journal_is_refused_when_not_of_table() {
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
-    // The journal becomes full more than once during these commits. After the commits, the engine's table is set back
-    // to its state before these commits.
+    // The commits of this loop fill the journal more than once. After the loop, the test sets the engine's table back
+    // to its earlier state.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

@@ -4,8 +4,7 @@ use futures::StreamExt;
 use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use kv_mvcc::{MvccStore, memory};
 
-/// Returns the batches that a watch delivers up to the newest revision. The newest revision must change the range of
-/// this watch.
+/// Returns the batches that a watch delivers up to the newest revision, which must change the watched range.
 async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     let newest = store.status().revision;
     let mut stream = store.watch(request).await.unwrap();
@@ -16,7 +15,7 @@ async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     batches
 }
 
-/// Reads all changes of a watch request in parts, and counts the parts.
+/// Reads all changes of a watch request in parts; also returns the number of parts.
 async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, usize) {
     let (mut batches, mut parts) = (Vec::new(), 0);
     loop {
@@ -36,7 +35,7 @@ async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, 
 #[tokio::test]
 async fn changes_in_parts_match_watch() {
     let store = memory();
-    // The store has one revision that is larger than a part, and more revisions than fit into one part.
+    // One revision is larger than a part, and there are more small revisions than fit into one part.
     let large = "x".repeat(30_000);
     let ops = (0..40).map(|number| Op::put(format!("a/{number:02}"), large.clone()));
     store.txn(Txn::new().with_success(ops)).await.unwrap();

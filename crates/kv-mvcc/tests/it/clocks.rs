@@ -17,7 +17,7 @@ const AGE: i64 = 3 * DAY;
 /// The error in seconds up to which the store trusts its clock.
 const TRUST: i64 = DAY;
 
-/// A store, and the clock that a test sets for it.
+/// A store whose clock a test sets, and the real times to compare with.
 struct Watched {
     store: MvccStore,
     table: MemoryTable,
@@ -25,7 +25,7 @@ struct Watched {
     clock: Arc<AtomicI64>,
     /// The real time of the test, in seconds since 2026.
     now: i64,
-    /// The error of the store's clock in seconds.
+    /// By how many seconds the store's clock is ahead of the real time.
     off: i64,
     /// The real time at which each revision was made, starting with revision 2.
     made: Vec<i64>,
@@ -58,7 +58,8 @@ impl Watched {
         self.made.push(self.now);
     }
 
-    /// The real age of the newest revision that the store has removed; `None` if all revisions are readable.
+    /// The real age, in seconds, of the newest revision that the store has removed; `None` if all revisions are
+    /// readable.
     async fn age_of_what_is_gone(&self) -> Option<i64> {
         let newest = self.store.status().revision.get();
         for revision in 2..=newest {
@@ -80,8 +81,8 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Generates the test's steps: each step waits some seconds, maybe changes the error of the clock, then makes a
-/// revision.
+/// Generates the random steps of a test of the clock. In each step, the test waits some seconds, may change the error
+/// of the clock, and makes a revision.
 fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
     prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {
@@ -93,8 +94,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits while the clock is ten years ahead must not remove history. When the second commit with the wrong clock
-/// begins, the revision of the first commit with the wrong clock is the newest revision.
+/// Two commits while the clock is ten years ahead must not remove history, although at the second commit even the
+/// newest revision has a wrong time.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
@@ -114,8 +115,8 @@ async fn clock_ten_years_ahead_takes_no_history() {
     watched.store.verify().await.unwrap();
 }
 
-/// The simulated machine was off for a month. The store cannot tell a month without writes from a jump of the clock, so
-/// it removes the older revisions only three days later.
+/// After the simulated machine was off for a month, the store removes older revisions only three days later, because it
+/// cannot tell a month without writes from a jump of the clock.
 #[tokio::test]
 async fn clock_after_idle_month_drops_history_when_age_is_sure() {
     let mut watched = Watched::new(None);
@@ -148,7 +149,7 @@ proptest! {
                 }
             }
             watched.store.verify().await.unwrap();
-            // Once the clock has run without jumps for a while, the store trusts the ages of revisions again.
+            // After the clock has run for a while without jumps, the store trusts the ages of revisions again.
             watched.off = TEN_YEARS;
             for _ in 0..AGE / HOUR + 30 {
                 watched.commit_after(HOUR).await;

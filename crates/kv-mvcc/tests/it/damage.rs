@@ -33,7 +33,7 @@ fn table_of(rows: &[(Vec<u8>, Vec<u8>)]) -> MemoryTable {
     table
 }
 
-/// The kind of the error that opening or then verifying the store returns.
+/// Opens and then verifies the store; returns the kind of the first error.
 async fn found(table: &MemoryTable) -> Option<ErrorKind> {
     match open(table) {
         Ok(store) => store.verify().await.err().map(|error| error.kind().clone()),
@@ -58,7 +58,7 @@ async fn damage_is_found_when_bit_is_flipped() {
     let rows = rows(&sample().await);
     for at in 0..rows.len() {
         let bits = 8 * rows[at].1.len();
-        // The test flips all bits of each short row, and some bits of each long row.
+        // Flips all bits of each short row, and some bits of each long row, one at a time.
         for bit in (0..bits).step_by((bits / 256).max(1)) {
             let mut flipped = rows.clone();
             flipped[at].1[bit / 8] ^= 1 << (bit % 8);
@@ -139,7 +139,7 @@ async fn damage_is_found_when_whole_store_is_lost() {
 #[tokio::test]
 async fn newer_format_is_refused() {
     let table = sample().await;
-    // The format row says format 3, as a future version would write it.
+    // The format row says format 3, which a future version may use.
     let mut row = 3_u32.to_be_bytes().to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(b"mformat");

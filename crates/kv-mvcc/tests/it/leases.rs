@@ -77,7 +77,7 @@ async fn lease_of_key_is_set_by_last_put() {
         put(&store, "m", Some(id(number))).await.unwrap();
         assert_eq!(attached(&store, number).await, [Key::from("m")]);
     }
-    // A read of an old revision returns the lease that the key had at that revision.
+    // A read at an old revision returns the lease that the key had at that revision.
     let past = store.range(RangeRequest::new(Range::key("k")).with_at(first)).await.unwrap();
     assert_eq!(past.kvs[0].lease, Some(id(1)));
     let changes = store.changes(WatchRequest::new(Range::key("k"), first)).await.unwrap();
@@ -99,7 +99,7 @@ async fn lease_is_not_attached_by_failed_transaction() {
     assert_eq!((error.kind(), error.outcome()), (&ErrorKind::LeaseNotFound, kv::Outcome::NotApplied));
     assert_eq!(attached(&store, 1).await, []);
     assert!(store.get("a").await.unwrap().is_none());
-    // A lease need not exist if it is used only in the branch of a transaction that does not run.
+    // A transaction may name a missing lease in the branch that does not run.
     let other = Txn::new().with_success([Op::put("a", "v")]).with_failure([Op::put("b", "v").with_lease(id(9))]);
     assert!(store.txn(other).await.unwrap().succeeded);
     store.verify().await.unwrap();

@@ -1,4 +1,4 @@
-//! Tests the store on tables in memory: sound, failing, slow and damaged tables.
+//! Tests the store on tables in memory: intact, failing, slow and damaged tables.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 

@@ -8,7 +8,7 @@ use kv_mvcc::{Options, SpaceReserve};
 
 use crate::wrapped::{Fault, Wrapped};
 
-/// Reserved disk space whose parts can always be freed, but allocated again only while the disk has space.
+/// Reserved disk space for tests: parts can always be freed, but are allocated again only while the disk has space.
 #[derive(Debug, Default)]
 struct TestReserve {
     given_up: AtomicUsize,

@@ -66,14 +66,14 @@ async fn sweep_that_fails_is_made_up_for() {
     for i in 0..10 {
         store.put("a", format!("{i}")).await.unwrap();
     }
-    // The first commit of a compaction sets the compaction mark. The second commit of the compaction, which removes the
-    // rows below the mark, fails in this test.
+    // A compaction makes two commits: one that sets the compaction mark, and one that removes the rows below the mark.
+    // The second commit of the compaction fails in this test.
     table.fail_after(1, Fault::Refused(&ErrorKind::CommitIo));
     store.compact(Revision::new(8)).await.unwrap();
     assert!(!table.has_fault(), "the sweep has met the fault");
     assert_eq!((store.status().compacted, count(&table.inner, b'l')), (Revision::new(8), 10));
     store.verify().await.unwrap();
-    // The next write also removes the rows that the failed commit should have removed.
+    // The next write also removes the rows that the failed commit of the compaction should have removed.
     store.put("a", "last").await.unwrap();
     assert_eq!(count(&table.inner, b'l') as i64, store.status().revision.get() - 7);
     store.verify().await.unwrap();
@@ -160,7 +160,7 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
     assert_eq!(store.get("good").await.unwrap().unwrap().value, "1".into());
     store.close().await.unwrap();
     assert_eq!(count(&table.inner, b'v'), 3, "the values of good, g0 and g1; none of the failed write");
-    // The store's status matches the rows that remain in the table.
+    // The number of live keys in the status matches the rows that remain in the table.
     assert_eq!(table.store(Options::default()).status().live, 3);
 }
 

@@ -49,8 +49,7 @@ async fn retention_by_revisions() {
     assert_eq!(oldest(&store).await, 47);
     assert_eq!(store.status().compacted, Revision::new(47));
     assert_eq!(count(&table, b'l'), 5);
-    // There are three live values and five superseded values that log rows keep, and each value is split into three
-    // chunks.
+    // The table has three live values, and five superseded values for log rows; each value has three chunks.
     assert_eq!(count(&table, b'v'), 3 * (3 + 5));
     assert_eq!(store.verify().await.unwrap().log_rows, 5);
 }
@@ -77,14 +76,14 @@ async fn retention_by_revisions_with_minimum_age() {
     }
     // Revision 22 was made at second 20; all earlier revisions are now more than 300 s old.
     assert_eq!(oldest(&store).await, 22);
-    // At second 320, revision 22 is exactly 300 s old. At second 700, all revisions before the next ten writes are more
-    // than 300 s old, so these ten writes remove them.
+    // At second 320, revision 22 is exactly 300 s old and kept. At second 700, all revisions before the next ten writes
+    // are more than 300 s old, so these ten writes remove them.
     seconds.store(700, Ordering::SeqCst);
     for _ in 0..10 {
         store.put("k", "v").await.unwrap();
     }
     assert_eq!(oldest(&store).await, store.status().revision.get() - 9, "the ten that are younger stay");
-    // The limit on bytes applies also to revisions that are younger than the minimum age.
+    // The limit on bytes also removes revisions that are younger than the minimum age.
     for _ in 0..50 {
         store.put("k", vec![b'x'; 900]).await.unwrap();
     }
@@ -167,7 +166,7 @@ async fn retention_by_bytes() {
     }
     let kept = 101 - oldest(&store).await + 1;
     assert!((8..=11).contains(&kept), "{kept} revisions of about 1,000 bytes");
-    // A single revision that exceeds the limit on bytes is kept as long as it is the newest revision.
+    // A single revision that exceeds the limit on bytes is kept until there is a newer revision.
     store.put("k", vec![b'x'; 50_000]).await.unwrap();
     store.put("k", "small").await.unwrap();
     assert_eq!(oldest(&store).await, store.status().revision.get());

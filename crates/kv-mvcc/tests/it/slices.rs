@@ -21,15 +21,15 @@ async fn slow() -> (Wrapped, MvccStore) {
         let ops = chunk.iter().map(|i| Op::put(format!("k{i:03}"), "old"));
         store.txn(Txn::new().with_success(ops)).await.unwrap();
     }
-    // The compaction shortens the log, which the writes have to read.
+    // Compaction shortens the log, so that the test's writes scan fewer of the slow rows.
     let newest = store.put("k-last", "old").await.unwrap();
     store.compact(newest).await.unwrap();
     table.set_row_micros(50);
     (table, store)
 }
 
-/// Changes keys in all parts of the store until the test stops this task. The task that changes keys returns the number
-/// of its changes.
+/// Spawns a task that changes keys all over the store until the test stops it, and then returns the number of its
+/// changes.
 fn disturb(store: &MvccStore) -> (tokio::task::JoinHandle<u32>, tokio::sync::oneshot::Sender<()>) {
     let store = store.clone();
     let (stop, mut stopped) = tokio::sync::oneshot::channel();
@@ -56,7 +56,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     let (task, stop) = disturb(&store);
     for content in [Content::Full, Content::KeysOnly] {
         let read = RangeRequest::new(Range::All).with_content(content).with_limit(900);
-        // On a busy machine the writing task may write nothing during a few of the reads.
+        // On a busy machine, no write may happen during some of the reads.
         let mut overlapped = false;
         for _ in 0..200 {
             let (views, before) = (table.views(), store.status().revision);
@@ -81,7 +81,8 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     store.verify().await.unwrap();
 }
 
-/// Each view of the slow read expires before the read has processed as much of the log as the next commit adds.
+/// On this slow table, each view of the read expires before the read has processed as much of the log as the next
+/// commit adds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_ends_when_log_grows_faster() {
     let (table, store) = slow().await;

@@ -1,4 +1,4 @@
-//! Tests the four methods of a store in cases that are clearer here than in the conformance suite.
+//! Tests the four methods of the trait `Store` in cases that are clearer here than in the conformance suite.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The commit fails without writing anything.
+    /// The commit fails, and the table writes nothing.
     Refused(&'static ErrorKind),
     /// The table writes the commit but reports a failure.
     Applied,
@@ -19,9 +19,8 @@ pub(crate) enum Fault {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The number of commits that succeed before the fault occurs, and the kind of the fault.
+    /// How many commits succeed before the fault occurs, and which fault occurs.
     fault: Mutex<Option<(usize, Fault)>>,
-    /// While this flag is set, [`Table::recover`] fails.
     broken: AtomicBool,
     failed: AtomicBool,
     /// The time that a scan takes per row, in microseconds.
@@ -30,7 +29,7 @@ struct Shared {
     commits: AtomicUsize,
 }
 
-/// A table in memory that injects faults and delays. Clones share the same rows and the same faults.
+/// A table in memory that injects faults and delays. Clones of a table share its rows and its faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wrapped {
     pub(crate) inner: MemoryTable,
@@ -46,12 +45,11 @@ impl Wrapped {
         self.fail_after(0, fault);
     }
 
-    /// Makes one commit fail after `commits` successful commits.
+    /// Makes one commit of the table fail, after `commits` successful commits.
     pub(crate) fn fail_after(&self, commits: usize, fault: Fault) {
         *self.shared.fault.lock().unwrap() = Some((commits, fault));
     }
 
-    /// True until the injected fault has occurred.
     pub(crate) fn has_fault(&self) -> bool {
         self.shared.fault.lock().unwrap().is_some()
     }

@@ -1,3 +1,3 @@
-//! A program that does nothing, which measures the cost of starting any process.
+//! A program that does nothing, for measuring the cost of starting a process.
 
 fn main() {}

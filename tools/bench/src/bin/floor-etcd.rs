@@ -1,13 +1,13 @@
-//! A program that connects to etcd and commits one transaction of two puts. The cost of this program is the minimum
-//! cost of any program that changes a block and a handle in etcd.
+//! A program that connects to etcd and commits one transaction of two puts: the minimum work of any program that
+//! changes a block and a handle in etcd.
 //!
-//! Usage of the program: floor-etcd URL NAME
+//! Usage: floor-etcd URL NAME
 
 use std::error::Error;
 
 use etcd_client::{Client, Txn, TxnOp};
 
-/// Size in bytes of the block that an ADD writes when the node already has 40 containers.
+/// Size in bytes of the block that an ADD writes on a node with 40 containers.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 

@@ -1,14 +1,14 @@
-//! A program that opens a sled store, commits a few kilobytes durably and closes the store. The cost of this program is
-//! the minimum cost of any program that keeps its state in sled and answers only when the state is durable.
+//! A program that opens a sled store, commits a few kilobytes durably and closes the store: the minimum work of any
+//! program that keeps its state in sled and answers only when the state is durable.
 //!
-//! Usage of the program: floor-sled FOLDER NUMBER
+//! Usage: floor-sled FOLDER NUMBER
 
 use std::error::Error;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// The sizes in bytes of the rows that an ADD writes when the node already has 40 containers. The rows contain a block
-/// (two rows, about 9 KB), a handle, two history entries, two pointers, and the counters of the store.
+/// Sizes in bytes of the rows that an ADD writes on a node with 40 containers: a block (two rows, about 9 KB), a
+/// handle, two history entries, two pointers, and the counters of the store.
 const ROW_BYTES: [usize; 8] = [6_100, 3_000, 90, 120, 120, 40, 40, 80];
 
 fn main() -> Result<(), Box<dyn Error>> {

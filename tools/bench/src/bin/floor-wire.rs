@@ -1,8 +1,8 @@
 //! A program that creates a veth pair between its own and another network namespace, sets both ends up, and adds a
-//! route in the other namespace. The program does the minimum work of a main plugin, with one message to the kernel for
-//! each namespace.
+//! route in the other namespace: the minimum work of a main plugin. The program sends one netlink message to the kernel
+//! for each namespace.
 //!
-//! Usage of the program: floor-wire ADD|DEL NAMESPACE INTERFACE
+//! Usage: floor-wire ADD|DEL NAMESPACE INTERFACE
 
 use std::error::Error;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! Measures small puts by another client of etcd, first without any load and then beside the load that Margay causes.
+//! Measures small puts by a client of etcd other than Margay, first without load and then beside the load that Margay
+//! causes.
 
 use std::future::Future;
 use std::path::Path;
@@ -21,14 +22,13 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// How long one measurement of the other etcd client's puts takes.
+/// The duration of each measurement of the other client's puts.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
-/// The value that the other client of etcd puts.
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
-/// The number of simulated hosts under a light load. Together, the simulated hosts make about 100 ADDs per second.
+/// Number of simulated hosts under a light load, which together make about 100 ADDs per second.
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
@@ -56,7 +56,7 @@ impl Load {
     }
 }
 
-/// The hosts and programs that all loads share.
+/// The hosts and programs that all kinds of load share.
 struct Stage {
     ground: Ground,
     contender: Contender,
@@ -65,8 +65,7 @@ struct Stage {
     shapes: Arc<Vec<Shape>>,
 }
 
-/// Measures the puts of a client in another process under each load. The measurements under the different loads
-/// alternate.
+/// Measures, under each kind of load in turns, the puts of a client in another process.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut stage = runtime.block_on(async {
@@ -117,12 +116,12 @@ impl Stage {
         let begun = Instant::now();
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
-        // Even if the load failed, the other client is awaited, so that no process is left running.
+        // The other client is awaited even if the load failed, so that no process is left running.
         let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 
-    /// Runs the load until `over` is set, and returns the number of changes that it made.
+    /// Puts the load `load` on etcd until `over` is set. Returns the number of changes that the load made.
     async fn work(&mut self, load: Load, over: &Arc<AtomicBool>) -> Outcome<usize> {
         match load {
             Load::None => {
@@ -149,9 +148,9 @@ impl Stage {
     }
 }
 
-/// Runs ADD and DEL of one container repeatedly, with a pause after each call.
+/// Adds and deletes one container again and again, with a pause after each call.
 async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
-    // Each host uses its own container, so no other host writes the container's handle.
+    // Each host has its own container, so no other host writes this container's handle.
     let request = one_address(&host.name, 1 << 41 | pools::start_of(&host.name));
     host.ipam.assign(&request, soon()).await.map_err(|error| error.to_string())?;
     tokio::time::sleep(pause).await;
@@ -161,7 +160,7 @@ async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
     Ok(2)
 }
 
-/// Repeats `work` on all hosts concurrently until `over` is set, and returns the number of changes made.
+/// Repeats `work` on all hosts concurrently until `over` is set. Returns the number of changes that all hosts made.
 async fn together<F>(
     hosts: impl Iterator<Item = Host>,
     over: &Arc<AtomicBool>,
@@ -189,7 +188,7 @@ where
     Ok(changes)
 }
 
-/// Runs the plugin from many concurrent callers until `over` is set, and returns the number of changes made.
+/// Runs many concurrent callers of the plugin until `over` is set. Returns the number of changes that all callers made.
 fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     let one = |caller: usize| {
         let mut changes = 0;
@@ -207,7 +206,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// Runs this program in a second process as the other etcd client, and returns what the second process has measured.
+/// Runs this program in a second process as the other client of etcd. Returns the measurements of the second process.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -216,7 +215,7 @@ fn other_process(url: &str) -> Outcome<[f64; 2]> {
     numbers.first_chunk().copied().ok_or_else(|| format!("the other client failed: {said}").into())
 }
 
-/// Puts keys for the duration of one measurement, and prints the p50 and p90 of the puts in milliseconds.
+/// Puts keys to etcd for the duration of one measurement. Prints the p50 and p90 of the puts in milliseconds.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_puts(url: &str) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -1,4 +1,4 @@
-//! Compares block sizes: measures how new hosts get their first addresses in pools with blocks of different sizes.
+//! Compares block sizes: measures how new hosts get their first addresses from pools with blocks of different sizes.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::findings::{Findings, Line, Plot};
 use crate::report::median;
 use crate::{Outcome, Programs};
 
-/// The prefix lengths of the compared block sizes.
+/// The block sizes to compare, as prefix lengths.
 const SIZES: [u8; 4] = [24, 26, 28, 30];
 const HOSTS: usize = 50;
-/// The number of addresses that each host assigns in a round.
+/// Number of addresses that each host assigns in a round.
 const EACH: usize = 64;
 const ROUNDS: usize = 2;
 
@@ -30,7 +30,7 @@ struct Stage {
     received: u64,
 }
 
-/// Measures pools of all block sizes, alternating between them.
+/// Measures pools with each of the block sizes, alternating between the pools.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }
@@ -89,12 +89,12 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// Creates hosts, and assigns all addresses that these hosts get in a round.
+    /// Creates new hosts, each of which assigns the addresses of one round.
     async fn start_hosts(&mut self, round: usize) -> Outcome<()> {
         let names: Vec<String> = (0..HOSTS).map(|number| format!("round-{round}-host-{number}")).collect();
         self.ground.register(names.clone()).await?;
         let hosts: Vec<Host> = names.iter().map(|name| self.ground.host(name)).collect::<Outcome<_>>()?;
-        // Each round uses different container numbers, so that no two containers have the same id.
+        // Each round has its own container numbers, so that no two containers have the same id.
         let calls = round * EACH..(round + 1) * EACH;
         for host in &hosts {
             // The host connects to etcd here, before the measurement begins.
@@ -112,7 +112,7 @@ impl Stage {
     }
 }
 
-/// The stored size in bytes of a full block in which every address belongs to a different container.
+/// The size in bytes of the stored document of a full block in which every address has a different container.
 fn full_bytes(size: u8) -> Outcome<usize> {
     let cidr = IpNet::new([10, 0, 0, 0].into(), size)?;
     let documents = fill::block_of("node", cidr, 0..1 << (32 - size))?;

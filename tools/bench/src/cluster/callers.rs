@@ -12,9 +12,8 @@ use crate::report::{Times, median};
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// The number of concurrent callers of the plugin.
 pub(crate) const CALLERS: usize = 16;
-/// The number of ADDs that each caller makes in a round.
+/// Number of ADDs that each caller makes in a round.
 pub(crate) const EACH: usize = 30;
 const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
@@ -26,7 +25,6 @@ pub(crate) enum Verb {
     Del,
 }
 
-/// The measurements of one contender in all rounds.
 #[derive(Debug, Default)]
 struct Tally {
     adds: Times,
@@ -90,7 +88,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Runs all callers concurrently. Returns the time until the last caller has ended, and the duration of each call.
+/// Runs all callers of the plugin concurrently. Returns the time until the last caller has ended, and the duration of
+/// each call.
 pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {

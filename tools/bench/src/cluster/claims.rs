@@ -1,5 +1,5 @@
-//! Compares the claim of a new block in a pool with many claimed blocks with the claim in an empty pool. An ADD that is
-//! refused because the pool is full is measured as well.
+//! Compares claiming a new block in a pool with many claimed blocks with claiming one in an empty pool. The benchmark
+//! also measures ADDs that are refused because the pool is full.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,18 +25,16 @@ use crate::{Outcome, Programs};
 /// A pool with 16,384 blocks.
 const POOL: &str = "10.0.0.0/12";
 const BLOCKS: usize = 1 << 14;
-/// The numbers of blocks in the pool that are claimed before the measurement begins. A pool that is completely full is
-/// measured separately.
+/// The numbers of blocks that are claimed in the pool before the measurement begins. A completely full pool is measured
+/// separately.
 const CLAIMED: [usize; 4] = [0, 5_000, 10_000, 14_600];
 const HOSTS: usize = 5_000;
-/// The number of claims that are measured on each pool.
+/// Number of block claims that are measured on each pool.
 const CLAIMS: usize = 150;
-/// The number of ADDs that are made on the full pool.
+/// Number of refused ADDs that are measured on the full pool.
 const REFUSALS: usize = 5;
 
-/// An etcd server with one pool, and the measurements on it.
 struct Stage {
-    /// The running etcd server, which ends when this value is dropped.
     _ground: Ground,
     host: Host,
     claimed: usize,
@@ -59,7 +57,7 @@ impl Stage {
         Ok(Self { _ground: ground, host, claimed, times: Times::default(), counts: Vec::new() })
     }
 
-    /// Assigns the first address of a host that has no blocks, then releases the address and the block.
+    /// Assigns the first address of a host without blocks, then releases the address and the block.
     async fn claim(&mut self, number: usize) -> Outcome<()> {
         let name = format!("claimer-{number}");
         let request = one_address(&name, 1 << 40 | number as u64);
@@ -74,7 +72,7 @@ impl Stage {
         if released.released.len() == 1 { Ok(()) } else { Err("a claim was not one block".into()) }
     }
 
-    /// Requests an address for a host that has no blocks. Fails unless the request is refused because the pool is
+    /// Requests an address for a host without blocks, and fails unless the request is refused because the pool is
     /// exhausted.
     async fn refuse(&mut self, number: usize) -> Outcome<()> {
         let request = one_address(&format!("claimer-{number}"), 1 << 40 | number as u64);
@@ -90,8 +88,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the table row that shows the measurements of one server. The argument `empty` is the median duration of
-    /// a claim in an empty pool.
+    /// Returns the table row with the measurements of this server. The argument `empty` is the median duration of a
+    /// claim in an empty pool.
     fn row(&self, name: &str, empty: f64) -> Vec<String> {
         let mean = |of: fn(&CallCounts) -> u64| {
             self.counts.iter().map(|counts| of(counts) as f64).sum::<f64>() / self.counts.len() as f64
@@ -110,7 +108,7 @@ impl Stage {
     }
 }
 
-/// Measures block claims on all servers, alternating between them.
+/// Measures claims of blocks on each server, alternating between the servers.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }
@@ -169,8 +167,8 @@ fn host_name(number: usize) -> String {
     format!("host-{number}")
 }
 
-/// Returns the blocks that hosts own after they have claimed blocks one host after another. Each host claims the next
-/// free block after its own start position in the pool.
+/// Returns the blocks that hosts own after they have claimed `count` blocks, one host after another. Each host claims
+/// the next free block after its own start position in the pool.
 fn claim_as_hosts_do(pool: &Pool, count: usize) -> Vec<IpNet> {
     let mut taken = BTreeSet::new();
     let mut claimed = Vec::new();
@@ -181,7 +179,7 @@ fn claim_as_hosts_do(pool: &Pool, count: usize) -> Vec<IpNet> {
     claimed
 }
 
-/// Returns the documents of a host's block in which all addresses belong to one container.
+/// Returns the documents of a host's full block, in which all addresses belong to one container.
 fn full_block(node: &str, cidr: IpNet) -> Outcome<Documents> {
     let owner = Owner::host(node);
     let id = handle_id(NETWORK, &format!("all-of-{}", cidr.network()));

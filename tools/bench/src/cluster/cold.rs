@@ -1,5 +1,5 @@
-//! Compares the calls of a single caller, as whole cold processes one after another, with a program that only connects
-//! to etcd and commits.
+//! Compares the calls of a single caller (whole cold processes, one after another) with a program that only connects to
+//! etcd and commits.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::{Outcome, Programs};
 
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// The number of containers that a node has before the measurement begins.
+/// Number of containers on a node before the measurement begins.
 const RESIDENTS: u64 = 40;
 /// The index of the minimal program in the list of contenders.
 const FLOOR: usize = 1;
@@ -24,14 +24,14 @@ const BOTH_FAMILIES: usize = 3;
 const COPY: usize = 5;
 const BASELINE: usize = 6;
 
-/// Runs each kind of plugin call once. The plugin is built to record which of its code it executes.
+/// Runs each kind of plugin call once, with a plugin that records which of its code it executes.
 pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
     let runtime = runtime()?;
     let ground = runtime.block_on(settled(folder))?;
     plugins(&ground, programs).iter().try_for_each(|contender| add_and_del(contender, 2))
 }
 
-/// Starts an etcd with registered nodes, of which two have containers.
+/// Starts an etcd with registered nodes, two of which have containers.
 async fn settled(folder: &Path) -> Outcome<Ground> {
     let ground = Ground::start(folder).await?;
     ground.settle(["steady", "dual"].map(String::from), 0, &[RESIDENTS]).await?;
@@ -56,9 +56,9 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
     contenders.extend(plugins(&ground, programs));
     if let Some(baseline) = &programs.baseline {
-        // A program file that runs once per turn is found less often in the processor's caches than a file that runs
-        // three times per turn. For example, a build that is measured against itself as the baseline takes 4 % longer.
-        // For a fair comparison with the baseline, the plugin is also measured from a copy of its file.
+        // A program file that runs once per turn is less often in the processor's caches than a file that runs three
+        // times. For example, a build that is measured against itself as the baseline takes 4 % longer. For a fair
+        // comparison with the baseline, the plugin is therefore also measured from a copy of its file.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([
@@ -66,7 +66,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
             contenders[ONE_ADDRESS].with_plugin("the baseline", baseline),
         ]);
     }
-    // Each contender has one warm-up run, except the contender that uses a new node for each container.
+    // Each contender has a warm-up run, except the one that uses a new node for each container.
     for contender in contenders.iter().filter(|contender| !contender.is_per_container()) {
         contender.add("warm")?;
         contender.del("warm")?;

@@ -1,6 +1,5 @@
-//! Measures which documents a dead node leaves behind, and what freeing its addresses costs. The addresses of a node
-//! that does not return are freed with an operator's command. A node that returns frees its own addresses by garbage
-//! collection.
+//! Measures which documents a dead node leaves behind, and the cost of freeing its addresses: with an operator's
+//! command if the node does not return, or by the node's own garbage collection if it returns.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -22,23 +21,23 @@ use crate::report::Times;
 use crate::{Outcome, Programs};
 
 const NODES: u32 = 1_000;
-/// The number of addresses in use in each block of a node.
+/// Number of addresses in use in each block of a node.
 const USED: [u64; BLOCKS as usize] = [64, 36];
 const BLOCKS: u32 = 2;
-/// The number of dead nodes for each measured way of freeing addresses: the operator's command, and garbage collection.
+/// Number of dead nodes for each way of freeing addresses: the operator's command, and garbage collection.
 const DEAD: u32 = 5;
 
 /// The measurements of one step of freeing addresses, over all dead nodes.
 #[derive(Default)]
 struct Step {
     times: Times,
-    /// The number of requests to etcd in one step of freeing a dead node's addresses. `None` if the step is a command
-    /// of the operator, whose requests are not counted.
+    /// Number of requests to etcd in this step for one dead node; `None` for an operator's command, whose requests are
+    /// not counted.
     requests: Option<u64>,
     left: Left,
 }
 
-/// The documents and addresses of a node that are still in the store.
+/// How many documents and addresses of a node are still in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
     addresses: usize,
@@ -143,18 +142,17 @@ fn expect(left: Left, expected: Left) -> Outcome<()> {
     if left == expected { Ok(()) } else { Err(format!("{left:?} is left instead of {expected:?}").into()) }
 }
 
-/// Returns the evidence of a machine that has just rebooted: no attachment is live.
+/// The evidence of a machine that has just rebooted: no attachment is live.
 fn rebooted() -> Evidence {
     let (up, live) = (Duration::from_secs(60), BTreeSet::new());
     Evidence { boot: "feedbeef".into(), up, live, namespaces: None, within: None }
 }
 
-/// Returns the block numbers of the node with this number.
+/// Returns the numbers of the blocks that belong to node number `number`.
 fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
     number * BLOCKS..(number + 1) * BLOCKS
 }
 
-/// Counts the documents and addresses of a node that are still in the store.
 async fn left_of(host: &Host, number: u32) -> Outcome<Left> {
     let mut left = Left::default();
     for block in blocks_of(number) {

@@ -1,4 +1,4 @@
-//! Sets up an etcd with pools, nodes and assigned addresses, whose documents are written directly.
+//! Sets up an etcd with pools, nodes and assigned addresses, by writing their documents directly.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,18 +28,17 @@ use testkit::server::Etcd;
 /// The pool from which simulated hosts assign addresses: the largest private IPv4 network.
 const POOL: &str = "10.0.0.0/8";
 const POOL_V6: &str = "fd00:10::/64";
-/// Maximum number of puts in one transaction (etcd's limit), and maximum size of a transaction in bytes (a third of
+/// Maximum number of puts in a transaction (etcd's limit), and maximum size of a transaction in bytes (a third of
 /// etcd's limit for requests).
 const MOST_WRITES: usize = 128;
 const MOST_BYTES: usize = 500_000;
-/// The number of concurrent transactions while the store is filled before the measurement.
+/// Number of concurrent transactions while the store is filled before the measurement.
 const FILLERS: usize = 8;
 
 /// The keys and values of documents that will be written to etcd.
 pub(super) type Documents = Vec<(Key, Value)>;
 
-/// A simulated host: an allocator with its own connection to etcd. The requests and bytes on the host's connection are
-/// counted.
+/// A simulated host: an allocator with its own connection to etcd, on which requests and bytes are counted.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) name: String,
@@ -47,7 +46,7 @@ pub(super) struct Host {
     pub(super) store: CountingStore<EtcdStore>,
 }
 
-/// The most recently used blocks of each node, kept in memory instead of in the plugin's hint file.
+/// The most recently used blocks of each node, in memory instead of in the plugin's hint file.
 #[derive(Debug, Default)]
 struct Remembered(Mutex<HashMap<String, Vec<IpNet>>>);
 
@@ -63,10 +62,10 @@ impl Hints for Remembered {
     }
 }
 
-/// The folder for those files of the plugin that need not survive a reboot.
+/// The folder for files of the plugin that need not survive a reboot.
 const RUN: &str = "/run/margay";
 
-/// A tmpfs that is mounted on [`RUN`] if this folder is on disk, because hosts normally have `/run` in memory.
+/// A tmpfs on [`RUN`], mounted only if this folder is on disk, because hosts normally have `/run` in memory.
 #[derive(Debug)]
 struct Run {
     mounted: bool,
@@ -86,13 +85,13 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.mounted {
-            // A lazy unmount is needed, because a call that has not ended may still have a file open under `/run`.
+            // A call that has not ended may still have a file open under `/run`, so the unmount is lazy.
             let _ = umount2(RUN, MntFlags::MNT_DETACH);
         }
     }
 }
 
-/// An etcd server for one part of the measurements.
+/// An etcd server for one part of the benchmark.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) etcd: Etcd,
@@ -101,12 +100,12 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    /// Starts an etcd without pools. Files of the simulated hosts are kept in `folder`.
+    /// Starts an etcd without pools. The simulated hosts keep their files in `folder`.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
         Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
     }
 
-    /// Starts an etcd with one IPv4 pool and one IPv6 pool, whose blocks have the default sizes.
+    /// Starts an etcd with an IPv4 pool and an IPv6 pool, whose blocks have the default sizes.
     pub(super) async fn start(folder: &Path) -> Outcome<Self> {
         let ground = Self::empty(folder)?;
         ground.pool(NewPool::new("v4", POOL.parse()?)).await?;
@@ -118,8 +117,8 @@ impl Ground {
         Ok(self.host("setup")?.ipam.create_pool(&pool, None, soon()).await?)
     }
 
-    /// Creates an allocator like the plugin's, except that hints are kept in memory and pending commits are not
-    /// recorded. Each created host has its own connection to etcd.
+    /// Creates an allocator like the plugin's with its own connection to etcd, except that it keeps hints in memory and
+    /// does not record pending commits.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = CountingStore::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
@@ -163,8 +162,8 @@ impl Ground {
     }
 
     /// Registers nodes that have blocks of 64 addresses. Each node gets one block for each number in `used`, and this
-    /// number of the block's addresses is assigned. Consecutive nodes get consecutive blocks of the IPv4 pool, starting
-    /// at block number `skip`.
+    /// number of the block's addresses is assigned. Consecutive nodes get consecutive blocks of the IPv4 pool, from
+    /// block number `skip` on.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;
@@ -175,7 +174,7 @@ impl Ground {
                 documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
                 next += 1;
             }
-            // Documents are held in memory until they are written, so writing them in parts saves memory.
+            // Documents stay in memory until they are written, so they are written in parts.
             if documents.len() > 20_000 {
                 self.write(std::mem::take(&mut documents)).await?;
             }
@@ -183,8 +182,8 @@ impl Ground {
         self.write(documents).await
     }
 
-    /// Returns the plugin as a contender that runs on a node of a Calico network. The text [`PER_CONTAINER`] in the
-    /// node's name is replaced with each container's id.
+    /// Returns the plugin on a node of a Calico network as a contender. In the node's name, [`PER_CONTAINER`] is
+    /// replaced with each container's id.
     pub(super) fn contender(
         &self,
         programs: &Programs,
@@ -206,22 +205,21 @@ impl Ground {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// Returns a minimal program as a contender, which connects to this etcd and commits about as much as the plugin.
-    /// This minimal program is compiled and linked like the plugin.
+    /// Returns a minimal program as a contender. The program is built like the plugin, connects to this etcd, and
+    /// commits about as much as the plugin.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }
     }
 }
 
-/// The IP families of the requested addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Families {
     V4,
     Both,
 }
 
-/// Returns the block of 64 addresses with the number `number` in the default IPv4 pool.
+/// Returns block number `number` of 64 addresses in the default IPv4 pool.
 pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + 64 * number;
     Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)

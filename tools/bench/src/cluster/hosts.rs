@@ -1,5 +1,5 @@
 //! Compares many concurrent hosts with as many bare clients that make equal commits. The hosts are simulated in this
-//! process, with one connection per host.
+//! process, each with its own connection.
 
 use std::future::Future;
 use std::ops::Range;
@@ -19,15 +19,14 @@ use crate::findings::{Bound, Findings, Line, Plot};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The numbers of concurrent hosts, each with the number of rounds that are measured. Few hosts are measured in more
-/// rounds, because a round of few hosts is short.
+/// The numbers of concurrent hosts that are measured, each with the number of rounds. Few hosts are measured in more
+/// rounds, because a round with few hosts is short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
-/// The number of addresses that each host assigns in a round. Together with the `RESIDENTS` addresses that each host
-/// has from the start, the addresses assigned in a round fill a block of 64.
+/// Number of addresses that each host assigns in a round. The addresses of a round and the `RESIDENTS` addresses that
+/// each host has from the start fill a block of 64.
 pub(super) const EACH: usize = 24;
 pub(super) const RESIDENTS: u64 = 40;
 
-/// The measurements with one number of concurrent hosts.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) rates: Vec<f64>,
@@ -67,7 +66,7 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
             release_all(hosts, 0..EACH).await?;
         }
         let (rate, raw) = (median(&ours.rates), median(&floor.rates));
-        // Only adjacent rounds are compared, because the store grows and the speed of the disk varies.
+        // The store grows and the disk's speed varies, so only adjacent rounds are compared.
         let shares: Vec<f64> = ours.rates.iter().zip(&floor.rates).map(|(ours, bare)| ours / bare).collect();
         share = median(&shares);
         rows.push(vec![
@@ -110,11 +109,11 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Creates as many hosts as the largest measurement needs, and as many bare clients.
+/// Creates as many hosts and as many bare clients as the largest measurement needs.
 pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     let count = CROWDS.iter().map(|(count, _)| *count).max().unwrap_or_default();
     let names: Vec<String> = (0..count).map(|number| format!("host-{number}")).collect();
-    // The first block of the pool belongs to the host whose commits are recorded.
+    // The pool's first block belongs to the host whose commits are recorded.
     ground.settle(names.clone(), 1, &[RESIDENTS]).await?;
     let hosts: Vec<Host> = names.iter().map(|name| ground.host(name)).collect::<Outcome<_>>()?;
     Bare::prepare(&mut ground.client().await?).await?;
@@ -128,27 +127,25 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     Ok((hosts, bare))
 }
 
-/// Records the commits of a host that assigns [`EACH`] addresses, one after another, in the block number `block` of the
+/// Records the commits of a host that assigns [`EACH`] addresses, one after another, in block number `block` of the
 /// pool.
 pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     ground.settle(["recorder".to_owned()], block, &[RESIDENTS]).await?;
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // The container ids belong to a host number that no simulated host has, so each container's handle is new.
+        // No simulated host has the host number of these container ids, so each container's handle is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();
     if shapes.len() == EACH { Ok(shapes) } else { Err("an assignment was not one commit".into()) }
 }
 
-/// Returns the id number of a temporary container on a simulated host.
 fn container(host: usize, number: usize) -> u64 {
     1 << 40 | (host as u64) << 20 | number as u64
 }
 
-/// Assigns one address to each container in `calls` on all hosts concurrently. Each host assigns its own addresses one
-/// after another.
+/// On all hosts concurrently, assigns an address to each container in `calls`, one after another on each host.
 pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let assign = |host: Host, number: usize, calls: Range<usize>| async move {
         let mut times = Times::default();
@@ -163,7 +160,7 @@ pub(super) async fn assign_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| assign(host, number, calls.clone()))).await
 }
 
-/// Releases the addresses of the containers in `calls` on all hosts concurrently.
+/// On all hosts concurrently, releases the addresses of the containers in `calls`.
 pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<(Duration, Times)> {
     let release = |host: Host, number: usize, calls: Range<usize>| async move {
         let mut times = Times::default();
@@ -178,7 +175,7 @@ pub(super) async fn release_all(hosts: &[Host], calls: Range<usize>) -> Outcome<
     at_once(hosts.iter().cloned().enumerate().map(|(number, host)| release(host, number, calls.clone()))).await
 }
 
-/// Makes the commits in `shapes` on all bare clients concurrently. Each client makes its own commits one after another.
+/// On all bare clients concurrently, makes the commits in `shapes`, one after another on each client.
 pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> Outcome<(Duration, Times)> {
     let commit = |mut one: Bare| {
         let shapes = Arc::clone(shapes);
@@ -207,7 +204,8 @@ pub(super) async fn commit_all(bare: &mut [Bare], shapes: &Arc<Vec<Shape>>) -> O
     Ok((begun.elapsed(), times))
 }
 
-/// Runs all futures concurrently. Returns the time until the last future has completed, and the duration of each call.
+/// Runs all futures of `work` concurrently. Returns the time until the last future has completed, and the duration of
+/// each call.
 async fn at_once<F>(work: impl Iterator<Item = F>) -> Outcome<(Duration, Times)>
 where
     F: Future<Output = Result<Times, String>> + Send + 'static,

@@ -1,6 +1,6 @@
 //! Compares Margay on etcd with a bare client of etcd: whole processes, many callers, many hosts, and a full store.
 //!
-//! Each part of the measurements starts its own etcd with fsync, and alternates between the contenders.
+//! Each part of the benchmark starts its own etcd, with fsync, and alternates between the contenders.
 
 mod beside;
 mod blocks;
@@ -24,11 +24,10 @@ use crate::{Outcome, Programs};
 pub(crate) use beside::print_puts;
 pub(crate) use cold::call as call_on_etcd;
 
-/// A function that runs one part of the measurements. The function prints the tables of its measurements and returns
-/// them.
+/// A function that runs one part of the benchmark, prints the tables of its measurements and returns them.
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
-/// All parts of the measurements on etcd, by name.
+/// The parts of the benchmark that run on etcd, by name.
 pub(crate) const PARTS: [(&str, Part); 9] = [
     ("cold", cold::run),
     ("callers", callers::run),
@@ -41,8 +40,8 @@ pub(crate) const PARTS: [(&str, Part); 9] = [
     ("wire", wire::run),
 ];
 
-/// Creates a tokio runtime with few threads. Real hosts have their own processors, but simulated hosts share this
-/// machine with etcd.
+/// Creates a tokio runtime with few threads, because the simulated hosts, unlike real ones, share this machine's
+/// processors with etcd.
 fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }

@@ -1,5 +1,5 @@
-//! A bare client that repeats Margay's commits: it writes as many keys and bytes with as many guards, but reads nothing
-//! and decides nothing.
+//! A bare client of etcd that repeats Margay's commits: it writes as many keys and bytes, with as many guards, but
+//! reads nothing and decides nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,10 +10,9 @@ use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnRes
 
 use crate::Outcome;
 
-/// The key that stands in for all documents that are guarded but never change, such as pools and settings.
+/// The key `SHARED` stands for all documents that commits guard but that never change, such as pools and settings.
 const SHARED: &str = "raw/shared/document";
 
-/// A store that records a copy of each commit.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     inner: EtcdStore,
@@ -25,7 +24,7 @@ impl Recorder {
         Self { inner, commits: Arc::default() }
     }
 
-    /// Returns the commits that were recorded since this method was last called.
+    /// Returns the commits that were recorded since the last call of `take`.
     pub(super) fn take(&self) -> Vec<Shape> {
         let commits = std::mem::take(&mut *self.commits.lock().unwrap_or_else(PoisonError::into_inner));
         commits.iter().map(Shape::of).collect()
@@ -54,19 +53,19 @@ impl Store for Recorder {
     }
 }
 
-/// The size of the value that a commit puts, and whether this put creates its key.
+/// The size of the value that a put writes, and whether this put creates its key.
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,
-    /// True if the commit creates the key, with a guard that the key does not exist.
+    /// True if the put creates its key, with a guard that the key does not exist.
     is_new: bool,
 }
 
-/// The sizes of the values that a commit puts, and the number of its guards.
+/// The shape of a commit: the sizes of the values that it puts, and the numbers of its guards.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     puts: Vec<Put>,
-    /// Number of guards on single keys that the commit does not write itself.
+    /// Number of guards on single keys that the commit does not write.
     keys: usize,
     /// Number of the commit's guards on ranges of keys.
     ranges: usize,
@@ -87,31 +86,31 @@ impl Shape {
         Self { puts, keys: txn.compares.len().saturating_sub(guarded_writes + ranges), ranges }
     }
 
-    /// Returns the total size in bytes of all values that the commit puts.
+    /// Returns the total size, in bytes, of all values that the commit puts.
     pub(super) fn bytes(&self) -> usize {
         self.puts.iter().map(|put| put.bytes).sum()
     }
 
-    /// Returns the numbers of the transaction's puts, guards and value bytes as text for the printed report.
+    /// Returns the commit's numbers of puts, guards and value bytes as text for the report.
     pub(super) fn reported(&self) -> String {
         let guards = self.puts.len() + self.keys + self.ranges;
         format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())
     }
 }
 
-/// A bare client of etcd that writes its own keys.
+/// A bare client of etcd with keys of its own.
 #[derive(Clone)]
 pub(super) struct Bare {
     client: Client,
     name: String,
-    /// For each of the client's permanent keys, the revision at which the key was last written.
+    /// For each of the client's permanent keys, the revision of the key's last write.
     written: Vec<i64>,
     shared: i64,
     made: u64,
 }
 
 impl Bare {
-    /// Creates a client. The document that [`Self::prepare`] writes must exist.
+    /// Creates a client. The document that [`Self::prepare`] writes must exist already.
     pub(super) async fn connect(client: Client, name: String) -> Outcome<Self> {
         let mut client = client;
         let found = client.get(SHARED, None).await?;
@@ -125,7 +124,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Makes one commit with the sizes and guards in `shape`. Fails if a guard of the commit does not hold.
+    /// Makes one commit with the sizes and guards of `shape`. Fails if a guard of the commit does not hold.
     pub(super) async fn commit(&mut self, shape: &Shape) -> Outcome<()> {
         let (mut compares, mut puts, mut lasting) = (Vec::new(), Vec::new(), 0);
         for put in &shape.puts {

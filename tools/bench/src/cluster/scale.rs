@@ -1,5 +1,5 @@
-//! Measures what a full store costs: does equal work on etcds with few and with many nodes. The measured etcds are
-//! filled directly with the documents of nodes and blocks.
+//! Measures the cost of a full store: does the same work on etcds with few and with many nodes. The documents of nodes
+//! and blocks are written to the etcds directly, without an allocator.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::report::median;
 use crate::{Outcome, Programs};
 
 const NODES: [u32; 3] = [10, 1_000, 5_000];
-/// The number of addresses in use in each block of a node.
+/// Number of addresses in use in each block of a node.
 const USED: [u64; 2] = [64, 36];
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 200;
@@ -20,7 +20,7 @@ const ROUNDS: u32 = 200;
 const HOSTS: usize = 10;
 const HOST_ROUNDS: usize = 8;
 
-/// Measures etcds with different numbers of nodes, alternating between them.
+/// Measures etcds with different numbers of nodes, alternating between the etcds.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut grounds = Vec::new();

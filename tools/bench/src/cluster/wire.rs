@@ -1,5 +1,5 @@
-//! Measures the main plugin, as whole cold processes that set up a container's interface. The plugin is compared with
-//! Debian's ptp with host-local, and with a bare veth pair made with netlink.
+//! Measures the main plugin in whole cold processes that set up a container's interface. The plugin is compared with
+//! Debian's ptp with host-local, and with a bare veth pair made by netlink.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -24,17 +24,17 @@ use crate::{Outcome, Programs};
 
 /// The number of measurements of each contender.
 const ROUNDS: u32 = 100;
-/// The number of containers that have an address before the measurement begins.
+/// Number of containers that have an address before the measurement begins.
 const RESIDENTS: u32 = 40;
-/// The number of calls during which the requests to etcd are counted.
+/// Number of calls during which the requests to etcd are counted.
 const COUNTED: u32 = 20;
 /// The number of concurrent callers of the plugin.
 const CALLERS: usize = 16;
 const EACH: usize = 10;
 const CROWDS: usize = 5;
-/// The network from which the address pools are made.
+/// The CIDR from which the address pools are made.
 const POOL: &str = "10.0.0.0/12";
-/// The file of the kernel's setting for IPv4 forwarding, which ptp turns on.
+/// The kernel's setting for IPv4 forwarding, which ptp turns on.
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const CLUSTER_INFORMATION: &str = r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default","uid":"0b8f3bb8-6a1d-4d0c-9f0f-2b7d0c2b7c11","creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"clusterGUID":"b1b1b1b1","datastoreReady":true}}"#;
 
@@ -67,7 +67,7 @@ impl Wirer {
     }
 }
 
-/// Network namespaces for containers. Dropping this value removes these network namespaces.
+/// Network namespaces for containers, which are removed when this value is dropped.
 struct Namespaces(Vec<String>);
 
 impl Namespaces {
@@ -95,8 +95,7 @@ fn ip(arguments: &[&str]) -> Command {
     command
 }
 
-/// The value of the IPv4 forwarding setting before the measurements. Dropping this value restores the previous IPv4
-/// forwarding setting.
+/// The IPv4 forwarding setting from before the measurements, which is restored when this value is dropped.
 struct Forwarding(Option<String>);
 
 impl Forwarding {
@@ -113,7 +112,7 @@ impl Drop for Forwarding {
     }
 }
 
-/// Measures ADD and DEL by one caller and by many callers, the requests to etcd, and the memory and size of the plugin.
+/// Measures ADD and DEL by one caller and by many, the requests to etcd, and the plugin's memory and size.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let _forwarding = Forwarding::remember();
     let folder = folder.join("wire");
@@ -148,7 +147,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// The index of ptp in the list of contenders.
+/// The index of Debian's plugin ptp in the list of contenders.
 const PTP: usize = 1;
 const ETCD: usize = 2;
 const REDB: usize = 3;
@@ -206,8 +205,8 @@ fn one_caller(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     let mut dels = adds.clone();
     for round in 0..ROUNDS as usize + 2 {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order, so that no contender always follows the same
-            // other contender.
+            // Every second round runs the contenders in reverse order, so that none of them always follows the same
+            // other one.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let (contender, netns) = (&contenders[who], &namespaces.0[who]);
@@ -270,7 +269,7 @@ fn requests(ground: &Ground, wirer: &Wirer, findings: &mut Findings) -> Outcome<
     Ok(())
 }
 
-/// Reads from etcd's metrics how many requests for keys etcd has begun to serve.
+/// Returns the number of requests for keys that etcd has begun to serve, from etcd's metrics.
 fn served_requests(address: std::net::SocketAddr) -> Outcome<f64> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;

@@ -13,7 +13,7 @@ pub fn cni_args(data: &[u8]) {
     }
 }
 
-/// Returns the values that the parser under test must return, or `None` if it must return an error.
+/// Returns the values that the parser under test must return; `None` if it must return an error.
 fn expected(text: &str) -> Option<ParsedArgs> {
     let mut said = ParsedArgs::default();
     if text.is_empty() {

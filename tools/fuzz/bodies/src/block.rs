@@ -1,5 +1,5 @@
-//! Checks that a decoded block encodes and decodes to an equal block, and that a block stays consistent under every
-//! operation on it.
+//! Checks that a decoded block encodes and decodes to an equal block, and that it stays consistent under every
+//! operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use kv::Key;
 use serde_json::Value;
 use time::{Duration, OffsetDateTime};
 
-/// Maximum number of input bytes that choose random operations on the block.
+/// Maximum number of input bytes that choose operations on the block.
 const STEPS: usize = 24;
 
-/// Runs the fuzz target `block_json` on an input. If the input does not start with `{`, its first byte is the number of
-/// operation bytes, and the operation bytes follow. The rest of the input is the JSON document of a block.
+/// Runs the fuzz target `block_json` on an input. The input is the JSON document of a block. If the first byte is not
+/// `{`, it says how many operation bytes follow before the document.
 pub fn block_json(data: &[u8]) {
     let (work, text) = match data.split_first() {
         Some((count, rest)) if *count != b'{' => rest.split_at((usize::from(*count) % STEPS).min(rest.len())),

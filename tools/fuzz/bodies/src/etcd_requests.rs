@@ -16,8 +16,8 @@ use tonic::Request;
 const MOST: usize = 32;
 
 /// Runs the fuzz target `etcd_requests` on an input. The input is a sequence of etcd requests, each with a byte for the
-/// method, a byte for the length, and the message. The server must answer or reject each request, and the store must be
-/// intact in the end.
+/// method, a byte for the length, and the message. The server must answer or reject each of the requests, and leave the
+/// store intact.
 pub fn etcd_requests(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -38,10 +38,9 @@ pub fn etcd_requests(data: &[u8]) {
     });
 }
 
-/// Calls a method of the etcd API if the request message can be decoded.
 async fn call(api: &Api, method: u8, message: &[u8]) {
-    /// Calls one method of the etcd API with a decoded request. The method's answer is ignored, because an error is as
-    /// good as any other answer.
+    /// Calls one method of the etcd API with a decoded request. The result of the call is ignored, because an error is
+    /// as good as a response.
     macro_rules! call {
         ($request:ty, $service:ident :: $method:ident) => {
             if let Ok(request) = <$request>::decode(message) {

@@ -1,4 +1,4 @@
-//! Checks stores on disk of which one file is damaged. A damaged store must either be read correctly, or be rejected.
+//! Checks stores on disk of which one file is damaged. A damaged store must be read correctly or rejected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,15 +12,15 @@ use kv_mvcc::{Blocking, MvccStore};
 
 use crate::store::block_on;
 
-/// The undamaged stores to start from, in the format of [`pack`].
+/// The undamaged stores that the target damages, in the format of [`pack`].
 const STORES: [(&dyn Engine, &[u8]); 2] =
     [(&Redb, include_bytes!("../../stores/redb.pack")), (&Sled, include_bytes!("../../stores/sled.pack"))];
 
 /// The number of transactions that each packed store contains.
 const STEPS: u64 = 12;
 
-/// Silences the panic hook: some engines panic over damaged files, and the store turns these panics into errors. A
-/// panic that [`damaged_file`] does not catch still fails the fuzz run.
+/// Silences the panic hook: some engines panic over damaged files, and the store turns these panics into errors. A fuzz
+/// run still fails if [`damaged_file`] itself panics.
 pub fn quiet_engines() {
     std::panic::set_hook(Box::new(|_| {}));
 }
@@ -44,7 +44,7 @@ pub fn damaged_file(data: &[u8]) {
 }
 
 fn complain(what: &str, wrong: &str) {
-    // Print the failure here, because the panic hook may be silenced.
+    // The panic hook may be silenced, so the failure is printed here.
     #[expect(clippy::print_stderr, reason = "prints the error before the process exits")]
     {
         eprintln!("{what}: {wrong}");
@@ -71,7 +71,7 @@ fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstru
     let mut what = path.display().to_string();
     let written = written_parts(bytes);
     while !input.is_empty() && !bytes.is_empty() {
-        // Mostly damage bytes that are not zero, because large parts of a file are zeros.
+        // Large parts of a file are zeros, so mostly bytes that are not zero are damaged.
         let at = match input.arbitrary::<u32>()? as usize {
             at if at % 8 == 0 || written.is_empty() => (at / 8) % bytes.len(),
             at => written[(at / 8) % written.len()].min(bytes.len() - 1),
@@ -112,7 +112,7 @@ fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstru
     Ok(what)
 }
 
-/// Returns the positions of all bytes of a file that are not zero.
+/// Returns the positions in a file of all bytes that are not zero.
 fn written_parts(bytes: &[u8]) -> Vec<usize> {
     bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| at).collect()
 }
@@ -121,7 +121,7 @@ fn open(engine: &dyn Engine, path: &Path, create: Create) -> kv::Result<MvccStor
     open_blocking(engine, path, &OpenOptions::default().with_create(create).with_blocking(Blocking::InPlace))
 }
 
-/// Reads the whole store, writes to it, reopens it, and reads the whole store again.
+/// Reads the whole store, writes to it, reopens it, and reads all of it again.
 async fn use_twice(engine: &dyn Engine, path: &Path) -> kv::Result<std::result::Result<(), String>> {
     let store = open(engine, path, Create::Never)?;
     if let Err(wrong) = check(&store, STEPS).await? {
@@ -143,8 +143,8 @@ async fn step(store: &MvccStore, n: u64) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Compares the store with the content that it must have after the transactions with numbers below `n`. Returns a
-/// description of the first difference, or `None` if there is no difference.
+/// Compares the store with the content that it must have after the transactions with numbers below `n`. The inner error
+/// describes the first difference from the expected content.
 async fn check(store: &MvccStore, n: u64) -> kv::Result<std::result::Result<(), String>> {
     let found: Vec<(String, Vec<u8>)> =
         store.list(Range::All).await?.kvs.iter().map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect();
@@ -167,7 +167,7 @@ fn is_typed(error: &kv::Error) -> bool {
     }
 }
 
-/// Creates a store of an engine, and packs its files for `tools/fuzz/stores`.
+/// Creates a store of the named engine, and packs its files for `tools/fuzz/stores`.
 pub fn packed_store(name: &str) -> Vec<u8> {
     let (engine, _) = STORES.into_iter().find(|(engine, _)| engine.name() == name).unwrap();
     let folder = scratch();
@@ -185,7 +185,7 @@ pub fn packed_store(name: &str) -> Vec<u8> {
     pack(&files)
 }
 
-/// Collects all files in a folder and its subfolders, except the queue files of stores.
+/// Collects all files in a folder and its subfolders, except the stores' queue files.
 fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -197,12 +197,12 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
-/// The size in bytes of the pieces into which a packed file is split. Pieces that contain only zeros are not packed.
+/// The size in bytes of the pieces into which files are split for packing. Pieces that contain only zeros are left out.
 const PIECE: usize = 64;
 
 /// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
 /// content, its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX`
-/// ends a file. The lengths and the piece numbers have 4 bytes, in little-endian order.
+/// ends a file. Lengths and piece numbers have 4 bytes, in little-endian order.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();
@@ -220,7 +220,7 @@ fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     packed
 }
 
-/// The rest of the packed files, which was not read yet.
+/// The rest of the packed files, which has not been read yet.
 struct Packed(&'static [u8]);
 
 impl Packed {
@@ -260,8 +260,7 @@ fn unpack(packed: &'static [u8]) -> Vec<(PathBuf, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Tests that the fuzz target passes on undamaged stores, so that its failure on a damaged store is due to the
-    /// damage.
+    /// Undamaged stores must pass the fuzz target, so that any failure is due to the damage.
     #[test]
     fn packed_stores_pass_without_damage() {
         for (engine, packed) in STORES {

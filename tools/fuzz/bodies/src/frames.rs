@@ -31,7 +31,7 @@ fn look(frame: &Frame) {
     }
 }
 
-/// Checks that the body of a frame encodes and decodes to an equal value, if the body can be decoded.
+/// If the body of a frame can be decoded, checks that it encodes and decodes to an equal value.
 fn same<T: Serialize + DeserializeOwned>(frame: &Frame) {
     let Ok(body) = frame.decode::<T>() else { return };
     let written = Frame::new(frame.kind, &body).unwrap();

@@ -1,8 +1,8 @@
-//! Contains the fuzz targets, each as a function of one input (a byte slice).
+//! Contains the fuzz targets, each of which is a function of one input (a byte slice).
 //!
 //! A fuzz target accepts any bytes, and panics if the code under test misbehaves. The cargo-fuzz programs in the parent
 //! folder run the fuzz targets on generated inputs. The test `tests/seeds.rs` runs each fuzz target on the inputs in
-//! `tools/fuzz/seeds`, so that no target stops working unnoticed.
+//! `tools/fuzz/seeds`, so that no target breaks unnoticed.
 
 #![allow(clippy::unwrap_used, reason = "a fuzz target reports errors by panicking")]
 
@@ -31,12 +31,12 @@ pub use rows::{damaged_rows, row_codec};
 pub use selector::selector;
 pub use txns::txn_check;
 
-/// A fuzz target, which consists of a name and a function of one input.
+/// A fuzz target: a name and a function of one input.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The name of the fuzz program, and also of the folder with the fuzz target's seeds.
+    /// The name of the cargo-fuzz program, and of the folder with this target's seeds.
     pub name: &'static str,
-    /// The function that runs the fuzz target on an input.
+    /// The function that runs the fuzz target on one input.
     pub run: fn(&[u8]),
 }
 

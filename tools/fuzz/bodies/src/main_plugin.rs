@@ -8,11 +8,10 @@ use ipam_core::model::{Document, WorkloadEndpoint, keys};
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// A secret that no error message may contain. The seeds contain this string as every secret of a kubeconfig.
+/// A secret that no error message may contain. In the seeds, every secret of a kubeconfig is this string.
 const SECRET: &str = "c2VjcmV0";
 
-/// Runs the fuzz target `main_plugin` on an input. The first byte of the input chooses one of the parsers: it is `c`,
-/// `r`, `k` or `e`.
+/// Runs the fuzz target `main_plugin` on an input, whose first byte (`c`, `r`, `k` or `e`) chooses one of the parsers.
 pub fn main_plugin(data: &[u8]) {
     match data {
         [b'c', text @ ..] => conf(text),
@@ -29,8 +28,8 @@ fn conf(text: &[u8]) {
     }
 }
 
-/// Checks which addresses the parser of IPAM results returns: those in `ips` in order, or those in `ip4` and `ip6` of a
-/// result of an old CNI version.
+/// Checks which addresses the parser of IPAM results returns: those in `ips`, in order, or those in `ip4` and `ip6` if
+/// the result has an old CNI version.
 fn result(text: &[u8]) {
     let Ok(addresses) = parse_ipam_result(text) else { return };
     let json: Value = serde_json::from_slice(text).unwrap();
@@ -52,7 +51,7 @@ fn kubeconfig(text: &[u8]) {
     }
 }
 
-/// Checks that a WorkloadEndpoint encodes and decodes to an equal one, and that every field can be read.
+/// Checks that a WorkloadEndpoint encodes and decodes to an equal one, and that all its fields can be read.
 fn endpoint(text: &[u8]) {
     let key = keys::workload_endpoint("default", "node1-cni-c1-eth0");
     let Ok(endpoint) = WorkloadEndpoint::decode(&key, text) else { return };

@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-/// Runs the fuzz target `netconf` on the plugin's standard input. If the first byte is not `{`, it chooses the CNI verb
-/// and the name under which the plugin is called.
+/// Runs the fuzz target `netconf` on the plugin's standard input. A first byte other than `{` chooses the CNI verb and
+/// the name under which the plugin is called.
 pub fn netconf(data: &[u8]) {
     let (choice, text) = match data {
         [choice, text @ ..] if *choice != b'{' => (*choice, text),

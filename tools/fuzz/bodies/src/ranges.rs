@@ -8,8 +8,8 @@ use kv_mvcc::MemoryTable;
 
 use crate::store::{block_on, open};
 
-/// Bytes near the limits of a byte's value range. Keys of only a few different bytes are often close to each other in
-/// the key order.
+/// The bytes of which the keys consist: few, and near the limits of a byte's range, so that keys are often close to
+/// each other in the key order.
 const BYTES: [u8; 5] = [0, 1, b'a', 0xfe, 0xff];
 
 /// Runs the fuzz target `key_ranges` on an input.
@@ -17,7 +17,7 @@ pub fn key_ranges(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let keys = (0..6).map(|_| key(&mut input)).collect::<Result<Vec<_>>>();
     let ranges = (0..4).map(|_| range(&mut input)).collect::<Result<Vec<_>>>();
-    // `Unstructured` pads an input that is too short with zeros, so decoding the input never fails.
+    // `Unstructured` pads a short input with zeros, so decoding never fails.
     let (keys, ranges) = (keys.unwrap(), ranges.unwrap());
     for key in &keys {
         check_neighbours(key, &keys);
@@ -44,7 +44,7 @@ pub(crate) fn range(input: &mut Unstructured<'_>) -> Result<Range> {
     })
 }
 
-/// Returns true if a range contains a key, according to the naive model. The model compares keys byte by byte.
+/// Returns true if a range contains a key according to the naive model, which compares keys byte by byte.
 fn says(range: &Range, key: &[u8]) -> bool {
     let not_before = |from: &Key| !precedes(key, from.as_bytes());
     match range {
@@ -56,8 +56,8 @@ fn says(range: &Range, key: &[u8]) -> bool {
     }
 }
 
-/// Returns true if `a` sorts before `b` in the order of unsigned bytes. A string sorts before all longer strings that
-/// begin with it.
+/// Returns true if `a` sorts before `b` in the order of unsigned bytes, in which a string precedes all longer strings
+/// that begin with it.
 fn precedes(a: &[u8], b: &[u8]) -> bool {
     for (place, other) in b.iter().enumerate() {
         match a.get(place) {
@@ -97,7 +97,7 @@ fn check_range(range: &Range, keys: &[Key]) {
     assert_eq!(range.is_empty(), !says(range, from.as_bytes()), "{range} and its start");
 }
 
-/// Checks that a store reads and deletes exactly the keys that are in the ranges, at the current and at past revisions.
+/// Checks that a store reads and deletes exactly the keys in the ranges, at the current revision and at past ones.
 fn check_store(keys: &[Key], ranges: &[Range]) {
     let store = open(Box::new(MemoryTable::new())).unwrap();
     block_on(async {

@@ -1,4 +1,5 @@
-//! Checks the encoding of a store's rows. Also checks stores whose rows have wrong content but right checksums.
+//! Checks the encoding of a store's rows, and checks stores with rows whose content is wrong but whose checksums are
+//! right.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
@@ -17,8 +18,7 @@ pub fn row_codec(data: &[u8]) {
         Some((length, rest)) => rest.split_at(usize::from(*length).min(rest.len())),
         None => (data, data),
     };
-    // First check the row as it is, which usually fails because of its checksum; then check the row with the right
-    // checksum.
+    // The row itself is checked first, although its checksum is usually wrong; then the row with the right checksum.
     fuzzing::check_row(key, row);
     let sealed = fuzzing::seal(key, row);
     fuzzing::check_row(key, &sealed);
@@ -26,8 +26,7 @@ pub fn row_codec(data: &[u8]) {
     assert_eq!(fuzzing::unseal(&[key, b"x"].concat(), &sealed), None, "a row belongs to its key");
 }
 
-/// Runs the fuzz target `damaged_rows` on an input. The input chooses rows of a store, and how each chosen row is
-/// changed.
+/// Runs the fuzz target `damaged_rows` on an input. The input chooses which rows of a store are changed, and how.
 pub fn damaged_rows(data: &[u8]) {
     static WHOLE: OnceLock<Vec<(Vec<u8>, Vec<u8>)>> = OnceLock::new();
     let whole = WHOLE.get_or_init(|| {
@@ -44,7 +43,7 @@ pub fn damaged_rows(data: &[u8]) {
     }
     if let Err(error) = block_on(use_all(&table)) {
         let text = error.to_string();
-        // A store whose engine has panicked reports that the engine gave up, but the engine in memory must never panic.
+        // The text reports a panic of the engine, but the engine in memory must never panic.
         assert!(!text.contains("the engine gave up"), "{text}");
     }
 }
@@ -88,7 +87,7 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
             let more = input.bytes(input.len().min(9))?;
             payload.splice(place..place, more.iter().copied());
         }
-        // Try the payload of another row, because the store might be able to decode it under the wrong key.
+        // The row gets the content of another row, which the store might be able to decode under the wrong key.
         4 => {
             let (other_key, other) = &rows[usize::from(input.arbitrary::<u8>()?) % rows.len()];
             payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();
@@ -108,12 +107,12 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
     Ok(Write::Put(key.clone(), fuzzing::seal(key, &payload)))
 }
 
-/// Calls every method of a store, and stops at the first error that reports a panic.
+/// Calls every method of a store, and stops at the first error that reports a panic of the engine.
 async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     let store = open(Box::new(table.clone()))?;
     let now = store.status().revision;
     let mark = store.status().compacted;
-    // Each store call below may fail, because the call may have to read a damaged row.
+    // Each store call below may fail, because the call may read a damaged row.
     let _ = quiet(store.list(Range::All).await)?;
     for at in [mark.get(), mark.get().saturating_add(1), now.get().saturating_sub(1), now.get()] {
         let _ = quiet(store.range(RangeRequest::new(Range::All).with_at(Revision::new(at))).await)?;
@@ -138,8 +137,7 @@ async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     store.close().await
 }
 
-/// Returns the answer of a store call, or `None` if the call failed. An error that reports a panic is returned
-/// unchanged.
+/// Returns the answer of a store call; `None` if the call failed with an error other than a panic.
 fn quiet<T>(answer: kv::Result<T>) -> kv::Result<Option<T>> {
     match answer {
         Err(error) if error.to_string().contains("the engine gave up") => Err(error),

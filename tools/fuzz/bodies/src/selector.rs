@@ -23,8 +23,7 @@ pub fn selector(data: &[u8]) {
         }
     };
     let shown = selector.to_string();
-    // Printing a selector adds spaces that its original text may lack, so the printed text can exceed the maximum
-    // length.
+    // A printed selector may have spaces that its original text lacks, so it may exceed the maximum length.
     if shown.len() <= MAX_SELECTOR_BYTES {
         assert_eq!(shown.parse(), Ok(selector.clone()), "{text} is shown as {shown}");
     }

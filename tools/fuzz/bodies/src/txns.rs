@@ -45,8 +45,7 @@ fn txn(input: &mut Unstructured<'_>) -> Result<Txn> {
     Ok(Txn::new().with_compares(compares).with_success(success).with_failure(failure))
 }
 
-/// Generates a list of a few random items. Sometimes one of the items is repeated, up to about the maximum number of
-/// items.
+/// Generates a few random items, and sometimes repeats one of them, up to about the maximum number of items.
 fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for _ in 0..input.int_in_range(0..=4)? {
@@ -57,7 +56,7 @@ fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -
     Ok(all)
 }
 
-/// Generates a key. Some of the generated keys have about the maximum length.
+/// Generates a random key, sometimes with about the maximum length.
 fn any_key(input: &mut Unstructured<'_>) -> Result<Key> {
     if input.ratio(1, 16)? {
         return Ok(Key::from(vec![b'k'; input.int_in_range(4095..=4098)?]));
@@ -171,7 +170,8 @@ fn op_size(op: &Op) -> usize {
 }
 
 fn range_faults(range: &Range) -> Vec<ErrorKind> {
-    // The next page of a range starts directly after a key, so a bound of a range may be one byte longer than a key.
+    // The next page of a range starts directly after a key, so a bound of a range may be one byte longer than the
+    // longest key.
     let (ends, most): (&[&Key], usize) = match range {
         Range::Key(key) | Range::Prefix(key) => (&[key], 4096),
         Range::From(from) => (&[from], 4097),
@@ -191,7 +191,7 @@ fn range_faults(range: &Range) -> Vec<ErrorKind> {
 }
 
 /// Returns the size of a range in bytes as the conformance rules define it: the length of the key, or of both bounds.
-/// The upper bound of a prefix range counts as long as the prefix.
+/// The upper bound of a prefix range has the same size as the prefix.
 fn range_size(range: &Range) -> usize {
     match range {
         Range::Key(key) => key.as_bytes().len(),

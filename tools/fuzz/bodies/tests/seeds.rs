@@ -28,14 +28,13 @@ fn fuzz_targets_all_take_their_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // Also try the simple inputs with which every fuzzer starts.
+        // The simple inputs with which every fuzzer starts are tried as well.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }
     }
 }
 
-/// Tests that the fuzz programs, the folders of seeds and [`TARGETS`] have the same names.
 #[test]
 fn fuzz_targets_are_complete() {
     let table: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();

@@ -19,37 +19,34 @@ use crate::random::Random;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval at which a caller checks whether its plugin process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// On average, one in this number of calls is killed while the disk has power. The writes of a killed call that are not
-/// synced yet are not lost.
+/// While the disk has power, one plugin call in `KILLS` calls is killed, on average. The unsynced writes of a killed
+/// call are not lost.
 const KILLS: u64 = 8;
 
-/// The parameters of all callers in one test round: their disk, network configuration, ledger and number of calls.
+/// The parameters of all callers in one round of the test.
 pub struct Work<'a> {
     pub disk: &'a Disk,
     pub conf: &'a Value,
     pub ledger: &'a Mutex<Ledger>,
     /// The number of calls that each caller makes.
     pub calls: u64,
-    /// The number of answered calls after which the power is cut. `None` if another event decides when the power is
-    /// cut.
+    /// The power is cut after this number of answered calls; `None` if another event decides when the power is cut.
     pub last: Option<u64>,
     /// The approximate number of disk operations in one plugin call.
     pub operations: u64,
-    /// The number of calls that the daemon has answered so far.
+    /// The number of plugin calls that the daemon has answered so far.
     pub by_daemon: &'a AtomicU64,
 }
 
-/// The reason why the wait for a plugin process has ended.
 enum End {
     Exit(ExitStatus),
-    /// The caller has killed the plugin process.
     Killed,
     PowerCut,
 }
 
 impl Work<'_> {
-    /// Runs the given number of callers concurrently until all of them have ended. Each caller draws from a stream of
-    /// random numbers of its own.
+    /// Runs the given number of callers concurrently until all of them have ended. Each caller draws from its own
+    /// stream of random numbers.
     pub fn run(&self, callers: u64, random: &mut Random) {
         let randoms: Vec<_> = (0..callers).map(|caller| Random::new(random.next(), caller)).collect();
         thread::scope(|scope| {
@@ -62,7 +59,7 @@ impl Work<'_> {
         });
     }
 
-    /// Makes a call. The result is false if the power was cut during the plugin call.
+    /// Makes one ADD or DEL with the plugin. Returns false if the power was cut during the plugin call.
     fn call(&self, random: &mut Random) -> bool {
         let (verb, container) = self.ledger().begin(random);
         let call = Call::new(verb, &container, self.conf);
@@ -75,7 +72,7 @@ impl Work<'_> {
         };
         let output = child.wait_with_output().unwrap();
         if !status.success() {
-            // Only the power cut may make a call fail.
+            // A plugin call may fail only if the power was cut.
             assert!(self.disk.is_cut(), "{call:?}: {status}, {}", String::from_utf8_lossy(&output.stdout));
             return false;
         }

@@ -5,34 +5,33 @@ use std::net::IpAddr;
 
 use crate::random::Random;
 
-/// The set of addresses of one container.
 type Addresses = BTreeSet<IpAddr>;
 
 /// Maximum number of containers that have addresses at the same time.
 const MOST_HELD: usize = 60;
-/// Number of addresses that each container gets: one IPv4 and one IPv6 address.
+/// Number of addresses of each container: one IPv4 and one IPv6 address.
 const EACH: usize = 2;
 
-/// The results of all answered calls, and the calls that were started but not answered.
+/// The results of all answered calls, and the calls that were not answered.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers whose last call was not answered. The value is the container's addresses before an unanswered
-    /// DEL, or `None` for an unanswered ADD.
+    /// The containers whose last call was not answered: with their addresses before an unanswered DEL, or with `None`
+    /// for an unanswered ADD.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,
 }
 
 impl Ledger {
-    /// Begins a call, which is either an ADD of a new container or a DEL of an existing one.
+    /// Begins a call: an ADD of a new container or a DEL of an existing one.
     pub fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
         let names: Vec<_> = self.held.keys().cloned().collect();
         if names.is_empty() || (names.len() < MOST_HELD && random.once_in(2)) {
             return ("ADD", self.begin_add());
         }
         let container = random.pick(&names).clone();
-        // A container whose DEL has begun may lose its addresses at any time.
+        // After its DEL has begun, a container may lose its addresses at any time.
         let before = self.held.remove(&container);
         self.pending.insert(container.clone(), before);
         ("DEL", container)
@@ -46,8 +45,8 @@ impl Ledger {
         container
     }
 
-    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, the address
-    /// list `reported` is empty.
+    /// Records the result of a call, and returns the number of answered calls in this round. For a DEL, the set of
+    /// addresses `reported` is empty.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
@@ -73,9 +72,8 @@ impl Ledger {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }
 
-    /// Compares the ledger with the store after a power cut, and ends the round. The content of the store decides
-    /// whether an unanswered call counts as having happened. Returns the number of unanswered calls that happened and
-    /// the number of those that did not.
+    /// Compares the ledger with the store after a power cut, and ends the round. An unanswered call counts as having
+    /// happened if the store shows its effect. Returns how many unanswered calls happened and how many did not.
     pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {

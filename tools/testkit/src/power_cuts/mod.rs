@@ -1,4 +1,4 @@
-//! Cuts the power of a simulated disk while the plugin runs, in rounds: [`callers`] run ADD and DEL on the disk until
+//! Cuts the power of a simulated disk while the plugin runs, in rounds: [`callers`] run ADDs and DELs on the disk until
 //! its power is cut. After the power cut, [`world`] compares the remaining disk image with the [`ledger`].
 
 pub mod callers;
@@ -15,22 +15,21 @@ use crate::random::{Random, setting};
 use world::{Plan, World};
 
 pub const SEED: u64 = 20_261_123;
-/// The number of rounds in a cycle of the test. The last two rounds of each cycle use a new disk, which is empty at
-/// first.
+/// The number of rounds in a cycle of the test. The last two rounds of a cycle start with a new, empty disk.
 const KINDS: u64 = 5;
 /// Number of rounds between two progress messages of a long run.
 const PROGRESS: u64 = 250;
 
-/// The number of times that each kind of event happened, by the event's name.
+/// How often each kind of event happened, by the event's name.
 pub type Tally = BTreeMap<String, u64>;
 
 pub fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// Cuts the power of an old store in some rounds, and of a new store in others. Runs `MARGAY_POWER_ROUNDS` rounds of
-/// the test, or `usual` rounds if this variable is not set. If at least `usual` rounds are run, every kind of event
-/// must happen at least once.
+/// Cuts the power in some rounds on an old store, and in others on a new one. Runs `MARGAY_POWER_ROUNDS` rounds, or
+/// `usual` rounds if this variable is not set. If at least `usual` rounds are run, every kind of event must happen at
+/// least once.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
@@ -54,7 +53,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     for (what, count) in &tally {
         println!("{count:>8}  {what}");
     }
-    // With fewer than `usual` rounds, some kinds of events may not happen.
+    // In fewer than `usual` rounds, some kinds of events may not happen.
     if rounds >= usual {
         let rows = &format!("not synced: /store/{}", engine.file);
         for what in [rows, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {

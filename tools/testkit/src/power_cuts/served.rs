@@ -15,20 +15,20 @@ use crate::programs::command;
 /// Maximum time from starting the daemon until it listens.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Strings that the plugin logs if the daemon did not serve its call.
+/// Strings that the plugin logs when the daemon has not served its call.
 const WITHOUT: [&str; 3] = ["opening the store directly", "does not serve this store", "declined the CNI call"];
 
-/// A running daemon. Dropping this value kills the daemon's process, as a power cut would.
+/// A running daemon. Dropping this value kills the daemon, as a power cut would.
 #[derive(Debug)]
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// Starts the daemon on a store, and waits until it listens or the power is cut.
+    /// Starts the daemon on a store, and waits until the daemon listens or the power is cut.
     pub fn start(store: &Location, disk: &Disk) -> Self {
         Self::start_with(store, disk, &[])
     }
 
-    /// Starts the daemon like [`Daemon::start`], with additional options of `margay serve`.
+    /// Starts the daemon as [`Daemon::start`] does, with additional options of `margay serve`.
     pub fn start_with(store: &Location, disk: &Disk, options: &[&str]) -> Self {
         let mut serve = Command::new(command());
         serve.args(["--store", &store.to_string(), "serve"]).args(options).env_clear();
@@ -42,7 +42,7 @@ impl Daemon {
         daemon
     }
 
-    /// True if the daemon answered the plugin call whose log is `log`.
+    /// True if the daemon answered the plugin call that has written the log `log`.
     pub fn has_answered(log: &str) -> bool {
         !WITHOUT.iter().any(|words| log.contains(words))
     }

@@ -1,4 +1,4 @@
-//! Keeps a simulated disk over many power cuts, and the ledger of the calls that were answered while using this disk.
+//! Keeps a simulated disk over many power cuts, and the ledger of the calls that were answered on this disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,15 +24,15 @@ use crate::random::Random;
 
 /// Maximum number of revisions in the store's history.
 const FULL_LOG: usize = 10_000;
-/// The first estimate of the number of disk operations in one plugin call.
+/// First estimate of the number of disk operations in one plugin call.
 const OPERATIONS: u64 = 30;
 
 /// The moment of a test round at which the power is cut.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// The power is cut after this number of disk operations, or earlier if all calls have ended.
+    /// The power is cut after the given number of disk operations, or earlier if all calls have ended.
     Operation(u64),
-    /// The power is cut when a caller has received the answer with this number in the round.
+    /// The power is cut when a caller receives the answer with the given number in the round.
     Answer(u64),
 }
 
@@ -44,7 +44,6 @@ pub struct Plan {
     moment: Moment,
     pub folders: Folders,
     luck: u64,
-    /// Whether the callers of the round use a daemon.
     served: bool,
 }
 
@@ -54,8 +53,8 @@ impl Plan {
         let all = callers * calls;
         let moment = match random.below(4) {
             0 => Moment::Answer(1 + random.below(all)),
-            // One drawn number in nine is greater than the number of disk operations in the round, so some power cuts
-            // happen after all calls have ended.
+            // One number in nine exceeds the number of disk operations in the round, so that some power cuts happen
+            // after all calls have ended.
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
@@ -63,7 +62,7 @@ impl Plan {
     }
 }
 
-/// A simulated disk, and the ledger of the calls that were answered while using this disk.
+/// A simulated disk, and the ledger of the calls that were answered on this disk.
 #[derive(Clone, Debug)]
 pub struct World {
     pub engine: Engine,
@@ -100,8 +99,8 @@ impl World {
         Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
     }
 
-    /// Lets the callers work, cuts the power, and checks the image that remains of the disk. The returned error
-    /// describes what is wrong with the remaining disk image.
+    /// Lets the callers work, cuts the power, and checks the disk image that remains. The returned error describes what
+    /// is wrong with the remaining disk image.
     pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
@@ -149,7 +148,7 @@ impl World {
         self.scan(tally)
     }
 
-    /// Checks a copy of the image that remains of the disk.
+    /// Checks a copy of the disk image that remained after the power cut.
     pub fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
@@ -167,7 +166,7 @@ impl World {
         Ok(())
     }
 
-    /// Copies the remaining disk image to a folder that is not deleted, and returns the path of that folder.
+    /// Copies the remaining disk image to a folder that is not deleted. Returns the path of the folder with the copy.
     pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();
@@ -180,7 +179,8 @@ pub fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// Maps file names that differ only in a number to the same name, because sled numbers its snapshots.
+/// Maps a file's path to its kind: file names that differ only in a number get the same kind, because sled numbers its
+/// snapshots.
 fn kind_of(path: &Path) -> String {
     let text = path.display().to_string();
     text.split_once("/snap.").map_or(text.clone(), |(folder, _)| format!("{folder}/snap.*"))

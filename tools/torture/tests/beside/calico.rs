@@ -1,8 +1,8 @@
-//! A model of Calico's IPAM client. The model reads and writes one key at a time, in the same order as Calico.
+//! A model of Calico's IPAM client, which reads and writes one key at a time, in the order in which Calico does.
 //!
-//! Each store call of the model is also a store call of Calico. Each write of the model is a compare-and-swap of one
-//! key. The model does not read the documents that never change in these tests: settings, reservations, pools and the
-//! node. If a write conflicts, the model retries immediately, as Calico does.
+//! Each store call of this model corresponds to a store call of Calico, and each of its writes is a compare-and-swap of
+//! one key. The model does not read documents that never change in these tests: settings, reservations, pools and the
+//! node. After a conflict, the model retries immediately, as Calico does.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::documents::{
 };
 
 const RETRIES: usize = 100;
-/// The claim time of a block that was claimed long enough ago to be taken over when it is empty.
+/// The claim time of a block that was claimed long ago, so that another host may take it over when it is empty.
 pub(crate) const LONG_AGO: &str = "2020-01-01T00:00:00Z";
 /// The claim time of a block that was claimed too recently to be taken over.
 pub(crate) const JUST_NOW: &str = "2027-01-15T08:00:00Z";
@@ -40,11 +40,11 @@ pub(crate) struct Calico {
     pub(crate) pool: Pool,
     /// The claim time that is written to new blocks.
     pub(crate) claimed: &'static str,
-    /// The pod that is recorded as an attribute of assigned addresses, if any.
+    /// The pod that assigned addresses get as an attribute, if any.
     pub(crate) pod: Option<String>,
 }
 
-/// A document that was read from the store, with its mod revision.
+/// A document as read from the store, with its mod revision.
 struct Read<T> {
     key: String,
     value: T,
@@ -61,8 +61,8 @@ impl Calico {
         Ok(self.store.list(Range::Prefix(prefix.into())).await.map_err(broken)?.kvs)
     }
 
-    /// Writes a key if its mod revision is still `at`; otherwise, returns a conflict. Returns the revision of the
-    /// write.
+    /// Writes a key if its mod revision is still `at`; otherwise fails with a conflict. Returns the store's revision
+    /// after the write.
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
@@ -140,8 +140,8 @@ impl Calico {
         if assigned.is_empty() { Err(Refusal::Full) } else { Ok(assigned) }
     }
 
-    /// Returns the block to which one of the host's affinities refers. A missing block is created, and an unconfirmed
-    /// affinity is repaired.
+    /// Returns the block to which one of the host's affinities refers; creates a missing block, and confirms an
+    /// unconfirmed affinity.
     async fn own_block(&self, cidr: &str) -> Done<Read<Block>> {
         let mut affinity = self.affinity(&self.host, cidr).await?;
         match self.block(cidr).await {
@@ -162,8 +162,8 @@ impl Calico {
         }
     }
 
-    /// Finds the network of a block that this host can claim. If every block of the pool is claimed, an empty block
-    /// with an old claim time is taken from another host.
+    /// Finds the CIDR of a block that this host can claim. If every block of the pool is claimed, takes an empty block
+    /// with an old claim time from another host.
     async fn find_block(&self) -> Done<String> {
         let listed = self.list(BLOCKS.to_owned()).await?;
         let stored: Vec<Block> = listed.iter().map(|kv| json(kv.value.as_bytes())).collect();
@@ -186,8 +186,8 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Assigns addresses of a block that has just been read. First, the number of addresses is added to the handle's
-    /// count; then the block is written.
+    /// Assigns addresses of the block `block`, which was just read. The number of addresses is first added to the
+    /// handle's count; then the block is written.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -233,8 +233,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts a number from a handle's count of addresses in a block. All errors of the subtraction are ignored,
-    /// because Calico only logs them. A subtraction that would make the count negative is also ignored.
+    /// Subtracts a number from a handle's count of addresses in a block. As in Calico, errors and a subtraction that
+    /// would make the count negative are ignored.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };
@@ -270,7 +270,7 @@ impl Calico {
         Ok(released)
     }
 
-    /// Releases one address, whichever handle holds the address.
+    /// Releases one address, whichever handle the address belongs to.
     pub(crate) async fn release_ip(&self, ip: IpAddr, cidr: &str) -> Done<Vec<IpAddr>> {
         let gone = self.release_from(cidr, |held, _| held == ip).await?;
         for (_, handle) in &gone {
@@ -279,7 +279,7 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Releases one address if it still has the given handle and sequence number. Returns true if the address was
+    /// Releases one address if its handle and sequence number are still the given ones. Returns true if the address was
     /// released.
     pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
         let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);
@@ -290,8 +290,8 @@ impl Calico {
         Ok(!gone.is_empty())
     }
 
-    /// Releases the addresses of a block for which the closure `test` returns true. If the block is empty after the
-    /// release and has no owner, it is deleted.
+    /// Releases the addresses of a block for which `test` returns true. Deletes the block if it has no owner and is
+    /// empty after the release.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
         self.release_from_if(cidr, |_| true, test).await
     }
@@ -354,11 +354,11 @@ impl Calico {
         }
     }
 
-    /// Creates the block to which an affinity refers, if the block is missing.
+    /// Creates the block to which an affinity refers, unless the block exists.
     async fn make(&self, affinity: &mut Read<Affinity>, cidr: &str) -> Done<Read<Block>> {
         self.set_affinity(affinity, "pending").await?;
-        // The first sequence number is derived from the affinity's revision, so a recreated block has other sequence
-        // numbers than the deleted one.
+        // The first sequence number depends on the affinity's revision, so a recreated block never repeats the sequence
+        // numbers of the deleted one.
         let number = u64::try_from(affinity.at.get()).unwrap() << 32;
         let value = Block::new(cidr, &self.host, self.pool.size, self.claimed, number);
         let key = block_key(cidr);
@@ -375,7 +375,7 @@ impl Calico {
         }
     }
 
-    /// Confirms the affinity if this host owns the existing block, and deletes the affinity otherwise.
+    /// Confirms the affinity if this host owns the existing block; otherwise deletes the affinity.
     async fn take_or_leave(&self, affinity: &mut Read<Affinity>, block: Read<Block>) -> Done<Read<Block>> {
         if block.value.is_of(&self.host) {
             self.confirm(affinity).await?;

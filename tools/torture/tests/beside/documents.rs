@@ -1,5 +1,5 @@
-//! Decodes IPAM documents as Calico's client does. Fields that Calico's client does not know are lost when the client
-//! writes a document back.
+//! Decodes IPAM documents as Calico's client does. When the client writes a document back, fields that it does not know
+//! are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,12 +12,10 @@ pub(crate) enum Refusal {
     /// The key to create already exists, or the key to write has changed since the client read it.
     Conflict,
     Missing,
-    /// Another host owns the block.
     Claimed,
     NotEmpty,
     /// No address of the pool is free.
     Full,
-    /// The store did not answer.
     Store(String),
 }
 
@@ -94,13 +92,13 @@ pub(crate) fn handle_key(handle: &str) -> String {
     format!("{HANDLES}{handle}")
 }
 
-/// Returns the network of a block, which the last part of the block's key encodes.
+/// Returns the CIDR of a block, which the last part of the block's key encodes.
 pub(crate) fn cidr_of(key: &str) -> String {
     key.rsplit('/').next().unwrap().replace('-', "/")
 }
 
 impl Block {
-    /// Creates the document of a new block whose owner is a host.
+    /// Creates the document of a new block that the host `host` owns.
     pub(crate) fn new(cidr: &str, host: &str, size: usize, claimed: &str, sequence_number: u64) -> Self {
         Self {
             cidr: cidr.to_owned(),
@@ -134,8 +132,8 @@ impl Block {
         }
     }
 
-    /// Returns the handle that holds each assigned address of the block. Old versions of Calico wrote a carriage return
-    /// and more text after the handle's id, which is ignored.
+    /// Returns each assigned address of the block with the handle that holds it. Old versions of Calico wrote a
+    /// carriage return and more text after the handle's id, both of which are ignored.
     pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
         let held = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let handle = self.entries()[(*slot)?].handle_id.as_ref()?;
@@ -144,7 +142,7 @@ impl Block {
         held.collect()
     }
 
-    /// Returns the sequence number that the block had when an address was assigned.
+    /// Returns the sequence number that the block had when it assigned an address.
     pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
         let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
@@ -177,8 +175,8 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Releases the addresses for which the closure `test` returns true, and returns these addresses with the handles
-    /// that held them.
+    /// Releases the addresses for which `test` returns true. Returns the released addresses, each with the handle that
+    /// held it.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {

@@ -1,4 +1,4 @@
-//! A store wrapper that slows down its caller. Before any store call, the caller may pause, halt for a while, or halt
+//! A store wrapper that slows down its caller: before any store call, the caller may pause, halt for a while, or halt
 //! for ever.
 
 use std::sync::{Arc, Mutex};
@@ -9,12 +9,12 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// Notifications that a caller of a store has halted.
+/// Notifications that the caller of a store has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// A notification that the caller has halted for a while or for ever, so that no other caller waits for it.
+    /// Notifies that the caller has halted, for a while or for ever, so that no other caller waits for it.
     pub(crate) stopped: Notify,
-    /// A notification that the caller has halted for ever.
+    /// Notifies that the caller has halted for ever.
     pub(crate) gone: Notify,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Halting {
 }
 
 impl Halting {
-    /// Wraps a store. Returns the wrapped store, and the notifications that its caller has halted.
+    /// Wraps a store. Returns the wrapper, and the notifications that the wrapper's caller has halted.
     pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
         let fate = Arc::<Fate>::default();
         let random = Mutex::new(fastrand::Rng::with_seed(seed));
@@ -55,16 +55,15 @@ impl Halting {
     }
 }
 
-/// The tasks of the callers that have halted. All clones of a [`Left`] share one list of tasks.
+/// The tasks of callers that have halted. All clones of a [`Left`] share one list of tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 
-/// The task of a halted caller, and the notifications about the caller.
 type Stopped = (JoinHandle<()>, Arc<Fate>);
 
 impl Left {
-    /// Runs a caller of the store in a separate task. Returns `None` as soon as the caller halts. A caller that halts
-    /// only for a while continues later.
+    /// Runs a caller of the store in a separate task. Returns `None` as soon as the caller halts; the task of a caller
+    /// that halts only for a while continues later.
     pub(crate) async fn behind<T: Send + 'static>(
         &self,
         fate: Arc<Fate>,

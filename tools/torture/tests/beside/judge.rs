@@ -1,5 +1,5 @@
-//! Checks every revision by the rules for its author (Calico's client or Margay), and decodes the documents without
-//! Margay's model.
+//! Checks every revision by the rules for its author (Calico's client or Margay). The judge decodes the documents
+//! without Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::turns::Side;
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// The affinities, by owner and block. The owner in the map is written as in the document of a block.
+    /// The affinities by owner and block. The owner in the key of the map is written as in block documents.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
@@ -62,7 +62,7 @@ impl Stored {
         self.blocks.values().flat_map(Block::holders).collect()
     }
 
-    /// Returns the number of addresses of a block that a handle holds, according to the document of the block.
+    /// Returns how many addresses of a block a handle holds, according to the block's document.
     fn held(&self, handle: &str, cidr: &str) -> i64 {
         let holders = self.blocks.get(cidr).map(Block::holders).unwrap_or_default();
         i64::try_from(holders.values().filter(|holder| *holder == handle).count()).unwrap()
@@ -80,8 +80,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the addresses that are assigned under a handle whose document does not count the addresses' block. A
-    /// release of the handle would miss the returned addresses.
+    /// Returns the assigned addresses whose handle document does not count their block. A release of the handle would
+    /// miss the returned addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -102,10 +102,10 @@ impl Judge {
         Self { now: Stored::read(start), seen: BTreeMap::new() }
     }
 
-    /// Applies the changes of the next revision and checks the new state.
+    /// Applies the changes of the next revision and checks the new state of the documents.
     ///
     /// # Errors
-    /// An error for the violated rule. The error names the keys that the revision changed.
+    /// An error for the violated rule, which names the keys that the revision changed.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -122,7 +122,7 @@ impl Judge {
         })
     }
 
-    /// Checks the rules for a revision that was written by Margay.
+    /// Checks the rules for a revision that Margay wrote.
     fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let now = &self.now;
         let mut pairs = BTreeSet::new();
@@ -166,8 +166,8 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// Checks that owners in blocks and affinity documents agree, if they agreed before the judged revision or if the
-    /// judged revision changed one of them.
+    /// Checks that the owners in blocks agree with the affinity documents, if they agreed before this revision or if
+    /// this revision changed one of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();
@@ -191,7 +191,7 @@ impl Judge {
     }
 }
 
-/// Checks that no address has moved from one holder to another within one revision.
+/// Checks that no address moves from one holder to another within one revision.
 fn not_moved(before: &Stored, now: &Stored) -> Result<(), String> {
     let held = before.holders();
     for (ip, holder) in now.holders() {

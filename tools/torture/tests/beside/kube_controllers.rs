@@ -1,9 +1,9 @@
 //! A model of the part of Calico's kube-controllers that releases leaked addresses.
 //!
-//! The controller periodically checks each address that is recorded with a node, a pod and a namespace. An address
-//! becomes a candidate for release if its pod does not exist or if the pod's status does not list the address. If the
-//! address is still a candidate after some more checks, the controller releases it by address, handle and sequence
-//! number. The controller keeps the attributes with which it first saw an address, even if they have changed since.
+//! The controller periodically checks each address that is recorded with a node, a pod and a namespace. An address is a
+//! candidate for release if its pod does not exist, or if the pod's status does not list the address. If the address is
+//! still a candidate after some more checks, the controller releases it by address, handle and sequence number. The
+//! controller keeps the attributes with which it first saw an address, even if the attributes have changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::documents::{BLOCKS, Block};
 /// Calico, the checks before a release take a quarter of an hour.
 const GRACE: usize = 3;
 
-/// The pods of the cluster by name, each with the addresses in its status.
+/// The pods of the cluster, each with the addresses in its status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pods(Arc<Mutex<BTreeMap<String, BTreeSet<IpAddr>>>>);
 
@@ -33,18 +33,17 @@ impl Pods {
         self.0.lock().unwrap().entry(name.to_owned()).or_default().extend(addresses);
     }
 
-    /// Deletes a pod.
     pub(crate) fn delete(&self, name: &str) {
         self.0.lock().unwrap().remove(name);
     }
 
-    /// True if the pod exists and may use the given address. A pod whose status lists no addresses may use any address.
+    /// True if the pod exists and may use the address `ip`. A pod whose status lists no addresses may use any address.
     fn may_have(&self, name: &str, ip: IpAddr) -> bool {
         self.0.lock().unwrap().get(name).is_some_and(|addresses| addresses.is_empty() || addresses.contains(&ip))
     }
 }
 
-/// An address with the attributes with which the controller first saw it.
+/// An address, with the attributes that it had when the controller first saw it.
 #[derive(Clone, Debug)]
 struct Seen {
     cidr: String,
@@ -53,7 +52,6 @@ struct Seen {
     candidate: usize,
 }
 
-/// The state of the controller: the pods, and the addresses that it has seen.
 pub(crate) struct KubeControllers {
     pods: Pods,
     seen: BTreeMap<(String, IpAddr), Seen>,
@@ -64,7 +62,8 @@ impl KubeControllers {
         Self { pods, seen: BTreeMap::new() }
     }
 
-    /// Checks all addresses of the cluster once. Returns the addresses that the check released, with their handles.
+    /// Checks all assigned addresses of the cluster once. Returns the addresses that the check released, with their
+    /// handles.
     pub(crate) async fn look(&mut self, calico: &Calico) -> Vec<(IpAddr, String)> {
         let listed = calico.store.list(Range::Prefix(BLOCKS.into())).await.unwrap();
         let blocks: Vec<Block> =

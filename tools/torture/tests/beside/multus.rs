@@ -1,6 +1,6 @@
-//! Runs random pods on a real etcd, where each pod has two networks. In the first network, either Calico's client or
-//! Margay assigns addresses; in the secondary network, only Margay does. Some calls of Calico's client are slow or
-//! halt. A model of kube-controllers releases addresses that no pod uses.
+//! Runs random pods with two networks each on a real etcd. In the first network, Calico's client or Margay assigns the
+//! addresses; in the secondary network, only Margay does. Some calls of Calico's client are slow or halt. A model of
+//! kube-controllers releases addresses that no pod uses.
 //!
 //! The environment variable `BESIDE_OPS` sets the minimum number of operations of the test.
 
@@ -29,18 +29,18 @@ use testkit::server::Etcd;
 /// The address pools: one for the first network and one for the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];
 const WORKERS: usize = 4;
-/// The number of operations after which the new revisions of the store are judged.
+/// The new revisions of the store are judged each time this many operations are done.
 const SEGMENT: usize = 4_000;
 
-/// The names of the attributes with which the secondary network records its pods.
+/// The names of the attributes that record the pods of the secondary network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Own,
-    /// Calico's attribute names, which earlier versions of Margay wrote.
+    /// Calico's attribute names, which earlier versions of Margay wrote for the secondary network.
     Calicos,
 }
 
-/// The holder of each acknowledged address, and the errors that the test has found so far.
+/// The holder of each acknowledged address, and the errors that the test has found.
 #[derive(Clone, Default)]
 struct Answered {
     has: Arc<Mutex<BTreeMap<IpAddr, String>>>,
@@ -59,7 +59,7 @@ impl Answered {
     }
 
     fn released(&self, ip: IpAddr, handle: &str) {
-        // Since its release, the address may have been assigned to another pod.
+        // The address may have been assigned to another pod since this pod released it.
         let is_its = |pod: &&String| handle.ends_with(&format!(".{pod}"));
         if let Some(pod) = self.has.lock().unwrap().get(&ip).filter(is_its) {
             self.wrong.lock().unwrap().push(format!("kube-controllers released {ip} of {handle}, and {pod} has it"));
@@ -67,7 +67,6 @@ impl Answered {
     }
 }
 
-/// The state that all workers of the test share.
 #[derive(Clone)]
 struct Field {
     store: Arc<dyn Store>,
@@ -116,7 +115,7 @@ impl Worker {
         request
     }
 
-    /// Runs a call of Calico's client, which may halt before any store call. Returns `None` if the client has halted.
+    /// Runs a call of Calico's client. Returns `None` if the client of Calico has halted before one of its store calls.
     async fn calicos<T, F>(&mut self, pod: &str, pool: Pool, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -213,7 +212,7 @@ impl Worker {
     }
 }
 
-/// Runs checks of the kube-controllers model repeatedly until `over` is set.
+/// Lets the model of kube-controllers check all addresses again and again until `over` is set.
 async fn control(field: Field, over: Arc<AtomicBool>) {
     let mut controllers = KubeControllers::new(field.pods.clone());
     let calico = calico(field.store_of(Side::Calicos), HOSTS[0], &blocks_of(POOLS[0], 30));
@@ -228,8 +227,8 @@ async fn control(field: Field, over: Arc<AtomicBool>) {
     }
 }
 
-/// Runs the workers until `ops` operations are done or the test finds an error. The revisions of every [`SEGMENT`]
-/// operations are judged together.
+/// Runs the workers until `ops` operations are done or the test finds an error. Judges the revisions of every
+/// [`SEGMENT`] operations together.
 async fn run(field: &Field, random: &mut fastrand::Rng, ops: usize) {
     let over = Arc::new(AtomicBool::new(false));
     let controllers = tokio::spawn(control(field.clone(), Arc::clone(&over)));
@@ -302,15 +301,15 @@ async fn pods_with_two_networks_live_beside_kube_controllers() {
     clean_up(&field.store).await.unwrap_or_else(|what| panic!("{what}"));
 }
 
-/// Shows that this test can fail: with the attribute names that earlier versions wrote, kube-controllers releases an
-/// address that a pod uses.
+/// With the attribute names that earlier versions of Margay wrote, kube-controllers releases an address that a pod
+/// uses, and the test must detect this.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
-    // The test run ends as soon as an address is wrongly released. On a busy machine, kube-controllers makes fewer
-    // checks during the same number of operations.
+    // The run ends as soon as an address is wrongly released. The number of operations is large, because
+    // kube-controllers makes fewer checks during the same number of operations on a busy machine.
     run(&field, &mut random, 80_000).await;
     let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");

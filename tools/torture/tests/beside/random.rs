@@ -30,8 +30,8 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// The holder of each address whose assignment was acknowledged. An address is removed from the map as soon as its
-/// release is requested.
+/// The holder of each address whose assignment was acknowledged. An address is removed from the map before its release
+/// is requested.
 #[derive(Clone, Default)]
 struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 
@@ -46,7 +46,7 @@ impl Answered {
     }
 }
 
-/// A worker of the test on one host. The worker assigns and releases addresses with Calico's client or with Margay.
+/// A worker of the test on one host, which assigns and releases addresses with Calico's client or with Margay.
 struct Worker {
     name: String,
     host: &'static str,
@@ -59,12 +59,12 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns a store wrapper that records the given side (Calico or Margay) as the author of its commits.
+    /// Returns a store wrapper that records `side` (Calico or Margay) as the author of its commits.
     fn store_of(&self, side: Side) -> Arc<dyn Store> {
         noting(&self.store, side, &self.authors, &Commits::default())
     }
 
-    /// Runs a call of Calico's client, which may halt before any store call. Returns `None` if the client has halted.
+    /// Runs a call of Calico's client. Returns `None` if the client of Calico has halted before one of its store calls.
     async fn calicos<T, F>(&mut self, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -77,16 +77,16 @@ impl Worker {
         self.left.behind(fate, work(writer)).await
     }
 
-    /// Adds a container with Calico's client and deletes it again. If Calico's client halts during the ADD, Margay
-    /// deletes the container.
+    /// Adds a container with Calico's client and deletes it again. If the client halts during the ADD, Margay deletes
+    /// the container.
     async fn calico_round(&mut self, round: usize) {
         let container = format!("{}-{round}", self.name);
         let handle = format!("net.{container}");
         let (own, count) = (handle.clone(), self.random.usize(1..3));
         let assigned = self.calicos(|writer| async move { writer.auto_assign(&own, count).await }).await;
         let Some(assigned) = assigned else {
-            // A runtime sends a DEL even after an ADD that failed. In this test, the node is switched from Calico to
-            // Margay between the ADD and the DEL.
+            // A container runtime sends a DEL even after a failed ADD. In this test, the node is switched from Calico
+            // to Margay between the ADD and the DEL.
             del(&allocator(self.store_of(Side::Ours)), self.host, &container).await.unwrap();
             return;
         };

@@ -1,6 +1,6 @@
 //! Tests readers that work like Calico's watchers: they list all keys, and then watch from the next revision. A
-//! reader's connection can break at any point, even between two events of one revision. etcd may split a large watch
-//! response into fragments.
+//! reader's connection can break at any point, even between two events of one revision, because etcd may split a large
+//! watch response into fragments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ const PREFIX: &str = "/calico/ipam/v2/";
 
 type State = BTreeMap<String, Vec<u8>>;
 
-/// What a reader does after its connection has broken.
+/// What a reader does after its connection was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     /// The reader lists all keys again, and then watches from the next revision.
     List,
-    /// The reader watches again from the last revision that it has seen. The reader may have seen only some of the
-    /// events of its last revision.
+    /// The reader watches again from the last revision that it has seen, because it may have seen only some of this
+    /// revision's events.
     Resume,
 }
 
@@ -35,12 +35,11 @@ struct Reader {
     random: fastrand::Rng,
     after: After,
     state: State,
-    /// The changed keys of each watched revision, with their new values.
+    /// The keys that each watched revision changed, with their new values.
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
-    /// The number of times that the reader's connection was broken.
     cuts: usize,
     within: usize,
-    /// The number of watch responses that continue the revision of the previous response.
+    /// The number of watch responses that began with more events of the previous response's revision.
     pieces: usize,
 }
 
@@ -68,8 +67,8 @@ impl Reader {
         }
     }
 
-    /// Watches until `left` events have been received or the revision `to` is reached. Returns the revision from which
-    /// to watch next.
+    /// Watches until `left` events have arrived or the revision `to` is reached. Returns the revision from which to
+    /// watch next.
     async fn watch(&mut self, from: i64, to: i64, mut left: usize) -> i64 {
         let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
         let mut stream = self.client.watch(PREFIX, Some(options)).await.unwrap();
@@ -97,7 +96,7 @@ impl Reader {
                 self.within += usize::from(next == Some(revision));
                 return match self.after {
                     After::List => self.list().await,
-                    // The reader may not have received all events of the last revision yet.
+                    // The reader may have received only some events of the last revision.
                     After::Resume if revision < to => revision,
                     After::Resume if next == Some(revision) || self.random.bool() => revision,
                     After::Resume => revision + 1,
@@ -148,12 +147,12 @@ async fn readers_cut_anywhere_rebuild_commits() {
     let mut lister = Reader::new(&server, random.u64(..), After::List).await;
     let mut resumer = Reader::new(&server, random.u64(..), After::Resume).await;
     let (from_list, from) = (lister.list().await, resumer.list().await);
-    // One reader follows the store while it is written; another reader follows the same revisions afterwards.
+    // One reader follows the store while it is written; another one reads the same revisions afterwards.
     let work = tokio::spawn(churn(Arc::clone(&store), 160));
     let half = from_list + 60;
     lister.follow(from_list, half).await;
     work.await.unwrap();
-    // The last revision changes only one key, so a reader that has seen this key has seen the whole revision.
+    // The last revision changes only this key, so a reader that has seen the key has seen the whole revision.
     plain.put(format!("{PREFIX}last"), "1").await.unwrap();
     let (to, expected) = stored(&plain).await;
     resumer.follow(from, to).await;

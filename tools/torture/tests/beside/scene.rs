@@ -1,5 +1,4 @@
-//! Sets up a cluster with two hosts and one small pool. This module also creates the callers on Calico's side and on
-//! Margay's side.
+//! Sets up a cluster of two hosts and one small pool, and creates the callers on Calico's side and on Margay's side.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +20,7 @@ use crate::documents::{Affinity, Block, Handle, affinity_key, block_key, handle_
 use crate::judge::{Judge, Stored};
 use crate::turns::{Authors, Side};
 
-/// The time that every allocator's clock shows in these tests, which equals `JUST_NOW`.
+/// The time, equal to `JUST_NOW`, that every allocator's clock shows in these tests.
 const NOW: i64 = 1_800_000_000;
 pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
 
@@ -65,7 +64,6 @@ pub(crate) fn attachment(host: &str, container: &str) -> Attachment {
     }
 }
 
-/// Assigns one address to a container with Margay.
 pub(crate) async fn add(ipam: &Ipam, host: &str, container: &str) -> ipam_core::Result<IpAddr> {
     let request = AssignRequest::new(attachment(host, container), RequestedAddresses::any(1, 0));
     Ok(ipam.assign(&request, soon()).await?[0].ip)
@@ -75,7 +73,7 @@ pub(crate) async fn del(ipam: &Ipam, host: &str, container: &str) -> ipam_core::
     ipam.release_attachment(&attachment(host, container), &[], soon()).await
 }
 
-/// Documents that are already in the store when a test starts.
+/// The documents that the store contains when a test starts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) kvs: BTreeMap<String, String>,
@@ -106,15 +104,13 @@ impl Found {
     }
 }
 
-/// Returns the current revision of the store and all its keys. The test judges the revisions after the returned
-/// revision.
+/// Returns the store's current revision and all its keys. The test judges only revisions after the returned one.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
 }
 
-/// Judges all revisions of the store since the start of the test. A revision without a recorded author counts as
-/// written by Margay.
+/// Judges all revisions since the start of the test. A revision without a recorded author counts as Margay's.
 pub(crate) async fn judge(
     store: &Arc<dyn Store>,
     start: &(Revision, Vec<Kv>),
@@ -136,8 +132,8 @@ pub(crate) async fn judge(
     }
 }
 
-/// Releases the addresses of every handle, and then all blocks. Fails if the store still contains any document other
-/// than empty blocks.
+/// Releases the addresses of every handle, and then all blocks. Fails if the store contains anything but empty blocks
+/// after the releases.
 pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     let ipam = allocator(Arc::clone(store));
     let found = Stored::read(&everything(store).await.1);
@@ -151,8 +147,8 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // An empty block without an affinity may remain in the store, because releasing all blocks of a node does not find
-    // this block. The next node that claims the block's network finds the remaining block.
+    // Releasing all blocks of a node does not find an empty block without an affinity, so such a block may remain. The
+    // next node that claims the network of this block finds the block.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

@@ -1,5 +1,5 @@
 //! Runs short scenarios in which one call of Calico's client and one call of Margay happen at the same time. Each
-//! scenario is run with every order of the two calls' store requests, and with Calico's client halted at every point.
+//! scenario runs with every order of the store requests of both calls, and with Calico's client halted at every point.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,10 +17,9 @@ use crate::turns::{Actor, Authors, Choice, Run, Side, explore, play};
 const POOL: &str = "10.0.0.0/29";
 const FIRST: &str = "10.0.0.0/30";
 
-/// What the store contains before a scenario.
+/// The content of the store before a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// The store contains no blocks.
     Empty,
     /// Host `a` owns the first block, in which container `c0` has an address.
     Used,
@@ -28,7 +27,7 @@ enum Start {
     Old,
 }
 
-/// The call of Calico's client, on host `a` unless the name of the variant names another host.
+/// The call of Calico's client, on host `a` unless the variant's name contains another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -41,7 +40,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// The call of Margay, on host `a` unless the name of the variant names another host.
+/// The call of Margay, on host `a` unless the variant's name contains another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,
@@ -154,7 +153,7 @@ async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(
     clean_up(store).await
 }
 
-/// Runs one scenario with every order of its store requests, and returns the number of different orders.
+/// Runs one scenario with every order of its store requests. Returns the number of different orders.
 async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     let mut releases = Vec::new();
     match calicos {
@@ -197,7 +196,7 @@ async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     .await
 }
 
-/// Runs all pairs of a Calico call and a Margay call from one initial state, and prints the number of orders of each
+/// Runs all pairs of a Calico call and a Margay call from the state `start`, and prints the number of orders of each
 /// pair.
 async fn all(start: Start, calicos: &[Theirs], own: &[Own]) {
     let mut runs = 0;
@@ -226,7 +225,7 @@ async fn steps_in_every_order_with_block_in_use() {
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
     all(Start::Used, &[Theirs::AddC1], &[AddC2, DelC0, DelC1, ReleaseIp]).await;
-    // Run Calico's ADD of container `c2` beside Margay's ADD of `c2`, and beside Margay's DEL of the container `c0`.
+    // Calico's ADD of container `c2` runs beside Margay's ADD of `c2`, and beside Margay's DEL of container `c0`.
     all(Start::Used, &[Theirs::AddC2], &[AddC2, DelC0]).await;
 }
 

@@ -1,7 +1,7 @@
 //! Runs several actors on one store, one store call at a time, in every order of calls that can change the result.
 //!
-//! If two adjacent store calls touch none of each other's keys, only one of their two orders is run, because both have
-//! the same result.
+//! Two adjacent store calls that touch none of each other's keys run in only one order, because both orders have the
+//! same result.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -14,16 +14,15 @@ use kv::{
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// The side, Calico or Margay, that wrote a revision.
+/// The side (Calico or Margay) that has written a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Ours,
     Calicos,
 }
 
-/// For each revision, the side (Calico or Margay) that wrote the revision.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
-/// For each revision, the changed keys, each with its new value or `None` if the key was deleted.
+/// For each revision, the keys that it changed, with their new values; `None` for a deleted key.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +50,8 @@ impl Call {
                 Op::Range(read) => call.reads.push(read.range.clone()),
             }
         }
-        // A transaction's first read fixes the revision of its later reads, so the first read depends on all earlier
-        // writes, whatever their keys are.
+        // The first read of a transaction fixes the revision of its later reads, so it depends on all earlier writes,
+        // whatever their keys are.
         if txn.compares.is_empty() && txn.is_read_only() {
             call.reads.push(Range::All);
         }
@@ -74,13 +73,13 @@ fn overlap(one: &Range, other: &Range) -> bool {
     other_to.is_none_or(|end| from < end) && to.is_none_or(|end| other_from < end)
 }
 
-/// The state that the actors share in order to wait for their turns.
+/// The state that the actors share to wait for their turns.
 #[derive(Debug, Default)]
 struct Table {
     states: Mutex<Vec<State>>,
     /// The next store call of each actor that waits for its turn.
     calls: Mutex<Vec<Call>>,
-    /// For each actor, the notification that wakes the actor when its turn has come.
+    /// For each actor, the notification that it is the actor's turn.
     turns: Vec<Notify>,
     changed: Notify,
 }
@@ -92,8 +91,8 @@ impl Table {
     }
 }
 
-/// A store wrapper for one actor that waits for the actor's turn before each store call. The wrapper records the
-/// actor's side (Calico or Margay) as the author of each commit.
+/// A store wrapper that makes its actor wait for its turn before each store call, and records the actor's side (Calico
+/// or Margay) as the author of each commit.
 #[derive(Debug)]
 struct InTurn {
     inner: Arc<dyn Store>,
@@ -117,7 +116,7 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        // The state at a past revision never changes, so a read at a past revision need not wait for its turn.
+        // A past revision never changes, so a read at a past revision need not wait for its turn.
         if !request.at.is_set() {
             self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
         }
@@ -150,17 +149,17 @@ impl Store for InTurn {
     }
 }
 
-/// Returns a store wrapper that records one side (Calico or Margay) as the author of its commits, and does not wait for
+/// Returns a store wrapper that records `side` (Calico or Margay) as the author of its commits, without waiting for
 /// turns.
 pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, commits: &Commits) -> Arc<dyn Store> {
     let (inner, authors, commits) = (Arc::clone(inner), Arc::clone(authors), Arc::clone(commits));
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// What an actor does with its store. The output of the future is a description of the outcome.
+/// What an actor does with its store, as a function of the store. The future's output describes the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
-/// An actor of a run: its side (Calico or Margay), and its work on the store.
+/// An actor of a run: its side (Calico or Margay), and what it does with the store.
 pub(crate) struct Actor {
     pub(crate) side: Side,
     pub(crate) work: Work,
@@ -175,15 +174,14 @@ impl Actor {
     }
 }
 
-/// A decision in a run: either which actor makes the next call, or that all unfinished actors halt for ever.
+/// A decision in a run: which actor makes the next call, or that all unfinished actors halt for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Next(usize),
     Die,
 }
 
-/// The result of a run: each choice with the number of alternatives that it had, and the outcome of each actor that
-/// finished.
+/// The result of a run: each decision with its number of alternatives, and the outcome of each actor that finished.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) choices: Vec<(usize, usize)>,
@@ -193,8 +191,8 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
 }
 
-/// Runs the actors in turns, one store call at a time. The parameter `prefix` contains the first choices of the run.
-/// After the choices in `prefix`, the first possible choice is made each time.
+/// Runs the actors in turns, one store call at a time. The run begins with the decisions in `prefix`, and makes the
+/// first possible decision in all later cases.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -218,7 +216,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // A guard marks the actor as done when the actor's work ends, even if the work panics.
+                // The guard marks the actor as done when its work ends, even by a panic.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -235,7 +233,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         }
         let awake = waiting.iter().filter(|actor| !asleep.contains(actor));
         let mut possible: Vec<Choice> = awake.map(|actor| Choice::Next(*actor)).collect();
-        // Only the callers of Calico's side may halt for ever. Margay always finishes.
+        // Only the callers of Calico's side may halt for ever; Margay's callers always finish.
         if waiting.iter().all(|actor| sides[*actor] == Side::Calicos) {
             possible.push(Choice::Die);
         }
@@ -247,8 +245,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // Each actor whose choice another run has already tried sleeps until a store call runs that does not commute
-        // with the sleeping actor's next call.
+        // An actor whose choice another run has already tried sleeps until a store call that does not commute with the
+        // actor's next call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
@@ -270,7 +268,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
 }
 
 impl Table {
-    /// Waits until each actor has finished or waits for its turn. Returns the state of each actor.
+    /// Waits until each actor has finished or waits for its turn. Returns whether each actor has finished or waits.
     async fn quiet(&self) -> Vec<State> {
         loop {
             let states = self.states.lock().unwrap().clone();
@@ -282,7 +280,6 @@ impl Table {
     }
 }
 
-/// A guard that marks an actor as done when the guard is dropped.
 struct Leaving(Arc<Table>, usize);
 
 impl Drop for Leaving {
@@ -291,8 +288,8 @@ impl Drop for Leaving {
     }
 }
 
-/// Runs every combination of choices, one run after another. Returns the number of runs whose result does not equal
-/// that of another run.
+/// Runs every combination of decisions, one run after another. Returns the number of runs that were not
+/// stopped as a repetition of another run.
 pub(crate) async fn explore(mut run: impl AsyncFnMut(Vec<usize>) -> Run) -> usize {
     let (mut prefix, mut runs) = (Vec::new(), 0);
     loop {
