@@ -61,6 +61,7 @@ pub struct QuarantineRow {
     pub why: QuarantineEntry,
 }
 
+/// Returns the rows of a quarantine, one for each address.
 pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
 }

@@ -58,7 +58,6 @@ impl Damage {
     }
 }
 
-
 pub(crate) const CURRENT: u8 = b'c';
 pub(crate) const LOG: u8 = b'l';
 pub(crate) const VALUE: u8 = b'v';
@@ -139,7 +138,6 @@ pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
 pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
-
 
 /// The keys and contents of the rows into which a value is split.
 pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {

@@ -467,7 +467,10 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
 
 /// What a decoder finds at a position of the journal: a record, too few bytes, or nothing valid.
 enum RecordEnd {
-    Record { number: u64, length: usize },
+    Record {
+        number: u64,
+        length: usize,
+    },
     /// The bytes read so far are too few to decide whether a record follows.
     Cut,
     Nothing,

@@ -44,12 +44,24 @@ pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Sen
 
 pub(crate) enum WriteJob {
     /// Runs a transaction and sends the response to the caller.
-    Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
-    Compact { revision: u64, reply: Reply<()> },
+    Txn {
+        txn: Txn,
+        purpose: Purpose,
+        reply: Reply<TxnResponse>,
+    },
+    Compact {
+        revision: u64,
+        reply: Reply<()>,
+    },
     /// Removes all log rows below the compaction mark.
-    Sweep { reply: Reply<()> },
+    Sweep {
+        reply: Reply<()>,
+    },
     /// Frees disk space for releasing an address, after the release failed with the error `full`.
-    MakeRoom { full: Error, reply: Reply<()> },
+    MakeRoom {
+        full: Error,
+        reply: Reply<()>,
+    },
     /// Runs a change of the table that is not a transaction.
     Change(TableTask),
 }

@@ -14,6 +14,7 @@ mod late;
 mod lock;
 mod lost_replies;
 mod namespaces;
+mod nospace;
 mod notes;
 mod one_key_only;
 mod prefixes;
