@@ -9,7 +9,6 @@
 //! Blocks in which earlier versions stored the attributes written out are read as well. In memory the attributes are
 //! always written out.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use base64::Engine;
@@ -28,9 +27,8 @@ const FIRST_INODE: u64 = 0xF000_0000;
 
 /// Returns the form in which attributes are stored. Only the attributes of an attachment, which have an interface, are
 /// shortened. An attribute with an unusual value is not shortened.
-pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<&str, Cow<'_, str>> {
-    let mut stored: BTreeMap<_, _> =
-        attributes.iter().map(|(name, value)| (name.as_str(), Cow::Borrowed(value.as_str()))).collect();
+pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut stored = attributes.clone();
     if !stored.contains_key(INTERFACE) || stored.contains_key(SHORT) {
         return stored;
     }
@@ -47,7 +45,7 @@ pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<&str, C
         short.push_str(&netns);
         stored.remove(NETNS);
     }
-    stored.insert(SHORT, short.into());
+    stored.insert(SHORT.to_owned(), short);
     stored
 }
 
@@ -110,7 +108,7 @@ mod tests {
     }
 
     fn stored(attributes: &[(&str, &str)]) -> Vec<(String, String)> {
-        shorten(&map(attributes)).into_iter().map(|(name, value)| (name.to_owned(), value.into_owned())).collect()
+        shorten(&map(attributes)).into_iter().collect()
     }
 
     fn pairs(attributes: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -163,7 +161,7 @@ mod tests {
                 .into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                 .collect();
-            let mut read = shorten(&given).into_iter().map(|(name, value)| (name.to_owned(), value.into_owned())).collect();
+            let mut read = shorten(&given);
             expand(&mut read);
             prop_assert_eq!(read, given);
         }
