@@ -162,14 +162,14 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
     let Some((key, revision, value)) = unchanged else {
         tracing::warn!(
-            "cannot prevent the store from applying an unanswered commit later, because the commit compares \
-             no existing key"
+            "the store may still apply an unanswered commit later: the commit has no condition on an existing key, so \
+             margay cannot make it fail"
         );
         return Ok(());
     };
     tracing::info!(
         %key,
-        "rewriting a key that an unanswered commit compares, so that the store can no longer apply the commit"
+        "changing the revision of a key on which an unanswered commit depends, so that a late commit fails"
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);

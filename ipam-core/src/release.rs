@@ -488,7 +488,7 @@ impl OtherHandles {
                 handle,
                 node,
                 ?addresses,
-                "kept addresses of this container ID that are recorded for another registered node"
+                "this container ID has addresses on another registered node; keeping these addresses"
             );
         }
         released

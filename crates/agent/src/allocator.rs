@@ -83,7 +83,10 @@ impl dyn Allocator + '_ {
     /// CNI error code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
-            tracing::info!("STATUS did not look for a free address: the allowed pools depend on the pod's namespace");
+            tracing::info!(
+                "STATUS did not check for a free address: the allowed pools depend on a pod's namespace, and STATUS \
+                 has no pod"
+            );
         }
         Ok(())
     }

@@ -152,7 +152,8 @@ impl Hints for FileHints {
         if let Err(error) = blocks.iter().try_for_each(|cidr| memory.note(&cidr.to_string())) {
             tracing::warn!(
                 %error,
-                "cannot record the block of a borrowed address; margay gc checks the block only in its daily full scan"
+                "cannot record from which block this node borrows an address; margay gc finds the address only in its \
+                 daily full scan"
             );
         }
     }

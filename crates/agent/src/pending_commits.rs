@@ -141,7 +141,7 @@ impl PendingCommitFolder {
             tracing::warn!(
                 id = id.0,
                 store,
-                "skipping the record of an unanswered commit that was sent to a store other than this one"
+                "skipping the record of an unanswered commit: the commit was sent to another store"
             );
         }
         Ok(is_here)
@@ -215,7 +215,7 @@ impl PendingCommits for PendingCommitFolder {
                 tracing::warn!(
                     %error,
                     id = id.0,
-                    "cannot delete the record of an unanswered commit whose outcome is known now"
+                    "the outcome of a commit is known now, but the commit's record cannot be deleted"
                 );
             }
             _ => {}

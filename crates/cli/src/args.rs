@@ -184,7 +184,7 @@ Examples:
     /// Check IPAM's data for problems, and repair what can be repaired safely
     #[command(after_help = check::HELP)]
     Check(Check),
-    /// Release one address, or all addresses of a handle, a container or a report
+    /// Release one address, all addresses of a handle or a container, or the addresses that reports list
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5
@@ -212,7 +212,7 @@ A released address can be handed out at once. Release nothing that a running con
     /// Reserve a prefix of a pool for one node until you release the prefix
     #[command(after_help = pool::ASSIGN_PREFIX)]
     AssignPrefix(AssignPrefix),
-    /// Reserve an address for one workload until margay ipam unpin
+    /// Reserve an address for one workload, until `margay ipam unpin` removes the reservation
     #[command(after_help = sticky::PIN_HELP)]
     Pin(Pin),
     /// Undo margay ipam pin: stop reserving an address for a workload

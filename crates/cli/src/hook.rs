@@ -159,7 +159,8 @@ impl CursorFile {
     /// The cursor file cannot be read, has no valid content, belongs to another store than `store`, or was refused
     /// before.
     pub(crate) fn load(path: &Path, store: &str) -> CommandResult<Self> {
-        let advice = "delete the cursor file to start with the addresses in use now, or name another cursor file";
+        let advice = "delete the cursor file, and the next run begins with a list of the addresses in use; or name \
+                      another cursor file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
         let saved = match fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,

@@ -57,7 +57,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) key_file: Option<PathBuf>,
 
-    /// PEM file with the CA certificates of the clients that may use etcd's API over https://
+    /// PEM file with CA certificates; https:// clients need a certificate signed by one of these CAs
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) client_ca_file: Option<PathBuf>,
 
@@ -67,7 +67,7 @@ pub(crate) struct Serve {
 
     // This option is hidden and only shown in an example, since with an option name of this length the help would not
     // fit a screen.
-    /// Interval between progress reports of etcd watches that ask for reports [default: 10m; at least 100ms]
+    /// Interval of progress notifications for etcd watches that request them [default: 10m; at least 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
 
@@ -83,11 +83,11 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Apply --history-revisions only to history older than AGE [default with --listen: 5m]
+    /// Let --history-revisions delete nothing younger than AGE [default with --listen: 5m]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 
-    /// Print the daemon's name for systemd, and exit
+    /// Print the store's systemd instance name, and exit
     #[arg(long)]
     pub(crate) name: bool,
 }

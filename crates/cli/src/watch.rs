@@ -53,7 +53,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
 
-    /// First list the addresses that are in use now
+    /// Before the changes, list the addresses that are in use now
     #[arg(long)]
     pub(crate) list: bool,
 
@@ -73,7 +73,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Repeat a program run or request that exceeds this time
+    /// Timeout of one program run or request, before a retry
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 

@@ -69,7 +69,8 @@ impl CniContext<'_> {
                 Standing::Own => {}
                 Standing::Unmarked => tracing::info!(
                     %ip,
-                    "the store records the address without an interface name; CHECK accepts the address"
+                    "the store records no interface name for the address, so CHECK cannot compare the interface; \
+                     treating the address as correct"
                 ),
                 Standing::Unknown => tracing::info!(
                     %ip,

@@ -94,7 +94,7 @@ impl Drop for InterfacePair {
             tracing::warn!(
                 interface = self.end.name,
                 %errno,
-                "cannot remove the container's interface pair after a failed ADD; the interface pair stays until DEL"
+                "cannot remove the container's veth or netkit pair after a failed ADD; the pair stays until DEL"
             );
         }
     }

@@ -414,7 +414,8 @@ impl FamilyAssigner<'_> {
                     tracing::warn!(
                         pool = pool.name(),
                         %obstacle,
-                        "cannot create a block here because of stored blocks nearby; trying another part of the pool"
+                        "cannot create a block in one part of the pool because of the stored blocks there; trying \
+                         another part"
                     );
                 }
             }

@@ -197,7 +197,10 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result
         return Ok(());
     }
     let failure = CommandFailure::new(format!("the watch begins after revision {after}, and {at} is only at {newest}"))
-        .hint("the store was replaced or restored; delete the cursor file to start with the addresses in use now");
+        .hint(
+            "the store was replaced or restored; delete the cursor file, and the next run begins with a list of the \
+             addresses in use",
+        );
     Err(FollowStop::OtherStore(failure))
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free addresses of containers that are in none of the given runtime lists (- reads stdin)
+    /// Free addresses of containers that no given list of the runtime's pods contains (- for stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
@@ -68,7 +68,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// List of existing nodes for --gone (- reads stdin)
+    /// File with all nodes that still exist (- for stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
@@ -80,7 +80,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
-    /// Free or move the addresses; the default is a dry run
+    /// Free or move the addresses; otherwise only show them
     #[arg(long)]
     pub(crate) apply: bool,
 
@@ -92,7 +92,7 @@ pub(crate) struct Gc {
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// Node for --free or --move-to; with other options, this machine's node name in the store
+    /// With --free or --move-to, the node that loses its addresses; otherwise, this machine's node name
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 

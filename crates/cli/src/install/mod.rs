@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Replace the main plugin calico in a second step; --undo restores it
+    /// Replace the main plugin, calico, after calico-ipam; --undo restores it
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 
@@ -600,8 +600,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
                 role.program()
             ))
             .hint(
-                "configure calico-node to install Calico's plugin in a CNI_PATH folder other than Margay's, then \
-                 delete Margay's plugin (margay install --status shows its path)",
+                "let calico-node install Calico's plugin into another folder in CNI_PATH, then delete Margay's plugin \
+                 (`margay install --status` shows its path)",
             ),
         ),
         None => answer,

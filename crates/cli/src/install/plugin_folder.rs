@@ -125,8 +125,7 @@ impl PluginFolder {
         state.filter(|state| state.format == STATE_FORMAT).map(Some).ok_or_else(|| {
             CommandFailure::new(format!("{} is not what this margay writes", self.state_file().display())).hint(
                 format!(
-                    "use the margay version that made this installation (newer than this one); the original plugin was \
-                     saved as {}",
+                    "a newer margay version made this installation: use that version; the original plugin is in {}",
                     self.previous().display()
                 ),
             )
@@ -251,7 +250,8 @@ impl PluginFolder {
                     self.role.program()
                 ))
                 .hint(
-                    "start calico-node without UPDATE_CNI_BINARIES=false to restore its plugin; nothing was changed",
+                    "remove UPDATE_CNI_BINARIES=false from the environment of calico-node, and restart calico-node, \
+                     which then installs Calico's plugin again; nothing was changed",
                 ));
             }
             Some(_) => {

@@ -180,8 +180,8 @@ pub(crate) fn check_store(
     }
     let would = role.would();
     Err(CommandFailure::new(format!("Margay's plugin could {would} with {}: {why}", network.file.display())).hint(
-        "look up the error in docs/errors.md; if the container runtime has ETCD_USERNAME and ETCD_PASSWORD, set both \
-         for this command, too; nothing was changed",
+        "look up the error in docs/errors.md; if ETCD_USERNAME and ETCD_PASSWORD are set in the container runtime's \
+         environment, set them for this command, too; nothing was changed",
     ))
 }
 

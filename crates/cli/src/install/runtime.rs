@@ -78,7 +78,10 @@ impl PluginPath {
             (Some(one), Some(other)) if one.folders != other.folders => Err(CommandFailure::new(format!(
                 "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
             ))
-            .hint("name the plugin folders of the runtime that runs pods, in search order: --cni-bin-dir DIR")),
+            .hint(
+                "pass the plugin folders of the container runtime that the kubelet uses with --cni-bin-dir DIR; repeat \
+                 the option for each folder, in search order",
+            )),
             (Some(path), _) | (None, Some(path)) => Ok(path),
             (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: PathSource::Default }),
         }
@@ -112,8 +115,8 @@ impl PluginPath {
                     self.listed()
                 ))
                 .hint(format!(
-                    "install without --own-folder, or update to containerd 2.1 and list the existing plugin folder and \
-                     the --own-folder folder as bin_dirs in {}",
+                    "install without --own-folder; or update to containerd 2.1, and set bin_dirs in {} to both the \
+                     existing plugin folder and the --own-folder folder",
                     config.display()
                 )))
             }
@@ -241,6 +244,8 @@ fn parse(file: &Path, text: &str) -> CommandResult<Table> {
 }
 
 fn unreadable(file: &Path, error: impl fmt::Display) -> CommandFailure {
-    CommandFailure::new(format!("cannot tell from {} where plugins are: {error}", file.display()))
-        .hint("name the plugin folders of the container runtime, in search order: --cni-bin-dir DIR")
+    CommandFailure::new(format!("cannot tell from {} where plugins are: {error}", file.display())).hint(
+        "pass the plugin folders of the container runtime with --cni-bin-dir DIR; repeat the option for each \
+         folder, in search order",
+    )
 }

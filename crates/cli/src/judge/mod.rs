@@ -52,8 +52,8 @@ pub(crate) struct Conformance {
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store, so that all cases can run; as confirmation, HOST must be
-    /// the host and port, or the path, of URL
+    /// Delete every key in the store first, so that all cases can run; to confirm, repeat the HOST:PORT or the path of
+    /// the store URL
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }
@@ -329,7 +329,7 @@ fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandRe
         Some(host) => Err(CommandFailure::new(format!(
             "--erase-everything names {typed:?}, which is not where the store at {location} is; nothing was deleted"
         ))
-        .hint(format!("delete every key in the store with: --erase-everything {host}"))),
+        .hint(format!("if every key in the store may be deleted, confirm with: --erase-everything {host}"))),
         None => Err(CommandFailure::new(format!("{location} has nothing to erase"))
             .hint("run the command without --erase-everything")),
     }

@@ -38,11 +38,11 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "NAME")]
     pub(crate) node: String,
 
-    /// Name or range of a pool that the network configuration names; repeatable
+    /// Pool in the network configuration, by name or CIDR; repeatable
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
-    /// Explain the assignment of an IPv4 address; the default, unless the pools are IPv6 pools
+    /// Explain the assignment of an IPv4 address [default, unless every --pool is IPv6]
     #[arg(short = '4', group = "family")]
     pub(crate) v4: bool,
 

@@ -40,7 +40,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ID", group = "what")]
     pub(crate) container: Option<String>,
 
-    /// Release the addresses that all these reports of margay ipam check list as unused
+    /// Release the addresses that every given report lists as unused (reports of `margay ipam check`)
     #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
     pub(crate) from_report: Vec<PathBuf>,
 
@@ -82,7 +82,8 @@ impl OpenStoreCommand for Release {
         let container = self.container.as_deref().unwrap_or_default();
         let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
             unknown_holder_failure(error, "container", container).hint(
-                "use --handle NETWORK.CONTAINER for addresses that Calico assigned: Calico records no container ID",
+                "Calico records no separate container ID; for addresses that Calico assigned, use --handle \
+                 NETWORK.CONTAINER",
             )
         });
         released_answer(&released?, &format!("container {container}"))

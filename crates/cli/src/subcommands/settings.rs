@@ -45,7 +45,7 @@ pub(crate) struct Configure {
     #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub(crate) max_blocks_per_host: Option<u32>,
 
-    /// Whether a KubeVirt virtual machine keeps its addresses
+    /// Whether a KubeVirt virtual machine keeps its addresses when it restarts or migrates
     #[arg(long, value_enum, group = "setting", value_name = "Enabled|Disabled")]
     pub(crate) kubevirt_ip_persistence: Option<Persistence>,
 

@@ -48,8 +48,8 @@ pub(crate) struct Pin {
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 
-    /// Reserve the address in this network only [default: the network where the workload has the address now,
-    /// otherwise any network]
+    /// Reserve the address only in this network [default: the address's current network; any network if the address is
+    /// free]
     #[arg(long, value_name = "NETWORK")]
     pub(crate) network: Option<String>,
 

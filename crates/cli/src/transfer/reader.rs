@@ -154,7 +154,7 @@ impl CheckedBackup {
 
     fn was_changed(&self) -> CommandFailure {
         CommandFailure::new(format!("{} was changed meanwhile", self.path()))
-            .hint("try again with a file that no program is changing")
+            .hint("wait until no other program writes to the file, and then try again")
     }
 }
 
@@ -308,7 +308,7 @@ impl ImportPlan {
         }
         if nodes.contains(&to) {
             return Err(CommandFailure::new(format!("there is a node {to} in the file already"))
-                .hint("use another name for --as-node: two nodes cannot become one"));
+                .hint("give --as-node a name that no other node in the file has: margay cannot merge two nodes"));
         }
         let renaming = Renaming::new(from, to);
         let mut reader = BackupReader::open(&self.file.path)?;

@@ -38,7 +38,7 @@ fn broken_off(lab: &Lab, container: &str) -> String {
 }
 
 fn passes_over(outcome: &Outcome) -> bool {
-    outcome.stderr.contains("skipping the record of an unanswered commit that was sent to a store other than this one")
+    outcome.stderr.contains("skipping the record of an unanswered commit: the commit was sent to another store")
 }
 
 #[test]

@@ -96,7 +96,7 @@ pub(crate) struct Check {
     #[arg(long)]
     show_all_ips: bool,
 
-    /// Print every address of a node that is no longer registered
+    /// Print every address of every node that is no longer registered
     #[arg(long)]
     show_problem_ips: bool,
 

@@ -74,7 +74,7 @@ etcd uses the space again, and only etcdctl defrag --cluster gives it back to th
 
 #[derive(Debug, Args)]
 pub(crate) struct EtcdStatus {
-    /// Show the status again and again, at this interval
+    /// Repeat the status at this interval, until interrupted
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     watch: Option<Duration>,
 
@@ -82,14 +82,14 @@ pub(crate) struct EtcdStatus {
     #[arg(long, value_name = "BYTES")]
     quota: Option<u64>,
 
-    /// Folder with data that earlier runs of margay etcd have saved
+    /// Folder in which `margay etcd` saves revisions and database sizes for its next run
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     notes: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EtcdCompact {
-    /// Keep the history of at least this time
+    /// Keep at least the history of the last TIME
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
     keep: Duration,
 
@@ -97,7 +97,7 @@ pub(crate) struct EtcdCompact {
     #[arg(long)]
     all_stores: bool,
 
-    /// Folder with data that earlier runs of margay etcd have saved
+    /// Folder in which `margay etcd` saves revisions and database sizes for its next run
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     notes: PathBuf,
 }
@@ -168,8 +168,10 @@ fn check_cluster(location: &Location) -> CommandResult<()> {
     if location.is_shared() {
         return Ok(());
     }
-    Err(CommandFailure::new(format!("{location} is not a cluster"))
-        .hint("use margay store status and margay store compact; an embedded store deletes old history itself"))
+    Err(CommandFailure::new(format!("{location} is not a cluster")).hint(
+        "an embedded store deletes old history itself; `margay store status` shows its size, and \
+         `margay store compact` deletes old revisions at once",
+    ))
 }
 
 impl StandaloneCommand for EtcdCompact {
@@ -206,7 +208,8 @@ impl StoreCommand for EtcdCompact {
         .await?;
         write_private(&EtcdNotes::path(&self.notes, cluster), &notes).map_err(|error| {
             CommandFailure::new(format!("cannot note the newest revision in {}: {error}", self.notes.display())).hint(
-                "run the command as root; a later run can compact only if an earlier run has saved the newest revision",
+                "run the command as root: each run saves the newest revision, and a later run compacts up to the saved \
+                 revision",
             )
         })?;
         let keep = self.keep.as_secs();

@@ -38,11 +38,12 @@ pub(crate) struct Migrate {
     #[arg(value_name = "TO")]
     pub(crate) to: String,
 
-    /// Finish the migration: open TO for use if both stores are equal
+    /// Finish the migration: if both stores have the same content, let plugins use the target store
     #[arg(long, conflicts_with = "abort")]
     pub(crate) finish: bool,
 
-    /// Cancel the migration: delete the copied data from TO, and open TO for use
+    /// Cancel the migration: delete the copied data from the target store, so that the store can be used for something
+    /// else
     #[arg(long)]
     pub(crate) abort: bool,
 

@@ -106,11 +106,12 @@ pub(crate) struct Import {
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// Rename the node given by --from-node, or the file's only node, to NAME in all blocks and addresses
+    /// Give a node the name NAME in all imported blocks and addresses: the node of --from-node, or else the file's only
+    /// node
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 
-    /// The node in the file that --as-node renames
+    /// Node in the file that gets the name given by --as-node
     #[arg(long, value_name = "OLD", requires = "as_node")]
     from_node: Option<String>,
 

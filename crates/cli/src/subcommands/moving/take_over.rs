@@ -39,7 +39,7 @@ pub(crate) struct TakeOverArgs {
     #[arg(long, value_name = "NAME", value_parser = network_name)]
     pub(crate) network: String,
 
-    /// The node's name, if the network's configuration sets a name that differs from this machine's
+    /// Node name; needed only if the network's CNI configuration sets nodename, nodename_file or hostname
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 

@@ -42,7 +42,7 @@ Examples:
 
 Other processes wait until it is done. Damage is reported with what to do; the exit code is then 1.")]
     Verify,
-    /// Write a backup of the store at one moment to a file
+    /// Write a consistent backup of the store to a file
     #[command(after_help = "\
 Examples:
   margay store backup /var/backups/margay-$(date +%F).jsonl
@@ -91,7 +91,7 @@ The first pool makes the store, too, in format 1. Format 2 keeps the leases of e
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateStore {
-    /// Format of the store: 1, which every version of margay reads, or 2
+    /// Store format: 1 (every margay version can read it) or 2 (also stores leases of etcd's API)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     format: u32,
 }
