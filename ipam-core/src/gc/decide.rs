@@ -249,7 +249,7 @@ pub struct UnlistedAllocations {
     /// The number of allocations that are in at least one runtime's list.
     pub listed: usize,
     /// The number of allocations that are in no runtime's list and are too young to be freed. An allocation is too
-    /// young if it is newer than [`MIN_STALE_AGE`] before the oldest runtime's list.
+    /// young if it was not yet [`MIN_STALE_AGE`] old when the oldest of the runtimes' lists was made.
     pub young: usize,
     /// The number of allocations that are in no runtime's list and whose timestamp is missing or unreadable.
     pub undated: usize,
