@@ -45,7 +45,7 @@ pub struct ClaimedBlocks {
     pub failed: Vec<IpNet>,
 }
 
-/// The blocks that a call such as [`Ipam::release_affinity`] released or left, without the blocks of other owners.
+/// The owner's blocks, split into those that a call such as [`Ipam::release_affinity`] released and those that it kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
     /// The blocks that the owner lost because of the call.
@@ -324,8 +324,8 @@ impl Ipam {
     }
 
     /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
-    /// pool's block size. Otherwise, when the affinity's node needs a block, Margay or Calico would create the missing
-    /// block, which could overlap with blocks of the new pool. Returns the number of deleted affinities.
+    /// pool's block size. If the affinity to a missing block stayed, Margay or Calico could later create that block,
+    /// which may overlap with a block of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
     /// Any store error; some affinities may already be deleted.

@@ -18,10 +18,10 @@ const MAX_KEYS_DELETED: usize = 40;
 /// The settings, reservations, pools and node that an assignment uses.
 ///
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
-/// read. An assignment therefore never violates a pool, reservation or setting that was written during the assignment.
-/// Deletions of reservations are not guarded, because an assignment stays valid when a reservation is deleted. A commit
-/// can check at most 64 pools and at most 64 reservations. If a store has more pools or reservations, only the pool of
-/// the assigned addresses is guarded.
+/// read. The commit guards pools, reservations and settings, so an assignment never violates one that is written while
+/// the assignment runs. Deletions of reservations are not guarded, because an assignment stays valid when a reservation
+/// is deleted. A commit can check at most 64 pools and at most 64 reservations. If a store has more than 64 pools, or
+/// more than 64 reservations, only the pool of the assigned addresses is guarded.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
@@ -38,16 +38,16 @@ pub(crate) struct AssignContext {
     /// The node or the virtual owner for which addresses are requested.
     pub(crate) host: Claimant,
     /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
-    /// Calico creates its ClusterInformation document before all others and never deletes it. The commit does not guard
-    /// the ClusterInformation document. An assignment that runs just before the ClusterInformation document is created
-    /// may still create blocks of secondary networks for a node. A later assignment moves such blocks to a virtual
-    /// owner.
+    /// Calico creates its ClusterInformation document before any other document, and never deletes it. The commit does
+    /// not guard the ClusterInformation document. An assignment that runs just before the ClusterInformation document
+    /// is created may still create blocks of secondary networks for a node. A later assignment moves the node's blocks
+    /// of secondary networks to a virtual owner.
     pub(crate) beside_calico: bool,
 }
 
 impl AssignContext {
-    /// Reads the settings, reservations, pools and node of an assignment in one round trip. The round trip also reads
-    /// the keys in `keys`, and lists the keys in the `named` ranges.
+    /// Reads the settings, reservations, pools and node of an assignment in one round trip. The same request also reads
+    /// the keys in `keys` and lists the keys in the ranges `named`.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
@@ -103,7 +103,7 @@ impl AssignContext {
         self.count_reservations();
     }
 
-    /// Permits assignment again of the addresses that [`Self::keep_off`] excluded.
+    /// Lifts the exclusion of all addresses that [`Self::keep_off`] excluded.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();

@@ -2,8 +2,8 @@
 //!
 //! A handle consists of the names of a network and a container. A handle does not identify an attachment, because a
 //! container can have several interfaces in one network, and two nodes of a cluster can use the same container id.
-//! Margay therefore also records its own attributes with each allocation. When Calico rewrites a block, it keeps
-//! Margay's attributes.
+//! Margay also records its own attributes with each allocation, because a handle does not identify an attachment. When
+//! Calico rewrites a block, it keeps Margay's attributes.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,12 @@ pub const INTERFACE: &str = "margay.io/ifname";
 /// The allocation attribute that identifies the boot of the host in which the address was assigned. The attribute's
 /// value is the first 8 characters of the boot id.
 ///
-/// The 8 recorded characters are 32 random bits, which are compared only with the boot id of the node's current boot.
-/// If an earlier boot had equal bits, addresses of the earlier boot count as addresses of the current boot. Addresses
-/// of a boot with equal bits are kept until the next boot, or until other evidence shows that they are unused. The
-/// probability that two boots have equal bits is 1 in 4,294,967,296. An address of a running container never counts as
-/// an address of an earlier boot, because the boot id does not change during a boot.
+/// The first 8 characters of a boot id are 32 random bits, which are compared only with the boot id of the node's
+/// current boot. If an earlier boot's id starts with the same 8 characters as the current boot id, addresses of the
+/// earlier boot count as addresses of the current boot. After two boot ids have collided, the addresses of the earlier
+/// boot are kept until the next boot, or until other evidence shows that they are unused. The probability that two boot
+/// ids start with the same 8 characters is 1 in 4,294,967,296. An address of a running container never counts as an
+/// address of an earlier boot, because the boot id does not change during a boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute that identifies the container's network namespace as `DEVICE:INODE`, for example
 /// `4:4026532201`. As long as the recorded network namespace exists, the attachment is regarded as live. If the plugin
@@ -69,8 +70,8 @@ pub fn common_name(name: &str) -> &str {
     NAME_PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 
-/// Replaces Calico's attribute names in an allocation with Margay's. Returns false if the allocation has none of
-/// Calico's names.
+/// Replaces Calico's attribute names in an allocation with Margay's. Returns false if the allocation has no attribute
+/// with a Calico name.
 pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     let mut changed = false;
     for (calicos, own) in NAME_PAIRS {

@@ -1,6 +1,6 @@
-//! Finds the stored block that contains an address. Usually the block follows from the address's pool and the pool's
-//! block size. If the pool was deleted, or its block size was changed after the block was created, a stored block of
-//! another size can contain the address.
+//! Finds the stored block that contains an address. Usually the block's CIDR can be computed from the address's pool
+//! and the pool's block size. If the pool was deleted, or its block size was changed after the block was created, a
+//! stored block of another size can contain the address.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::pools;
 const KEYS_PER_READ: usize = 64;
 
 /// Groups release requests by the stored block that contains their address. The keys of the returned map are the CIDRs
-/// of the blocks. For an address without a stored block, the key is the CIDR that its block would have in the address's
-/// pool. For an address without a block and without a pool, the key is the address itself as a CIDR. The blocks are
-/// read without a guard.
+/// of the blocks. In the returned map, an address without a stored block is listed under the CIDR that its block would
+/// have in the address's pool. In the returned map, an address without a block and without a pool is listed under its
+/// own /32 or /128. The blocks are read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],

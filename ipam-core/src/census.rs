@@ -32,8 +32,8 @@ pub enum AddressUse {
     Reserved,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The block's owner holds the address. An address also has this use if it is held and the node of its holder or of
-    /// the block's owner is unknown.
+    /// The block's owner holds the address. Also used for a held address if the node of its holder or of the block's
+    /// owner is unknown.
     Used,
     /// A node other than the block's owner holds the address.
     Borrowed,
@@ -234,8 +234,8 @@ impl QuotaTally {
         });
     }
 
-    /// Returns a [`QuotaUse`] for every quota that names its subject, and for each subject that has addresses and to
-    /// which the quota for [`Quotas::ANY_OTHER`] applies.
+    /// Returns a [`QuotaUse`] for every quota of a named subject, and for every other subject with addresses that the
+    /// quota for [`Quotas::ANY_OTHER`] limits.
     fn finish(mut self) -> Vec<QuotaUse> {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();

@@ -31,8 +31,7 @@ pub enum Standing {
     /// The attachment may hold the address: the allocation has the attachment's handle or no handle, and none of
     /// Margay's attributes.
     Unmarked,
-    /// Another attachment holds the address. The field is the handle under which the other attachment holds the
-    /// address.
+    /// Another attachment holds the address. Contains the handle under which another attachment holds the address.
     Another(String),
     /// The address has no holder, so the next assignment may assign the address.
     Free,
@@ -44,8 +43,8 @@ pub enum Standing {
 /// store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses that the attachment holds, including addresses under its handle without a recorded interface,
-    /// unless they are recorded for another node.
+    /// All addresses of the attachment, and the addresses under its handle without a recorded interface. Addresses that
+    /// are recorded for another node are not included.
     pub held: Vec<IpAddr>,
     /// Each address that the runtime named, with its [`Standing`].
     pub standings: Vec<(IpAddr, Standing)>,
@@ -104,8 +103,8 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address in a stored block whose size differs from its pool's block size. Callers use this
-/// function if the address is free in the block of the pool's block size.
+/// Returns the state of an address in a stored block whose size differs from its pool's block size. Callers call
+/// `elsewhere` if the address is free in the block that follows from the pool's current block size.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -150,9 +149,9 @@ pub(crate) struct HeldAddress {
     is_current: bool,
 }
 
-/// Minimum age of an assignment whose timestamp a repeated request updates. The new timestamp keeps garbage collection
-/// from freeing an address that is about to be used. An ADD that a runtime retries within [`MIN_RENEWAL_AGE`] after the
-/// assignment writes nothing.
+/// Minimum age of an assignment whose timestamp a repeated request updates. Updating an assignment's timestamp keeps
+/// garbage collection from freeing an address that is about to be used. An ADD that a runtime retries within
+/// [`MIN_RENEWAL_AGE`] after the assignment writes nothing.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks
@@ -192,8 +191,8 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
 
 /// Updates the recorded boot, time and network namespace of requested addresses that the attachment already holds. An
 /// address is updated if it was assigned in an earlier boot, not recently, or for another network namespace. When a
-/// runtime restarts a container after a reboot, the new attributes show that the container's addresses are not
-/// leftovers of an earlier boot.
+/// runtime restarts a container after a reboot, it repeats the ADD; the updated attributes show that the container's
+/// addresses are not leftovers of an earlier boot.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

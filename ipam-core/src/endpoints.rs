@@ -162,8 +162,8 @@ pub struct EndpointContext {
 pub enum DatastoreReadiness {
     /// The flag `datastoreReady` is true, so CNI plugins may use the datastore.
     Yes,
-    /// The flag `datastoreReady` is false or missing. CNI plugins must wait, for example until an upgrade of Calico is
-    /// complete.
+    /// The flag `datastoreReady` is false or missing. CNI plugins must wait until the datastore is ready, for example
+    /// while Calico is being upgraded.
     No,
 }
 

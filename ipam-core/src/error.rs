@@ -107,7 +107,7 @@ pub enum Error {
         most: usize,
         /// Number of addresses of the family that the handle already holds.
         held: usize,
-        /// Number of further addresses of the family that were requested.
+        /// Number of addresses of the family that the failed request asked for.
         requested: usize,
     },
     /// The assignment would exceed the quota of a namespace, a network or a node.

@@ -5,8 +5,9 @@
 //! hint only selects the blocks that are read first, so a wrong, stale or missing hint merely costs a round trip.
 //!
 //! If all blocks of a pool are claimed, an assignment may have to scan thousands of blocks, and runtimes retry a failed
-//! ADD every few seconds. To save scans of full blocks, the program can remember full blocks, each with the revision of
-//! its last write. A full block remains full as long as the revision of its last write is unchanged.
+//! ADD every few seconds. To avoid scanning full blocks again, the program that uses the allocator can remember them,
+//! each with the revision of its last write. A full block remains full as long as the revision of its last write is
+//! unchanged.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,8 +36,9 @@ pub trait Hints: Send + Sync + fmt::Debug {
     fn remember(&self, attachment: &Attachment, blocks: &[IpNet]);
 
     /// Returns the remembered full blocks, each with the revision of its last write. An assignment regards a remembered
-    /// block as full until the revision changes. Implementations must forget a full block within a minute, because
-    /// after the restore of an etcd backup a changed block can have the remembered revision again.
+    /// block as full until the block is written again, which changes its revision. Implementations must forget a full
+    /// block within a minute, because after the restore of an etcd backup a changed block can have the remembered
+    /// revision again.
     fn recall_full(&self, _attachment: &Attachment) -> FullBlocks {
         FullBlocks::new()
     }
@@ -56,8 +58,8 @@ pub trait Hints: Send + Sync + fmt::Debug {
     /// Records that a node is about to borrow addresses from blocks of other owners. The allocator records the
     /// borrowing before it sends the commit of the assignment. A scan of the node's addresses reads the recorded blocks
     /// in addition to the node's own blocks. If the record of a borrowed block is lost, scans do not see the borrowed
-    /// addresses until the next scan of all blocks. If a block is recorded but nothing was borrowed from it, each scan
-    /// merely reads one block more.
+    /// addresses until the next scan of all blocks. If nothing was borrowed from a recorded block, each scan of the
+    /// node's addresses merely reads one block more.
     fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
 
     /// Returns the remembered blocks of other owners from which a node may have borrowed addresses.
@@ -109,8 +111,8 @@ pub fn possible_blocks_of_prefixes(ip: IpAddr) -> Vec<IpNet> {
     (0..family.bits()).map_while(|length| family.network(ip, length).filter(|net| is_of_prefixes(*net))).collect()
 }
 
-/// Returns the possible blocks of single addresses, one of each block size, that contain an address. The actual block
-/// size depends on the address's pool, which may not have been read yet.
+/// Returns the possible blocks of single addresses, one of each block size, that contain an address. Every block size
+/// is included, because the pool that determines the block size may not have been read yet.
 pub fn possible_blocks(ip: IpAddr) -> Vec<IpNet> {
     let family = Family::of(ip);
     family.block_sizes().filter_map(|prefix| family.network(ip, prefix)).collect()

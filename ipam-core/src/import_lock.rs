@@ -20,8 +20,8 @@ pub fn import_lock_key() -> Key {
     LOCK_KEY.into()
 }
 
-/// Returns the result of an operation, or an error if the store has an import lock. If the operation failed with a
-/// store error, the store error is returned.
+/// Returns the result of an operation, or an error if the store has an import lock. A store error of the operation is
+/// returned even if the store has an import lock.
 ///
 /// # Errors
 /// `ImportLocked` if the store has an import lock. Any error of the operation. Any store error.

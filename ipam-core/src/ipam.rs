@@ -47,8 +47,8 @@ pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 /// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Minimum number of full blocks that an assignment must find in order to remember them. Fewer full blocks can be read
-/// again at low cost.
+/// Minimum number of full blocks that an assignment must find in order to remember them. A smaller number of full
+/// blocks is not worth remembering, because reading them again is cheap.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// The rule for which nodes can get addresses.
@@ -57,8 +57,8 @@ pub enum Nodes {
     /// Only registered nodes can get addresses, as in a cluster.
     Registered,
     /// In the store of a single machine, no node is registered, and all addresses go to the node of the first request.
-    /// The store records this node's name, so a host that is renamed later remains the same node. An unregistered node
-    /// has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
+    /// The store pins the name of the first node, so a host keeps its node and addresses when it is renamed. An
+    /// unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
@@ -165,7 +165,7 @@ impl Ipam {
         self.hints.as_ref().map(|hints| hints.recall(attachment)).unwrap_or_default()
     }
 
-    /// Remembers the recently used blocks, unless they equal `recalled`.
+    /// Remembers the recently used blocks as hints, unless they have not changed since they were recalled.
     pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
         if let Some(hints) = self.hints.as_ref().filter(|_| recalled != blocks) {
             hints.remember(attachment, blocks);
@@ -294,8 +294,8 @@ impl Ipam {
         }
     }
 
-    /// Returns the name by which the store knows the node that is now called `name`. The store knows a node by another
-    /// name than `name` only if no node is registered and the store has recorded another name for its only node.
+    /// Returns the name by which the store knows the node that is now called `name`. The returned name differs from
+    /// `name` only if no node is registered and the store has pinned another name for its only node.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),

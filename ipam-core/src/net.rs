@@ -61,7 +61,7 @@ impl Family {
     }
 
     /// Returns the CIDR with a given prefix length that contains an address. Returns `None` if the prefix length is too
-    /// large, or if the address has the other family.
+    /// large, or if the address is not of this family.
     pub fn network(self, ip: IpAddr, prefix: u8) -> Option<IpNet> {
         let net = match (self, ip) {
             (Self::V4, IpAddr::V4(ip)) => Ipv4Net::new(ip, prefix).ok()?.into(),

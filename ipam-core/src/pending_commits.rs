@@ -1,26 +1,26 @@
 //! Records each commit that an assignment is about to send. If the process dies before it knows a commit's outcome,
 //! another process can find it out from the record.
 //!
-//! A store in another process, such as etcd, may execute a commit after the commit's sender has died. The store may do
-//! so even after another process has looked for the effect of the commit and found none. A transaction is therefore
-//! recorded before it is sent, and its record is removed once the store can no longer execute the transaction. The next
-//! operation on the same attachment finds the pending commit and sends the recorded transaction again. If the repeated
-//! transaction succeeds, its addresses can be found in the store. If the guards of the repeated transaction fail, the
-//! transaction was executed before, or a guarded key has changed.
+//! A store in another process, such as etcd, may execute a commit after the commit's sender has died. The store may
+//! execute the commit of a dead sender even after another process has looked for the commit's effect and found none.
+//! Each transaction is recorded before it is sent, and its record is removed once the store can no longer execute the
+//! transaction. The next operation on the same attachment finds the pending commit and sends the recorded transaction
+//! again. If the repeated transaction succeeds, its addresses can be found in the store. If the guards of the repeated
+//! transaction fail, the transaction was executed before, or a guarded key has changed.
 //!
-//! A key that has changed never gets its old revision again. But a transaction that creates a block guards that the
-//! keys of the block, the affinity and the handle are absent. When a delayed copy of the transaction arrives, these
-//! keys may be absent again. To exclude a delayed execution, the process that settles the pending commit checks the
-//! existing keys that the transaction guards. If none of the guarded keys has changed, the settling process rewrites
-//! one of them with an equal value, so that the guards of a delayed copy of the transaction fail. Each transaction
-//! guards at least one existing key, that of the pool's document.
+//! A key that has changed never gets its old revision again. A transaction that creates a block also guards the absence
+//! of keys: those of the block, the affinity and the handle. An absent key is a weak guard, because a key can be
+//! created and deleted again before a delayed copy of the transaction arrives. To exclude a delayed execution, the
+//! process that settles the pending commit checks the existing keys that the transaction guards. If none of the guarded
+//! keys has changed, the settling process rewrites one of them with an equal value, so that the guards of a delayed
+//! copy of the transaction fail. Each transaction guards at least one existing key, that of the pool's document.
 //!
 //! If pending commits are recorded, each commit assigns addresses to one attachment only, so that each record belongs
 //! to one attachment.
 //!
 //! An embedded store needs no records of pending commits. Only the process that has the store lock commits, and the
-//! lock is released when the process dies. The next process that opens the store therefore sees whether the last commit
-//! was executed, and no commit of a dead process can be executed later.
+//! lock is released when the process dies. The next process that opens the store sees whether the last commit was
+//! executed, and no commit of a dead process can be executed later.
 
 use std::fmt;
 use std::io;
@@ -54,7 +54,7 @@ pub struct PendingCommit {
 
 /// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
 /// the machine. Every assignment waits for the methods of this trait, so they must be fast and should not write to a
-/// disk. They may be slower only if an earlier process left the record of a pending commit.
+/// disk. The methods may be slower only if an earlier process left the record of a pending commit.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
@@ -69,8 +69,8 @@ pub trait PendingCommits: Send + Sync + fmt::Debug {
     fn forget(&self, id: &PendingCommitId);
 
     /// Returns the pending commits of an attachment for this store. Records for other stores, and records that cannot
-    /// be decoded, are ignored. To compare the store of a record with this store, the implementation may query the
-    /// store for its identity.
+    /// be decoded, are ignored. To check that a record was made for this store, the implementation may query the store
+    /// for its identity.
     ///
     /// # Errors
     /// Any I/O error that prevents reading the records of the pending commits. A store error that occurs while
@@ -134,8 +134,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has succeeded and has written an existing key that it guards, so that a delayed second copy
-/// of the transaction always fails.
+/// True if the transaction has succeeded and has overwritten or deleted a key whose revision it guards, so that a
+/// delayed duplicate of the transaction always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -173,8 +173,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // If another process has changed the key first, this rewrite fails, but the guards of the pending transaction then
-    // fail, too.
+    // If another process changes the key before this rewrite, the rewrite fails, but then the guards of the pending
+    // transaction fail as well.
     send_again(store, &again, deadline).await.map(drop)
 }
 

@@ -71,8 +71,8 @@ pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpN
 pub struct PoolQuery<'a> {
     /// The family of the requested addresses.
     pub family: Family,
-    /// The CIDRs of the requested pools, in the order of the request. If this list is empty, pools are chosen by their
-    /// selectors.
+    /// The CIDRs of the requested pools, in the order of the request. If no pools are requested, pools are chosen by
+    /// their selectors.
     pub requested: &'a [IpNet],
     /// The name of the node for which addresses are requested.
     pub node: &'a str,
@@ -253,9 +253,9 @@ pub fn start_of(host: &str) -> u64 {
 /// Returns all possible blocks of a pool, each once. The first returned block has the index `start` (modulo the number
 /// of blocks), and the pool's first block follows the pool's last block.
 ///
-/// If `start` is [`start_of`] the host's name, the host always tries the same blocks first. For a pool whose blocks
-/// have one address each, a random `start` is better, because otherwise each search of the host would first find the
-/// blocks that it already uses.
+/// If `start` is `start_of(host)`, the host always tries the same blocks first. For a pool of one-address blocks, a
+/// random `start` is better: with a fixed `start`, each search of the host begins with the blocks that the host already
+/// owns.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
@@ -291,8 +291,7 @@ impl PoolBlocks {
         }
     }
 
-    /// Skips the blocks after the last returned block, whose index is `current`, up to the address `last` (as an
-    /// integer).
+    /// Skips all blocks after block number `current` that end at or before the address `last` (as an integer).
     fn pass_over(&mut self, current: u128, last: u128) {
         let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
         let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
@@ -311,7 +310,7 @@ impl Iterator for PoolBlocks {
     fn next(&mut self) -> Option<IpNet> {
         self.left = self.left.checked_sub(1)?;
         let family = Family::of_net(self.pool);
-        // This shift cannot overflow, because its result is an offset inside the pool.
+        // `checked_shl` loses no bits here, because the shifted value is an offset inside the pool.
         let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
         self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
         let first = number(self.pool.network()).checked_add(distance)?;

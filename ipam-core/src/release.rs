@@ -3,14 +3,14 @@
 //! addresses that it releases.
 //!
 //! The commit of a release guards every block that loses an address, and the handles of these addresses. An address
-//! that got another holder after the read is therefore not released. A release by handle reads the blocks that the
-//! handle names. If the handle holds no address in the named blocks, nothing is written or guarded.
+//! that got another holder after it was read is not released. A release by handle reads the blocks that the handle
+//! names. If the handle holds no address in the named blocks, nothing is written or guarded.
 //!
 //! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
 //! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment. In addition, the container id
-//! must be one that runtimes generate at random, or the other node must not be registered; otherwise the other node may
-//! have a container with an equal id.
+//! attachment only if its handle, network and interface match those of the attachment. The container id must also look
+//! randomly generated, or the other node must not be registered, because two nodes may have containers with the same
+//! chosen id.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The addresses' block entries show whether another pod is an owner. The commit
@@ -38,14 +38,14 @@ use crate::vm::{VmFate, VmHoldings, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
 use crate::write_set::{WriteSet, likely_counters};
 
-/// Maximum number of blocks from which one commit releases addresses. The stored values of four blocks of the largest
-/// usual size have about one megabyte.
+/// Maximum number of blocks from which one commit releases addresses. Four blocks of the largest usual size take about
+/// 1 MB in the store.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
 /// Maximum number of single addresses that one commit releases. The commit must guard the handle of each address, and
 /// one commit can have at most 120 guards.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
-/// Number of attempts in which a release lowers the quota counters. Later attempts do not, because concurrent releases
-/// may conflict on the counters again and again.
+/// Number of attempts in which a release tries to lower the quota counters. Later attempts leave the quota counters
+/// unchanged, because concurrent releases could keep conflicting on them.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of [`Ipam::release_ips`].
@@ -53,7 +53,7 @@ const MAX_COUNTER_ATTEMPTS: usize = 3;
 pub struct ReleasedAddresses {
     /// The requested addresses that were released.
     pub released: Vec<IpAddr>,
-    /// The requested addresses that had no holder, so that nothing was to be released.
+    /// The requested addresses that had no holder, and therefore were not released.
     pub unallocated: Vec<IpAddr>,
 }
 
@@ -79,11 +79,11 @@ impl Ipam {
         self.release_attachment_of(attachment, old_handles, &[], None, None, deadline).await
     }
 
-    /// Releases all addresses of an attachment, with additional information from the caller; see
-    /// [`release_attachment`](Self::release_attachment). `addresses` are the attachment's addresses, if known. All
-    /// addresses of the attachment are released, but prefetching the blocks of `addresses` saves a round trip.
-    /// `namespace` is the pod's namespace, which saves a round trip if namespaces have quotas. If `endpoint` is given,
-    /// the commit also deletes this workload endpoint.
+    /// Releases all addresses of an attachment like [`release_attachment`](Self::release_attachment), with hints that
+    /// save round trips and with a workload endpoint to delete. `addresses` are the attachment's addresses, if known.
+    /// All addresses of the attachment are released; `addresses` only determines which blocks are prefetched to save a
+    /// round trip. `namespace` is the pod's namespace, which saves a round trip if namespaces have quotas. If
+    /// `endpoint` is given, the commit also deletes this workload endpoint.
     ///
     /// # Errors
     /// Any error of [`release_attachment`](Self::release_attachment). A damaged `endpoint` causes no error.
@@ -130,7 +130,7 @@ impl Ipam {
         Ok(OtherHandles::reported(released))
     }
 
-    /// Releases the addresses that an attachment holds under `handles`, in a write set without a commit.
+    /// Adds the release of the addresses that an attachment holds under `handles` to a write set; the caller commits.
     async fn release_own(
         &self,
         work: &mut WriteSet<'_>,
@@ -219,8 +219,8 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Carries out as many release requests, from the first on, as fit into one commit, and returns their addresses.
-    /// The requests must be sorted by address.
+    /// Carries out as many of the first release requests as fit into one commit. Returns the outcome, and the addresses
+    /// of the requests that were carried out. The requests must be sorted by address.
     async fn release_first(
         &self,
         requests: &[ReleaseRequest],
@@ -282,8 +282,9 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases the addresses under the handles whose block entries the `mine` predicate accepts, in the first `most`
-    /// blocks that the handles name. Also returns the number of blocks that the handles name but that were not read.
+    /// Releases addresses that are held under the handles, in the first `most` blocks that the handles list. Releases
+    /// only addresses whose block entry `mine` accepts. The second returned value is the number of blocks that the
+    /// handles list but that were not read.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -299,7 +300,7 @@ impl Ipam {
         Ok((gone.released, gone.left))
     }
 
-    /// Releases addresses like [`Self::release_handles`], but in a write set without a commit.
+    /// Like [`Self::release_handles`], but only adds the changes to a write set; the caller commits.
     async fn release_from_handles(
         &self,
         work: &mut WriteSet<'_>,
@@ -349,7 +350,8 @@ impl Ipam {
     }
 }
 
-/// The addresses that a release by handle has released, and the blocks that need more work afterwards.
+/// The addresses that a release by handle has released, and the blocks whose owner or sticky records may have to be
+/// updated.
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
@@ -372,14 +374,15 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` release requests, extended by the following requests for the same address as the last one.
+/// Returns the first `most` release requests, and any further requests for the address of the last one.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
     requests.get(..most + more).unwrap_or(requests)
 }
 
-/// What a block that a handle names says about the handle's addresses.
+/// Whether a block that a handle lists contains addresses to release, only other addresses of the handle, or none of
+/// its addresses.
 enum HandleEntry {
     Addresses,
     Others,
@@ -435,7 +438,8 @@ async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied:
     Ok(())
 }
 
-/// Addresses that the attachment's handle holds for other nodes: those to release and those to keep, each by node.
+/// Addresses under the attachment's handle that are recorded for other nodes, grouped by node: `goes` are to be
+/// released, and `stays` are kept.
 #[derive(Debug, Default)]
 struct OtherHandles {
     handle: String,
@@ -445,8 +449,8 @@ struct OtherHandles {
 
 impl OtherHandles {
     /// Reads the blocks of the handles, one of which is the attachment's, and finds addresses that are recorded for
-    /// other nodes. For a container id that a person may have chosen, also reads and guards whether the other nodes are
-    /// registered.
+    /// other nodes. If a person may have chosen the container id, also reads and guards whether the nodes that are
+    /// recorded with the addresses are registered.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -547,8 +551,8 @@ impl Ipam {
     }
 }
 
-/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. The returned flag is
-/// true if another pod is an owner of any of the machine's addresses.
+/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. Also returns true if
+/// another pod is an owner of any of the machine's addresses.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

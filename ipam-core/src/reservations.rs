@@ -17,7 +17,7 @@ pub struct Reservations {
 /// An entry of a reservation that reserves nothing, because it is neither a CIDR nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
-    /// The name of the reservation with the entry.
+    /// The name of the reservation that contains the skipped entry.
     pub reservation: String,
     /// The text of the entry that reserves nothing.
     pub entry: String,
@@ -34,8 +34,8 @@ impl Reservations {
         Self { v4: Spans::merge(v4), v6: Spans::merge(v6) }
     }
 
-    /// Creates the set of all addresses in these reservations. As in Calico, entries that cannot be parsed reserve
-    /// nothing. The function also returns these entries, so that the caller can log them.
+    /// Creates the set of all addresses in the given reservations. As in Calico, entries that cannot be parsed reserve
+    /// nothing. Also returns the entries that cannot be parsed, so that the caller can log them.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {

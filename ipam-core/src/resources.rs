@@ -15,8 +15,8 @@ use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_nam
 use crate::write_set::WriteSet;
 
 /// The key that commits guard instead of all pools, in stores with too many pools to guard each of them. In a store
-/// with so many pools, every commit that creates a pool guards and writes this key, so that concurrent creations of
-/// pools conflict.
+/// with more pools than one commit can guard, every creation of a pool guards and writes this key, so that concurrent
+/// creations of pools conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
@@ -124,8 +124,8 @@ impl Ipam {
     /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
     /// if another writer changed the settings before the commit; so no change is lost, whereas Calico overwrites
     /// concurrent changes. Unknown fields of the stored settings are kept. If `change` changes nothing, nothing is
-    /// written. The commits of assignments that have read the old settings fail and are retried. A change of the
-    /// settings affects no existing allocation.
+    /// written. Concurrent assignments that have read the previous settings fail to commit, and are retried. A change
+    /// of the settings affects no existing allocation.
     ///
     /// The commit guards the key of the settings.
     ///

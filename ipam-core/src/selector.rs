@@ -147,8 +147,8 @@ impl Comparison {
     }
 }
 
-/// A string of a selector, displayed with quotes. A selector's string never contains both kinds of quotes, because the
-/// parser has read the string between two equal quotes.
+/// A string of a selector, displayed with quotes. A string in a selector cannot contain both kinds of quotes, because
+/// the parser ends the string at the quote that opened it.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -342,7 +342,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Joins subexpressions into one expression. Returns a single subexpression unchanged.
+/// Joins subexpressions into one expression. If there is only one subexpression, returns it unchanged.
 fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,

@@ -24,8 +24,8 @@ use crate::write_set::WriteSet;
 
 /// The part of a virtual machine's handle that follows the network's name.
 pub const VM_INFIX: &str = ".vmi.";
-/// The key of the Calico document with the setting by which virtual machines keep their addresses. The IPAM settings
-/// under another key have a field of the same name, but no CNI plugin reads that field.
+/// The key of the Calico document with the setting by which virtual machines keep their addresses. Calico's IPAM
+/// settings document has a field of the same name, but no CNI plugin reads the field there.
 const SWITCH_KEY: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
 
 /// A pod that runs a virtual machine, or to which the machine migrates.
@@ -124,8 +124,8 @@ impl VmHoldings {
     /// Reads the addresses that a handle holds. If the handle does not exist, the result is empty.
     ///
     /// # Errors
-    /// `Malformed` for a damaged handle or block. Because of this error, a machine whose address cannot be read does
-    /// not get another address. Any store error.
+    /// `Malformed` for a damaged handle or block, so that a machine whose address cannot be read does not get a second
+    /// address. Any store error.
     pub(crate) async fn read(work: &mut WriteSet<'_>, handle: &str) -> Result<Self> {
         let key = keys::handle(handle);
         let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Self::default()) };
@@ -143,8 +143,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects wrong counts of addresses per block in the virtual machine's handle. Each block with a wrong count is
-    /// also rewritten, so that a concurrent writer of the block fails and retries.
+    /// Corrects wrong counts of addresses per block in the virtual machine's handle. A block for which the handle's
+    /// count is wrong is rewritten unchanged, so that a concurrent writer of the block fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
@@ -162,8 +162,8 @@ impl Ipam {
     ///
     /// The new attributes replace all existing attributes of the owner, including `node` and Margay's attributes
     /// (`margay.io/...`), so the caller must pass the attributes to keep. The handle, the sequence number and other
-    /// addresses are not changed. In contrast, Calico changes the owners of all addresses that were assigned in the
-    /// same call.
+    /// addresses are not changed. Calico changes the owners of all addresses that were assigned in the same call,
+    /// whereas Margay changes the owners of one address.
     ///
     /// The commit guards the block that contains the address.
     ///

@@ -5,19 +5,20 @@
 //! After every commit of Margay, blocks, handles and affinities agree.
 //!
 //! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
-//! address, it decreases the handle's count after it has written the block. Between Calico's two writes, a handle's
-//! count exceeds the number of its addresses in the block. Margay does not lower a count that is too high, because
-//! otherwise Calico's next step could leave an address without a handle. A handle's count for a block is removed only
-//! when the handle holds no address of the block any more. The commit that removes the count also rewrites the block,
-//! so another writer that is about to write the block fails and retries.
+//! address, it decreases the handle's count after it has written the block. Between the two writes of a Calico
+//! assignment or release, the handle's count exceeds the number of its addresses in the block. Margay does not lower a
+//! count that is too high, because Calico may be between its two writes, and could then leave an address without a
+//! handle. A handle's count for a block is removed only when the handle holds no address of the block any more. A
+//! commit that removes a handle's count also rewrites the block, so that a concurrent writer of the block fails and
+//! retries.
 //!
 //! Before a transaction creates a block, it checks that no stored block overlaps with the new block. The check for
 //! overlaps reads the keys of possible overlapping blocks, and the commit guards that no key of an overlapping block is
-//! created after the check. Assignments from existing blocks do not conflict with this guard, because they create no
-//! blocks. Calico checks only the key of the block that it creates, so Calico can create overlapping blocks, as could
-//! Margay's first version. An assignment therefore also checks whether the existing block that it uses overlaps with
-//! another block. The check of an existing block has no guard, since Calico could create an overlapping block at any
-//! time.
+//! created after the check. Assignments from existing blocks do not conflict with the guard against overlapping blocks,
+//! because they create no blocks. Calico checks only the key of the block that it creates, so Calico can create
+//! overlapping blocks, as could Margay's first version. An assignment also checks whether the existing block that it
+//! uses overlaps with another block, which Calico may have created. The check of an existing block adds no guard,
+//! because Calico could create an overlapping block even after the commit.
 
 mod quotas;
 
@@ -68,8 +69,8 @@ pub struct WriteSet<'t> {
     handles: BTreeMap<String, BTreeSet<IpNet>>,
     /// The quotas, and how this transaction changes the number of addresses that count against each quota.
     limits: QuotaLimits,
-    /// The last single block that [`Self::read_ahead_of`] has prefetched, with the key ranges of overlapping blocks
-    /// that the prefetch has read.
+    /// The block of the last prefetch, if [`Self::read_ahead_of`] prefetched a single block, and the key ranges of
+    /// overlapping blocks that were read along with it.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
@@ -116,8 +117,8 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
-    /// the prefetch also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, the key ranges of
-    /// overlapping blocks are not read, because too many requests would be needed.
+    /// the prefetch also reads the key ranges that [`Self::overlap_of`] needs. If more than one block is given, the key
+    /// ranges of overlapping blocks are not read, because that would need too many requests.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
@@ -159,10 +160,11 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip, and keeps the blocks that `keep` accepts in the write set. The write set also
-    /// keeps blocks with a release time too far in the future, and blocks that were read before. All other blocks are
-    /// dropped immediately, so that a search through a pool of thousands of blocks does not fill the memory. Damaged
-    /// blocks are logged and skipped. Returns the kept blocks, in the given order.
+    /// Reads blocks in one round trip, and keeps the blocks that `keep` accepts in the write set. Blocks that were read
+    /// before, and blocks with a release time too far in the future, are kept even if `keep` rejects them. A block that
+    /// `keep` rejects is otherwise dropped immediately, so that a search through a pool of thousands of blocks does not
+    /// fill the memory. Damaged blocks are logged and skipped. Returns those of the given blocks that are now in the
+    /// write set, in the given order.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -204,8 +206,8 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// Frees the block's addresses whose cooldown is over. The returned flag is true if a recorded release time was too
-    /// far in the future.
+    /// Frees the block's addresses whose cooldown is over. Also returns true if a recorded release time was too far in
+    /// the future.
     fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -294,7 +296,7 @@ impl<'t> WriteSet<'t> {
     }
 
     /// Deletes the affinity of an owner to a block. Guards the block, so that the commit fails if another writer makes
-    /// this owner the block's owner.
+    /// `owner` the block's owner.
     pub async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
             self.tx.get(&keys::block(cidr)).await?;
@@ -359,7 +361,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Returns the count to write into a handle for a block; `counted` is the stored count.
+    /// Returns the new count of a block's addresses in a handle, given the stored count `counted`.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -385,7 +387,8 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
 
 /// Maximum number of blocks for which [`WriteSet::probe_along`] also reads the keys of overlapping blocks. If half of a
 /// pool's blocks are claimed, 15 of 16 searches for an unclaimed block find one among 4 blocks, and the other searches
-/// need one more request. With 16 instead of 4 blocks, etcd had twice as much work when a node got its first address.
+/// need one more request. Reading the overlap keys of 16 blocks instead of 4 doubled etcd's work when a node got its
+/// first address.
 const MAX_BLOCKS_READ_ALONG: usize = 4;
 
 impl WriteSet<'_> {
@@ -406,8 +409,8 @@ impl WriteSet<'_> {
     }
 
     /// Returns the reason why a block cannot be created: a stored block overlaps with it, or one commit cannot guard
-    /// the keys of all blocks that might overlap with it. Returns `None` if the block can be created. This check costs
-    /// one request, or none if [`Self::probe_along`] was called for the block.
+    /// the keys of all blocks that might overlap with it. Returns `None` if the block can be created. The check for
+    /// overlaps costs one request, or none if [`Self::probe_along`] was called for the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }
@@ -458,8 +461,9 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// Finds a stored block that overlaps with a stored block of single addresses. The search adds no guard. It costs
-    /// one request, or none if the transaction has already read the ranges of [`overlaps_of_addresses`].
+    /// Finds a stored block that overlaps with the given stored block of single addresses. Searching for an overlapping
+    /// block adds no guard, and costs one request, or none if the transaction has already read the ranges of
+    /// [`overlaps_of_addresses`].
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
             // A stored block of prefixes is not checked for overlaps, because Calico creates no blocks of prefixes.
@@ -473,11 +477,11 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Returns the revisions of blocks like [`Self::probe`]; the same request also reads the key ranges that
-    /// [`Self::obstacle`] needs for the first few blocks.
+    /// Returns the revisions of blocks like [`Self::probe`]. The same request also reads the key ranges that
+    /// [`Self::obstacle`] needs for at most the first 4 blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Neighboring blocks share the key ranges in which overlapping blocks would be. Blocks that are scattered over
-        // a pool need more key ranges, so the ranges of fewer blocks fit into one request.
+        // Neighboring blocks share the key ranges in which overlapping blocks would be. Scattered blocks need more key
+        // ranges than neighboring blocks, so one request can include the ranges of fewer blocks.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
             .find_map(|most| {
@@ -489,8 +493,8 @@ impl WriteSet<'_> {
 
     /// Returns the CIDRs in a pool in which no block can be created, because a stored block overlaps with them. For a
     /// stored block that is smaller than the pool's block size, returns the pool's possible block that contains the
-    /// stored block. For a larger stored block, returns the stored block itself. The keys of all blocks of the family
-    /// are read without a guard.
+    /// stored block. A stored block that is at least as large as the pool's block size is returned unchanged. The keys
+    /// of all blocks of the family are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

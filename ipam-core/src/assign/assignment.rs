@@ -207,8 +207,8 @@ impl Assignment<'_> {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// Returns the second owner of the node's blocks. Blocks of a node can belong to the node itself or to the virtual
-    /// owner of its secondary networks; the second owner is the one that is not [`Self::owner`].
+    /// Returns the node's other owner, which is not [`Self::owner`]. A node has two owners of blocks: the node itself,
+    /// and the virtual owner of its secondary networks.
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -375,8 +375,7 @@ impl Assignment<'_> {
         requested: &[IpNet],
         set: &[&PoolDefinition],
     ) -> Result<()> {
-        // No new address is assigned from a disabled pool, but a container keeps an address of the pool that it already
-        // has.
+        // A disabled pool assigns no new addresses, but a container keeps the addresses that it already has.
         let disabled = self.context.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
         let disabled: Vec<Pool> = disabled.cloned().collect();
         let is_enabled = |cidr: &IpNet| disabled.iter().all(|pool| pool.cidr() != *cidr);
@@ -462,8 +461,8 @@ impl Assignment<'_> {
         })
     }
 
-    /// True if several sets of ranges share this pool. When one set of ranges is full, the shared pool may still have
-    /// free addresses in another set.
+    /// True if several sets of ranges share this pool. Two sets of ranges can use the same pool, so the pool may still
+    /// have free addresses when one set is full.
     fn is_shared(&self, family: Family, pool: IpNet) -> bool {
         let is_in = |one: &&PoolDefinition| define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr) == pool;
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
@@ -500,8 +499,9 @@ impl Assignment<'_> {
     }
 
     /// Returns the gateway that the network requests in one of its pools: a configured gateway inside the pool, or else
-    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, the gateway
-    /// of `pool` is the gateway that the pool's reservation records, or else the pool's first host address.
+    /// the gateway in the pool's definition. If the configured gateway lies in another pool of the network, returns the
+    /// gateway that the reservation of `pool` records. Without a recorded gateway, the first host address of `pool` is
+    /// used.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

@@ -28,8 +28,8 @@ use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 /// Minimum age of an owner's claim on an empty block before another host may take over the block. A host that has just
 /// claimed a block may be about to assign addresses from the block.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// Maximum number of a host's blocks whose values are read in one round trip. If a host has more blocks, the revisions
-/// of the blocks' last writes are queried first, in an additional round trip.
+/// Maximum number of a host's blocks whose values are read in one round trip. If a host has more than 4 blocks, an
+/// additional round trip first reads the revisions of their last writes.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
 /// Maximum number of stored blocks that are searched for an empty block, once a block with an address to borrow is
 /// known.
@@ -57,8 +57,8 @@ pub(super) struct FamilyAssigner<'a> {
     /// The pools from which addresses may be assigned, in the order in which they are tried.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The second owner of the node's blocks. Blocks of a node can belong to the node itself or to the virtual owner of
-    /// its secondary networks; `other` is the one that is not `owner`.
+    /// The node's other owner. A node has two owners of blocks: the node itself, and the virtual owner of its secondary
+    /// networks. One of them is `owner`, and the other one is `other`.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
@@ -187,7 +187,7 @@ impl FamilyAssigner<'_> {
 
     /// Sorts the blocks by their last write, most recent first. A recently written block probably has a free address,
     /// because an address was assigned or released in it, whereas a block without recent writes is usually full. Calico
-    /// instead tries a host's blocks in the order of the blocks' keys.
+    /// tries a host's blocks in key order.
     async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
@@ -202,10 +202,10 @@ impl FamilyAssigner<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// Completes or deletes the host's affinity to a block. Returns true if the host owns the block afterwards, so that
-    /// addresses may be assigned from the block. A stale affinity is deleted, and an unconfirmed affinity is confirmed.
-    /// A missing block is created, unless its size differs from the pool's block size or it overlaps with a stored
-    /// block; otherwise the affinity is deleted.
+    /// Completes or deletes the host's affinity to a block. Returns true if the host now owns the block, so that its
+    /// addresses may be assigned. A stale affinity is deleted, and an unconfirmed affinity is confirmed. If the
+    /// affinity's block is missing, creates the block. Deletes the affinity if the missing block has another size than
+    /// its pool's blocks, or would overlap with a stored block.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -228,8 +228,8 @@ impl FamilyAssigner<'_> {
         Ok(true)
     }
 
-    /// True if the missing block of an affinity can be created. False if its pool was recreated with another block size
-    /// after the affinity was created.
+    /// True if the missing block of an affinity can be created. Returns false if the pool of the affinity was recreated
+    /// with another block size.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
@@ -384,9 +384,9 @@ impl FamilyAssigner<'_> {
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // The request for each of the first two chunks also reads the keys of overlapping blocks. If neither chunk
-            // has an unclaimed block, the pool is nearly full, and reading keys of overlapping blocks for later chunks
-            // would probably be wasted.
+            // The request for each of the first two chunks also reads the keys of overlapping blocks. If the first two
+            // chunks have no unclaimed block, the pool is nearly full, and reading the keys of overlapping blocks for
+            // the third and later chunks would probably be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -401,8 +401,8 @@ impl FamilyAssigner<'_> {
         Ok(None)
     }
 
-    /// Finds a block that is not stored and overlaps with no stored block, in a pool with blocks of another size from
-    /// an earlier pool.
+    /// Finds a block that can be created in a pool whose CIDR contains stored blocks of another size, which a deleted
+    /// pool has left.
     async fn find_apart(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let taken = self.context.reservations.with(&work.taken_in(pool).await?);
         let mut walk = self.walk(pool);
@@ -465,8 +465,8 @@ impl FamilyAssigner<'_> {
 
 /// Whether a host can take over a stored block or can borrow an address from it.
 enum StoredBlockUse {
-    /// The host can become the block's owner. The field is the block's present owner, if any, which loses its affinity
-    /// to the block.
+    /// The host can become the block's owner. Contains the block's current owner, if any; taking over the block deletes
+    /// this owner's affinity to it.
     Reclaim(Option<Owner>),
     Borrow,
     Nothing,
@@ -526,9 +526,9 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
 }
 
 /// The order in which a host searches for a block that is not stored yet. Blocks are searched in chunks, each in one
-/// round trip. The first chunk of blocks begins at the host's start block. In a large pool, the next chunks are
-/// scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. The remaining blocks of
-/// the pool are searched last, in ascending order.
+/// round trip. The first chunk of blocks begins at the host's start block. In a large pool, the second to fifth chunks
+/// are scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. The remaining blocks
+/// of the pool are searched last, in ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -556,8 +556,8 @@ impl<'a> CandidateBlocks<'a> {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Returns one chunk of blocks that are scattered over the pool. The blocks depend on the host and on the chunk
-    /// number.
+    /// Returns one chunk of blocks that are scattered over the pool. Which blocks are chosen depends only on the host,
+    /// the chunk number and the reservations.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -573,8 +573,8 @@ fn scatter(number: u64) -> u64 {
 }
 
 /// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, returns all possible
-/// blocks, in the order in which the host tries them. For a larger pool, returns the stored blocks, listed without a
-/// guard in the order of their keys.
+/// blocks, in the order in which the host tries them. For a pool with more than 2^12 possible blocks, returns the
+/// stored blocks in key order, listed without a guard.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
@@ -585,8 +585,9 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
 }
 
-/// Fails if a pool without the prefix annotation, in which a new block of single addresses is wanted, has blocks of
-/// prefixes. A pool of prefixes loses its annotation if another program rewrites the pool without the annotation.
+/// Fails if an assignment needs a new block of single addresses in a pool that has no prefix annotation but contains
+/// blocks of prefixes. A pool of prefixes loses its annotation if another program rewrites the pool without the
+/// annotation.
 ///
 /// # Errors
 /// `Invalid` if the pool has a block of prefixes; the error message names the block. Any store error.

@@ -12,7 +12,7 @@
 //! the stored pool and none of the stored pool's addresses is in use. If the stored pool cannot be replaced, the new
 //! pool gets a numbered name. The commit that creates the new pool also deletes the replaced pool with its blocks,
 //! affinities and reservations. The commit that replaces a pool guards the pool and its reservations, and fails if a
-//! block of the family was created or changed after the read.
+//! block of the family has changed since the pool was found unused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -37,8 +37,8 @@ use crate::pools::start_of;
 use crate::write_set::{BlockSlot, WriteSet};
 
 /// The annotation in which a shared pool's reservation records the ranges of each network as JSON, for example
-/// `{"lab":["10.0.0.9-10.0.0.20"]}`. An assignment writes the annotation when the stored reservation was made for other
-/// ranges than those of its CNI network. In the JSON, an empty list of ranges means the whole subnet.
+/// `{"lab":["10.0.0.9-10.0.0.20"]}`. If the stored reservation was made for other ranges of a CNI network, the
+/// network's next assignment updates this annotation. In the JSON, an empty list of ranges means the whole subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
 /// Returns the name of the reservation for those addresses of a pool that lie outside the configured ranges.
@@ -48,8 +48,8 @@ pub fn reservation_name(pool: &str) -> String {
 
 /// Ensures that the pool of a pool definition and the reservation for the pool exist, and returns the pool's name.
 ///
-/// The commit guards the pool and the reservation, and fails if any other pool or reservation was created or changed
-/// after the read.
+/// The commit guards the pool and the reservation, and fails if any pool or reservation has changed since `context` was
+/// read.
 pub(super) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -130,10 +130,10 @@ async fn create(
     Ok(name)
 }
 
-/// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has. A
-/// stored pool that overlaps with the new pool, or has one of the tried names, is deleted if it is unused. A pool is
-/// unused if the CNI network no longer uses the pool and none of the pool's addresses is in use. The blocks of a
-/// deleted pool are removed from `stored`.
+/// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has.
+/// Deletes an unused stored pool that overlaps with the new pool, or that has the definition's name or one of the
+/// numbered names. A pool is unused if the CNI network no longer uses the pool and none of the pool's addresses is in
+/// use. The blocks of a deleted pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -158,7 +158,7 @@ async fn name_for(
             }
             continue;
         }
-        // The store may have a damaged pool document with the tried name. Damaged pool documents are not in
+        // The store may have a damaged pool document under this candidate name. Damaged pool documents are not in
         // `context.pools`.
         if work.tx.get(&keys::resource(ResourceKind::IpPool, &name)).await?.is_none() {
             return Ok(name);
@@ -279,8 +279,8 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of a family for which unused pools are replaced. If a family has more stored blocks,
-/// its unused pools are kept, because the commit would have to guard every block of the family.
+/// Maximum number of stored blocks of a family for which unused pools are replaced. If a family has more than 64 stored
+/// blocks, its unused pools are kept, because one commit cannot guard all these blocks.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of keys that are deleted with each pool, besides its blocks and affinities: the keys of the pool and of its
 /// two reservations.
@@ -288,9 +288,9 @@ const KEYS_PER_POOL: usize = 3;
 
 /// True if the new pool with the CIDR `cidr` may replace `pool`. An earlier configuration of the CNI network must have
 /// created `pool`, and the current configuration must not define it. `pool` must have the address family of `cidr`. A
-/// pool that an operator has disabled, or opened to other CNI networks, is not replaced. A pool that overlaps with
-/// `cidr` must have the new pool's block size; otherwise a new block would overlap with an old block, which exists
-/// until the commit deletes it.
+/// pool that an operator has disabled, or opened to other CNI networks, is not replaced. An overlapping pool must have
+/// the block size of the new pool. Its blocks still exist until the commit deletes them, and the new blocks must not
+/// overlap with blocks of another size.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)

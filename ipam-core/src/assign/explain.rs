@@ -53,8 +53,8 @@ pub struct Explanation {
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. The field is an
-    /// error if a selector of the pool cannot be parsed.
+    /// The reason why the assignment cannot use the pool; `None` if the assignment can use the pool. Contains an error
+    /// if one of the pool's selectors cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
     /// The address counts of the pool.
     pub stock: PoolStock,
@@ -110,8 +110,8 @@ pub enum AddressSource {
     New,
     /// A stored block that the node would take over from its present owner; `None` if the block has no owner.
     TakenOver(Option<Owner>),
-    /// A block from which the node would borrow the address. The field is the owner of the block; `None` if the block
-    /// has no owner.
+    /// A block from which the node would borrow the address. Contains the block's owner, or `None` if the block has no
+    /// owner.
     Borrowed(Option<Owner>),
 }
 
@@ -262,7 +262,7 @@ fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolSt
 }
 
 impl Assignment<'_> {
-    /// Assigns one address in the write set without a commit, and returns what a commit would assign.
+    /// Assigns one address in the write set but does not commit; returns what a commit would assign.
     async fn outcome(&mut self, work: &mut WriteSet<'_>, family: Family, before: &[Block]) -> Result<PredictedOutcome> {
         let done = match self.any(work, family, 1).await {
             Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,

@@ -46,7 +46,7 @@ impl HandleRequest {
     }
 
     /// Sets the maximum number of addresses that the handle may hold in each requested family, including the addresses
-    /// that it already holds. A request that would exceed this maximum fails.
+    /// that it already holds. A request that would exceed the handle's address limit fails.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
@@ -112,10 +112,10 @@ impl Ipam {
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. If the calling process is killed during the assignment, a store in another process
-    /// may still execute the commit. After the calling process was killed, the handle should be released, because it
-    /// may hold addresses that no process knows. Two concurrent requests must differ in an attribute: requests with
-    /// equal attributes write equal values, so both may return the same address if the store's answer to one of them is
-    /// lost.
+    /// may still execute the commit. If the caller is killed during the assignment, the handle should be released,
+    /// because it may hold addresses that were never returned to the caller. Two concurrent requests must differ in an
+    /// attribute: requests with equal attributes write equal values, so both may return the same address if the store's
+    /// answer to one of them is lost.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
@@ -181,7 +181,7 @@ async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAd
     Ok(())
 }
 
-/// A request that an owner has a block in each of the given families.
+/// A request to ensure that an owner has a block in each of the given families.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,

@@ -49,7 +49,7 @@ use sticky::WorkloadAddresses;
 /// one key for every possible block size.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
-/// What one attempt at an assignment has found out and the next attempt needs.
+/// State that one attempt of an assignment passes to the next attempt.
 #[derive(Debug, Default)]
 struct AttemptFindings {
     /// The blocks from which the attempt assigned addresses, followed by the blocks that earlier assignments used, most
@@ -83,7 +83,8 @@ impl Ipam {
             Err(error) => error,
         };
         if let Error::Quota(reached) = &mut error {
-            // When a quota is exceeded, leftover addresses may lie in blocks that the attempt has not read.
+            // When a quota is exceeded, the failed assignment may not have read all blocks with leftover addresses of
+            // the quota's subject.
             findings.leftovers = self.leftovers_of(&reached.subject, &request.attachment, deadline).await?;
             reached.over_leftovers = !findings.leftovers.is_empty();
         }
@@ -99,8 +100,8 @@ impl Ipam {
     }
 
     /// Repeats an assignment that found no free address; the same commit frees leftover addresses of earlier boots.
-    /// Returns the original error if no leftover address may be freed, or if the repeated assignment finds no free
-    /// address.
+    /// Returns the error of the first attempt if no leftover address may be freed, or if the second attempt finds no
+    /// free address.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -109,8 +110,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The leftovers must be listed before the evidence of live attachments is gathered. This order ensures that an
-        // attachment that gets an address while the evidence is gathered is not in the list of leftovers.
+        // The leftovers are listed before the evidence of live attachments is gathered, so that an attachment that gets
+        // an address in between is not listed.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -139,16 +140,16 @@ impl Ipam {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // Only one batch of leftovers is released, because assignments in stores without a cooldown also free only one
-        // batch.
+        // Frees at most one batch of leftovers, like an assignment in a store without a cooldown, which frees one batch
+        // with its commit.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
         Ok(())
     }
 
-    /// Changes recorded release times that are too far in the future to the current time. Addresses with a future
-    /// release time would otherwise stay in cooldown too long, and assignments might fail again and again.
+    /// Changes recorded release times that are too far in the future to the current time. An address with a release
+    /// time in the future stays in cooldown too long, so assignments could keep failing.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -161,8 +162,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads the context of an assignment from an owner's blocks in one round trip. The round trip also reads the keys
-    /// in `keys`, and lists the keys in the `named` ranges.
+    /// Reads, in one round trip, what is needed to assign addresses from an owner's blocks. The same request also reads
+    /// the keys in `keys` and lists the keys in the ranges `named`.
     async fn read_context(
         &self,
         tx: &mut Transaction,
@@ -213,8 +214,8 @@ impl Ipam {
         first.extend(
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
-        // If no recently used block is known, the assignment probably creates a new block. Before a block is created,
-        // the blocks of prefixes are listed, so the keys of these blocks are prefetched.
+        // If no recently used block is known, the assignment probably creates a new block. Creating a block needs the
+        // keys of all blocks of prefixes, so these keys are prefetched to save a round trip.
         let mut named = Vec::new();
         for family in [Family::V4, Family::V6] {
             if wanted.these.iter().any(|ip| Family::of(*ip) == family)
@@ -335,8 +336,8 @@ impl Ipam {
     /// [`assign`](Self::assign) for each attachment in order, but writes each changed block only once. The answers are
     /// in the order of the requests. About a hundred attachments fit into one commit.
     ///
-    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. After an error, the
-    /// caller should call [`assign`](Self::assign) for each attachment separately, which can also free leftover
+    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. If this call fails,
+    /// the caller should call [`assign`](Self::assign) for each attachment separately, which can also free leftover
     /// addresses of earlier boots.
     ///
     /// # Errors

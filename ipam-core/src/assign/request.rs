@@ -42,7 +42,8 @@ impl RequestedAddresses {
         self.any_v6 += more.any_v6;
     }
 
-    /// Returns the number of requested addresses of a family, including the addresses in `these`.
+    /// Returns how many addresses of a family are requested in total: the specific addresses in `these`, and the number
+    /// of addresses to choose.
     pub(super) fn all_of(&self, family: Family) -> usize {
         self.any_of(family) + self.these.iter().filter(|ip| Family::of(**ip) == family).count()
     }
@@ -118,8 +119,8 @@ pub struct PoolDefinition {
     /// The assignable addresses of the pool, as ranges from a first to a last address (inclusive). If the list of
     /// ranges is empty, all addresses of the pool are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
-    /// The index of the set of ranges to which the pool belongs. An attachment gets one address from each set of a
-    /// family, from the first pool in the set that has a free address.
+    /// The index of the set of ranges to which the pool belongs. An attachment gets one address from each set of
+    /// ranges, from the first pool in the set that has a free address.
     #[serde(default)]
     pub set: usize,
     /// If `free_of` is set, the pool is found by its name and family, regardless of its CIDR. If the pool does not
@@ -148,18 +149,18 @@ pub struct AssignRequest {
     /// The attachment that gets the addresses, and whose handle and attributes are recorded with each address.
     pub attachment: Attachment,
     /// Additional attributes that are recorded with each address, such as `pod`, `namespace` and `timestamp`, under
-    /// Calico's attribute names. For a secondary network, the assignment records these attributes under Margay's names
-    /// instead; see [`AttributeNames`].
+    /// Calico's attribute names. For a secondary network, the assignment records the node, the pod and its namespace
+    /// under Margay's names; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,
-    /// Whether the request fails if the attachment already holds an address that it requests specifically.
+    /// Whether a request for a specific address fails if the attachment already holds this address.
     pub repeated: RepeatPolicy,
-    /// The pools from which IPv4 addresses are assigned, by name or CIDR. If empty, the pools that select the node are
-    /// used.
+    /// The pools from which IPv4 addresses are assigned, by name or CIDR. If no IPv4 pools are given, the pools that
+    /// select the node are used.
     pub v4_pools: Vec<String>,
-    /// The pools from which IPv6 addresses are assigned, by name or CIDR. If empty, the pools that select the node are
-    /// used.
+    /// The pools from which IPv6 addresses are assigned, by name or CIDR. If no IPv6 pools are given, the pools that
+    /// select the node are used.
     pub v6_pools: Vec<String>,
     /// What the requested addresses are for, for example workloads or tunnels.
     pub usage: PoolUse,
@@ -206,8 +207,9 @@ impl AssignRequest {
         }
     }
 
-    /// Creates a request for addresses from an owner's blocks. The request's attachment is empty and is not used. The
-    /// request's `usage` is `LoadBalancer` for a virtual owner, and `Workload` for any other owner.
+    /// Creates a request for addresses from an owner's blocks. A request by owner needs no attachment, so its
+    /// `attachment` is empty. The request's `usage` is `LoadBalancer` for a virtual owner, and `Workload` for any other
+    /// owner.
     pub(super) fn of_owner(owner: &Owner, wanted: RequestedAddresses) -> Self {
         let empty = String::new;
         let (network, container, interface, node) = (empty(), empty(), empty(), empty());
@@ -257,8 +259,8 @@ impl AssignRequest {
         pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
-    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded: Calico's names
-    /// for a routed network, and Margay's names for a bridged network.
+    /// Returns the attribute names under which the node, the pod and the pod's namespace are recorded. A routed network
+    /// has Calico's attribute names, and a bridged network has Margay's.
     pub(super) fn names(&self) -> AttributeNames {
         if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }

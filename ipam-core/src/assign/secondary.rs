@@ -2,13 +2,12 @@
 //! that Calico also uses.
 //!
 //! Calico's routing is based on the blocks that nodes own. Each node drops packets to unassigned addresses of its
-//! blocks, and announces its blocks to the other nodes. The blocks of secondary networks therefore belong to virtual
-//! owners, one for each node, because Calico's routing ignores the blocks of virtual owners. A node may still own
-//! blocks with addresses of secondary networks that were assigned before Calico used the store. An assignment that
-//! searches for free addresses moves blocks of secondary networks from nodes to virtual owners. To move a block, the
-//! commit changes the block's owner, the affinities of both owners and the names of the recorded attributes. A block
-//! that also has addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary
-//! networks.
+//! blocks, and announces its blocks to the other nodes. The blocks of secondary networks belong to one virtual owner
+//! per node, because Calico's routing ignores the blocks of virtual owners. A node may still own blocks with addresses
+//! of secondary networks that were assigned before Calico used the store. An assignment that searches for free
+//! addresses moves blocks of secondary networks from nodes to virtual owners. To move a block, the commit changes the
+//! block's owner, the affinities of both owners and the names of the recorded attributes. A block that also has
+//! addresses of Calico's networks is not moved, and its free addresses are not assigned to secondary networks.
 
 use std::net::IpAddr;
 
@@ -24,8 +23,8 @@ use crate::write_set::{BlockSlot, WriteSet};
 
 /// Maximum number of blocks that one assignment moves to a virtual owner.
 const MAX_BLOCKS_MOVED: usize = 16;
-/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. The stored values of
-/// blocks with 2,048 addresses in all have about 600 kilobytes.
+/// Maximum total number of addresses in the blocks that one assignment moves to a virtual owner. Blocks with 2,048
+/// addresses in total take about 600 kB in the store.
 const MAX_ADDRESSES_MOVED: usize = 2048;
 
 /// Changes the owner of a block from a node to the virtual owner of the node's secondary networks. Returns false if the
@@ -58,8 +57,8 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks in the pools that the node's second owner ([`Self::other`]) has. Blocks of the
-    /// second owner also count towards the node's block limit. For a secondary network, the function moves blocks of
+    /// Returns the number of blocks that the node's other owner ([`Self::other`]) has in the pools. Blocks of
+    /// [`Self::other`] also count towards the node's block limit. For a secondary network, the function moves blocks of
     /// the node to the virtual owner if possible, and assigns addresses from the moved blocks.
     pub(super) async fn take_from_other(
         &self,
@@ -84,7 +83,7 @@ impl FamilyAssigner<'_> {
         Ok(count)
     }
 
-    /// Returns the blocks in the pools to which the node's second owner ([`Self::other`]) has affinities.
+    /// Returns the blocks, in the given pools, to which the node's other owner ([`Self::other`]) has affinities.
     pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };

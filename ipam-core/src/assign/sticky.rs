@@ -39,7 +39,7 @@ enum StickyState {
     Waits,
     /// The address is pinned by an operator, and waits for the workload without a time limit.
     Pinned,
-    /// A container of an earlier boot of the machine holds the address, under the handle in this variant.
+    /// A container of an earlier boot of the machine holds the address, under this handle.
     Leftover(String),
     /// Another container of the workload holds the sticky address.
     InUse,
@@ -139,8 +139,8 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // If the sticky record names no network for an address, another network of the workload may use the
-                // address, so the address stays in the sticky record.
+                // A sticky address without a recorded network stays in the sticky record, because another network of
+                // the workload may use it.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // The pool of the address may be disabled only temporarily, so the address continues to wait for the
@@ -250,9 +250,9 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns overdue sticky addresses, whose wait for their workload has ended, from the blocks that the transaction
-    /// has read. Overdue addresses are assigned only when no other address is free. Overdue addresses in the owner's
-    /// own blocks come first, so that different nodes use different blocks. Within the owner's blocks, and then within
-    /// other blocks, the address that has been overdue for longest comes first.
+    /// has read. Overdue addresses are assigned only when no other address is free. Addresses in the owner's own blocks
+    /// are tried first, so that different nodes use different blocks. Within the owner's blocks, and then within other
+    /// blocks, the address that has been overdue for longest comes first.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

@@ -144,9 +144,9 @@ impl Ipam {
     }
 }
 
-/// Returns the part of a request that a machine with the addresses `kept` still needs. If the machine has no addresses,
-/// the result is the whole request. If the machine has addresses, the result is the specifically requested addresses of
-/// a family in which the machine has none.
+/// Returns the part of a request that a machine with the addresses `kept` still needs. Returns the request unchanged if
+/// the machine has no addresses. If the machine already has addresses, returns only the specifically requested
+/// addresses of the family that the machine lacks.
 fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
@@ -156,8 +156,8 @@ fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> Reques
 }
 
 /// Returns those of the machine's addresses whose family is requested, or all its addresses if no address has a
-/// requested family. A filter by family is needed because Calico's main CNI plugin makes one request for each address,
-/// and fails if two answers contain the same address.
+/// requested family. Only requested families are returned, because Calico's main CNI plugin makes one request for each
+/// address, and fails if two answers contain the same address.
 fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
     let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

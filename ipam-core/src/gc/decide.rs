@@ -12,7 +12,8 @@ use crate::model::handle_id;
 /// after the runtime's list may be in use although it is not in the list.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
-/// A node's allocations, grouped by whether they are in use. Each judged allocation is in exactly one of the lists.
+/// A node's allocations, grouped by whether they are in use. Each judged allocation is in exactly one field of
+/// `JudgedAllocations`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
     /// Allocations of an earlier boot of this machine whose address is on no interface, and which are therefore
@@ -37,7 +38,7 @@ pub struct JudgedAllocations {
 /// unused.
 ///
 /// The argument `began` is the boot time of this machine, or `None` if no other machine uses the store. If `began` is
-/// given, an allocation of another boot that was made after `began` or at an unknown time counts as another machine's.
+/// given, an allocation from another boot is attributed to another machine unless it was certainly made before `began`.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -126,7 +127,8 @@ impl Evidence {
 }
 
 /// Splits the value of the attribute [`NETNS`](crate::attachment::NETNS) into the name of the network namespace and the
-/// process id namespace that may follow after a slash. Returns `None` if the attribute's value has another form.
+/// process id namespace that may follow after a slash. Returns `None` if the attribute's value is not `DEVICE:INODE` or
+/// `DEVICE:INODE/INODE`.
 fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     let (name, container) = match recorded.split_once('/') {
@@ -201,7 +203,7 @@ pub struct RuntimeList {
 }
 
 impl RuntimeList {
-    /// Creates a runtime's list that was made at the given time.
+    /// Creates a [`RuntimeList`] from the attachments that a runtime listed at the given time.
     pub fn new(made: OffsetDateTime, listed: impl IntoIterator<Item = ListedAttachment>) -> Self {
         let mut entries: BTreeMap<String, Vec<ListedAttachment>> = BTreeMap::new();
         for one in listed {
@@ -210,8 +212,8 @@ impl RuntimeList {
         Self { network: None, made, entries }
     }
 
-    /// Restricts the runtime's list to the given network. A restricted list gives no evidence about allocations of
-    /// other networks.
+    /// Restricts the runtime's list to the given network. A runtime list that covers only one network gives no evidence
+    /// about allocations of other networks.
     #[must_use]
     pub fn only_for(mut self, network: impl Into<String>) -> Self {
         self.network = Some(network.into());
@@ -247,7 +249,7 @@ pub struct UnlistedAllocations {
     /// The number of allocations that are in at least one runtime's list.
     pub listed: usize,
     /// The number of allocations that are in no runtime's list and are too young to be freed. An allocation is too
-    /// young if it was made after one of the runtimes' lists, or less than [`MIN_STALE_AGE`] before one of them.
+    /// young if it was not yet [`MIN_STALE_AGE`] old when the oldest of the runtimes' lists was made.
     pub young: usize,
     /// The number of allocations that are in no runtime's list and whose timestamp is missing or unreadable.
     pub undated: usize,

@@ -1,6 +1,6 @@
-//! Reads the holdings (blocks, addresses and endpoints) of departed nodes at one revision. Callers then free a departed
-//! node's holdings, or hand them over to another node. A hand-over is needed when a machine was renamed, or when a new
-//! machine takes over the containers of an old machine with their addresses.
+//! Reads the holdings (blocks, addresses and endpoints) of departed nodes at one revision. After reading a departed
+//! node's holdings, callers free them or hand them over to another node. A hand-over is needed when a machine was
+//! renamed, or when a new machine takes over the containers of an old machine with their addresses.
 //!
 //! Each commit of a hand-over transfers whole blocks to the other node, with their owner, their affinity and the
 //! attributes of their addresses. The commit also renames the handles that contain the node's name: those of the node's
@@ -92,8 +92,8 @@ pub struct DepartedNodes {
     /// The names of all nodes that are registered or have addresses or blocks, even nodes for which the caller did not
     /// ask. Nodes that have only endpoints are included if the caller asked for these nodes.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the nodes for which the caller asked, by node name. A node without holdings has no entry in this
-    /// map.
+    /// The holdings of the nodes for which the caller asked, by node name. Nodes without holdings are not in the map
+    /// `departed`.
     pub departed: BTreeMap<String, DepartedNode>,
 }
 
@@ -112,8 +112,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // A key under the affinities' prefix that is no affinity was stored by an old Calico version, and contains
-            // only a node's name.
+            // Old Calico versions stored keys with only a node's name under the prefix of the affinities; these keys
+            // are not affinities.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -237,11 +237,11 @@ impl Ipam {
     }
 }
 
-/// Maximum number of keys that one hand-over commit may change for its blocks. The commit also changes a few other
-/// keys, which belong to no block.
+/// Maximum number of keys that one hand-over commit may change for its blocks. The commit also changes a few keys that
+/// belong to no block, such as the pinned node's name.
 const MAX_KEYS_PER_COMMIT: usize = 96;
-/// Maximum total size of the blocks in one hand-over commit, in bytes. A block that is larger than this maximum gets a
-/// commit of its own.
+/// Maximum total size of the blocks in one hand-over commit, in bytes. A block that is larger than 1 MB is committed
+/// alone.
 const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
 /// The blocks, addresses and handles that one commit of a hand-over has changed.
@@ -387,8 +387,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // The old node's affinity is deleted even if the new node gets none: the affinity is then stale, because the block
-    // is missing or has another owner.
+    // The old node's affinity is deleted even if the new node gets no affinity, because the block is then missing or
+    // has another owner, and the old affinity is stale.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

@@ -400,8 +400,8 @@ impl Ipam {
 /// Maximum number of leftover attachments that one assignment frees. When one assignment frees several attachments, the
 /// assignments after it find free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit leaves room for the
-/// keys of the assignment itself in the same commit.
+/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit of 64 keys leaves room
+/// in the commit for the keys of the assignment itself.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.
@@ -416,7 +416,8 @@ pub(crate) struct Leftover {
 
 impl Leftover {
     /// Returns the leftovers of earlier boots in the given blocks, oldest first, for the node that is named in `asks`.
-    /// An attachment with several such addresses is returned once. The requesting attachment `asks` is left out.
+    /// An attachment with several leftover addresses is returned once. The attachment `asks`, which makes the request,
+    /// is not returned.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {

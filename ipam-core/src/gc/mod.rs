@@ -1,14 +1,14 @@
 //! Frees addresses that are no longer in use.
 //!
 //! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain. An
-//! address assigned in an earlier boot of the machine is regarded as unused. So is an address whose network namespace
-//! is gone and that no interface has, and an address whose container is missing in the container runtime's list. A
-//! missing interface alone is not enough evidence, because virtual machines and programs with a network card of their
-//! own use addresses without an interface.
+//! address assigned in an earlier boot of the machine is regarded as unused. An address is also regarded as unused if
+//! its network namespace is gone and no interface has the address, or if the container runtime's list lacks its
+//! container. A missing interface alone is not enough evidence, because virtual machines and programs with a network
+//! card of their own use addresses without an interface.
 //!
 //! This module does not gather the evidence; its callers do. [`judge`], [`find_stale`] and [`find_unlisted`] decide on
-//! the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. In the opposite
-//! order, an address that was assigned between gathering the evidence and reading the holdings could be freed.
+//! the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. If the evidence
+//! were gathered first, an address that was assigned before the holdings are read could be freed.
 //!
 //! Only allocations that have Margay's attributes and belong to the requesting node can be freed. Addresses of tunnels
 //! and load balancers, and addresses that Windows hosts reserve for themselves, lack Margay's attributes, so they are
@@ -84,7 +84,7 @@ pub struct Allocation {
     entry: Attribute,
 }
 
-/// Whether the node whose holdings are read holds an address of a block.
+/// Whether the node whose holdings are being collected holds an address of a block.
 #[derive(Debug)]
 enum EntryRelation {
     Ours(Box<Allocation>),
@@ -119,8 +119,8 @@ impl Allocation {
         else {
             return EntryRelation::Unmarked;
         };
-        // The entry records the network's name, so the rest of the handle is the container id. Splitting the handle at
-        // a dot would be ambiguous, because network names and container ids may contain dots.
+        // The block entry records the network's name; removing this name from the handle leaves the container id.
+        // Splitting the handle at a dot would be ambiguous, because network names and container ids may contain dots.
         let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
             return EntryRelation::Unmarked;
         };
@@ -218,7 +218,7 @@ const BLOCKS_PER_READ: usize = 32;
 pub struct ReadScope {
     /// Blocks in which the node may hold addresses, besides the blocks to which the node has an affinity.
     pub blocks: BTreeSet<IpNet>,
-    /// The further blocks to scan, besides the node's own blocks and `blocks`.
+    /// Which other blocks to scan, in addition to the node's own blocks and `blocks`.
     pub scan: ScanScope,
 }
 
@@ -228,8 +228,8 @@ pub enum ScanScope {
     /// Only the node's own blocks and [`ReadScope::blocks`] are read.
     #[default]
     None,
-    /// All blocks that were written after the revision in this variant are read. If the variant's revision is unset, or
-    /// is newer than the store's revision, all blocks are read.
+    /// Reads all blocks that were written after this revision. Reads all blocks if this revision is unset, or if it is
+    /// newer than the store's revision, for example after a restored backup.
     Since(Revision),
 }
 
@@ -247,9 +247,9 @@ impl Ipam {
         ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 
-    /// Reads the addresses that a node holds within a read scope. If the read scope has a scan, also returns the
-    /// revision up to which all blocks were scanned. Each block is read in its current state, a few dozen per request.
-    /// To free addresses, the blocks need not be read at one revision.
+    /// Reads the addresses that a node holds within a read scope. If the read scope includes a scan of all blocks, also
+    /// returns the revision up to which all blocks were scanned. Each block is read in its current state, a few dozen
+    /// per request. A scan that looks for addresses to free need not read all blocks at one revision.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.

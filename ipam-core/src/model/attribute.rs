@@ -74,7 +74,8 @@ impl Attribute {
         self.secondary.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// Returns the value of one attribute of the holder. The attribute [`NETWORK`] is [`Self::network`].
+    /// Returns the value of one attribute of the holder. For the attribute [`NETWORK`], returns [`Self::network`],
+    /// because the network's name is not always stored.
     pub fn get(&self, name: &str) -> Option<&str> {
         if name == NETWORK { self.network() } else { self.stored(name) }
     }
@@ -181,8 +182,8 @@ impl Attribute {
         self.released_at = Field::Is(StoredTime::new(at));
     }
 
-    /// True if an address that is assigned to the holder in `other` can share this entry. An entry can be shared if the
-    /// handles and attributes are equal and the entry has no other fields.
+    /// True if an address with the entry `other` can share this entry. An entry can be shared if the handles and
+    /// attributes are equal and the entry has no other fields.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         self.handle_id() == other.handle_id()
             && self.attributes() == other.attributes()
@@ -359,7 +360,7 @@ mod tests {
         changed.set_attributes(attributes);
         assert_eq!(serde_json::to_string(&changed).unwrap(), short);
         assert_eq!(read(short).attributes_with_network(), read(written_out).attributes_with_network());
-        // The container's id has a dot, so the network does not follow from the handle, and is stored.
+        // The container's id contains a dot, so the network cannot be derived from the handle and is stored.
         let entry = Attribute::new(
             Some("a.b.c"),
             [(NETWORK, "a"), (INTERFACE, "eth0")].map(|(name, value)| (name.to_owned(), value.to_owned())).into(),

@@ -2,8 +2,8 @@
 //! `null`.
 //!
 //! Most documents are declared with the macro `document!`. Unknown fields of a document are kept, because another
-//! version or another program may need them. They are written back byte for byte, because JSON numbers can exceed every
-//! Rust number type.
+//! version or another program may need them. Unknown fields are written back byte for byte, because JSON numbers can
+//! exceed every Rust number type.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -43,8 +43,8 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// Creates the error for the malformed value under a key. The reason may quote names and numbers from the malformed
-    /// value, but no other content of the value.
+    /// Creates the error for the malformed value under a key. The error's `reason` may quote names and numbers from the
+    /// malformed value, but no other content of the value.
     pub fn new(key: &Key, reason: impl fmt::Display) -> Self {
         Self { key: key.to_string(), reason: reason.to_string() }
     }

@@ -98,8 +98,8 @@ impl IpamConfig {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments do not use this
-    /// setting, but the setting of the same name in Calico's `IPAMConfiguration` resource.
+    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments ignore this
+    /// setting. They use the setting of the same name in Calico's `IPAMConfiguration` resource.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,

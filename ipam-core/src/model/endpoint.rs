@@ -364,8 +364,8 @@ impl FieldErrors {
 
     /// Adds the error message for a field whose value violates the validation rule `tag`.
     fn tagged(&mut self, field: &str, value: &str, tag: &str) {
-        // The trailing space in the format string is deliberate: Calico's message has a space before its closing
-        // parenthesis.
+        // The trailing space in the format string is copied from Calico's error message, which has a space before its
+        // closing parenthesis.
         self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
     }
 

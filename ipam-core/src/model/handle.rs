@@ -50,7 +50,7 @@ impl Handle {
     }
 
     /// Decreases the handle's count of addresses in a block, and removes the block's entry when the count is 0. `by`
-    /// may exceed the count, because the counts in a handle are only hints.
+    /// may exceed the stored count, because the counts in a handle are only hints.
     pub fn decrement(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
         self.set(block, self.count(block).saturating_sub(by));
@@ -104,8 +104,8 @@ pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
-/// True if a stored handle equals a given handle. Compares only the text before the first carriage return, because
-/// Calico's old migration from host-local may have left a carriage return and more text in the stored handle.
+/// True if a stored handle equals a given handle. Compares handles only up to the first carriage return, because
+/// Calico's old migration from host-local may have stored a carriage return and more text after a handle.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
 }
@@ -145,8 +145,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// Prefixes of the handles under which Calico holds and finds a node's tunnel addresses. In a tunnel's handle, the
-/// node's name follows the prefix.
+/// Prefixes of the handles under which Calico holds and finds a node's tunnel addresses. A tunnel's handle is one of
+/// these prefixes followed by the node's name.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",
@@ -155,7 +155,7 @@ const TUNNELS: [&str; 5] = [
     "wireguard-v6-tunnel-addr-",
 ];
 
-/// True if the handle belongs to a tunnel or an own prefix of the given node, and so ends with the node's name.
+/// True if the handle is one of the node's tunnel handles, or the handle of a prefix that the node itself holds.
 pub fn is_node_handle(handle: &str, node: &str) -> bool {
     beginning(handle, node).is_some()
 }

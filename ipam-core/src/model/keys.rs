@@ -60,7 +60,8 @@ fn net_segment(net: IpNet) -> String {
 }
 
 /// Parses the CIDR in a key's last segment. Returns `None` if the CIDR's address family differs from the key's, or if
-/// the CIDR is not written as [`net_segment`] writes it. Each block therefore has only one key.
+/// the CIDR is not written as [`net_segment`] writes it. Because only this spelling of a CIDR is accepted, each block
+/// has only one key.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;

@@ -19,8 +19,8 @@ use crate::net::Family;
 /// If the last byte (IPv4) or group (IPv6) of an address has at most this many possible values, a coarse cover has one
 /// range per value.
 const MAX_SINGLE_ADDRESSES: u32 = 2;
-/// If another byte (IPv4) or group (IPv6) of an address has at most this many possible values, a coarse cover has one
-/// range per value.
+/// If a byte (IPv4) or group (IPv6) of an address, except the last one, has at most this many possible values, a coarse
+/// cover has one range per value.
 const MAX_SINGLE_PARTS: u32 = 16;
 /// If a byte (IPv4) or group (IPv6) of an address has at most this many possible values, an exact cover has one range
 /// per value.
@@ -36,8 +36,8 @@ pub struct Cover {
     pub exact: Option<Vec<Range>>,
 }
 
-/// Which key ranges of a [`Cover`] to compute. The exact ranges, up to 64 per cover, are needed only for a block
-/// between thousands of other blocks.
+/// Which key ranges of a [`Cover`] to compute. The exact ranges, up to 64 per cover, are needed only if thousands of
+/// other blocks are stored near the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Only a few coarse key ranges are computed.
@@ -59,8 +59,7 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // A block of prefixes that overlaps with this block of addresses is larger, and usually no such block is
-        // stored.
+        // A block of prefixes that overlaps with `block` must be larger than `block`, and usually none is stored.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
@@ -79,7 +78,7 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
     for range in ranges.collect::<BTreeSet<_>>() {
         let (from, to) = range.bounds();
-        // `end` is the length of the key up to the last byte or group of the block's address.
+        // `end` is the length of the key before the last byte (IPv4) or group (IPv6) of the block's address.
         let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
         let parent = Key::from(&from.as_bytes()[..end]);
         let span = by_parent.entry(parent).or_insert_with(|| (from.clone(), to.clone()));
@@ -89,8 +88,8 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
 }
 
-/// Returns a few key ranges that contain the keys of all blocks of addresses overlapping with a given block, and the
-/// given block's own key.
+/// Returns a few key ranges that contain the key of `block` and the keys of all blocks of addresses that overlap with
+/// `block`.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
     merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
@@ -102,7 +101,8 @@ fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let blocks = blocks_of_addresses_prefix(family);
     let inside = inside(&blocks, block, precision);
     let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
-    // The cover of the inner blocks already contains all keys with the block's first address.
+    // The cover of the blocks inside `block` already contains all keys with the first address of `block`, so the second
+    // cover omits them.
     let first = single(&blocks, &block.network().to_string(), '-');
     around.retain(|range| *range != first);
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
@@ -139,8 +139,8 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // If this group of an IPv6 address is zero, `::` can replace it together with zero groups before it, which changes
-    // the text before the group.
+    // If the first group that varies inside the CIDR is zero, `::` can replace this group together with zero groups
+    // before it, which changes the text of the key.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
@@ -182,7 +182,7 @@ struct Numbers {
 
 impl Numbers {
     /// Computes the values of the address part that ends at bit `end`, in a CIDR of prefix length `length`. `low` is
-    /// the value of this address part in the CIDR's first address.
+    /// the value of the byte or group that ends at bit `end`, in the CIDR's first address.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };
@@ -257,8 +257,8 @@ fn single(prefix: &Key, text: &str, end: char) -> Range {
     Range::Prefix(key(prefix, &format!("{text}{end}")))
 }
 
-/// Returns the range of the keys whose text after `prefix` and `head` lies between `low` and `high`, including keys in
-/// which `high` and the character `end` follow `head`.
+/// Returns the range from the key `{prefix}{head}{low}{end}` to the last key that begins with
+/// `{prefix}{head}{high}{end}`.
 fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
     let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
     let first = key(prefix, &format!("{head}{low}{end}"));

@@ -113,7 +113,8 @@ impl NewPool {
         self
     }
 
-    /// Makes the pool a pool of prefixes of the given length, which only requests that name the pool may use.
+    /// Makes this a pool of prefixes of the given length, and sets the assignment mode to manual: requests must name
+    /// the pool.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);
@@ -128,8 +129,8 @@ impl NewPool {
         self
     }
 
-    /// Sets the selector of namespaces that may use the pool. Also forbids using the pool's addresses for tunnels:
-    /// tunnels are in no namespace, so Calico refuses a tunnel pool with a namespace selector.
+    /// Sets the selector of namespaces that may use the pool. A selector that is not empty removes tunnels from the
+    /// pool's allowed uses, because Calico refuses a tunnel pool with a namespace selector.
     #[must_use]
     pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
         self.namespace_selector = selector.into();
@@ -183,7 +184,7 @@ impl Pool {
     /// belongs to no CNI network configuration, even if this pool does.
     ///
     /// # Errors
-    /// `part` does not fail for a `cidr` inside this pool.
+    /// [`Self::part`] cannot fail if `cidr` lies inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
@@ -272,8 +273,8 @@ impl Pool {
         self.resource.switch(DISABLED)
     }
 
-    /// True if outgoing traffic of the pool's containers is translated to the host's address, even if the pool is
-    /// disabled, because its addresses stay in use.
+    /// True if outgoing traffic of the pool's containers is translated to the host's address. This also applies to a
+    /// disabled pool, whose addresses may still be in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.switch(NAT_OUTGOING)
     }

@@ -34,7 +34,8 @@ spec_fields! {
 ///
 /// # Errors
 /// [`InvalidPool`] for a field of a wrong type or with an invalid value, and for tunnel modes that exclude each other
-/// or that a load balancer's pool must not have. All other rules for pools are checked by [`check_new_pool`].
+/// or that a load balancer's pool must not have. [`check_new_pool`] checks the other rules for a new pool, such as its
+/// name, its block size and overlaps.
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,
@@ -211,7 +212,7 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
 }
 
 /// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client also
-/// applies these rules before it deletes a pool, because it first updates the pool.
+/// applies the rules for changes when it deletes a pool, because it updates the pool first.
 ///
 /// # Errors
 /// [`InvalidPool`] for a field of a wrong type, for tunnel modes that exclude each other, and for selectors and uses

@@ -6,8 +6,8 @@
 //!
 //! A quota counter is an upper bound of the number of addresses that its subject holds. Each quota counter records the
 //! revision of the quotas document with which it is valid, so each change of the quotas invalidates all quota counters.
-//! After a change, the next assignment to each subject counts the subject's addresses again, because addresses of a
-//! subject without a quota were not counted before.
+//! After a change of the quotas, the next assignment to each subject counts the subject's addresses again, because
+//! addresses of a subject without a quota are not counted.
 
 use std::fmt;
 
@@ -143,13 +143,14 @@ impl Quotas {
 pub struct QuotaCount {
     /// An upper bound of the number of the subject's addresses.
     pub used: u64,
-    /// The revision of the quotas document with which the quota counter is valid; 0 if the counter is never valid.
+    /// The revision of the quotas document under which the quota counter was written; 0 if the subject's addresses must
+    /// be counted again.
     pub quotas: i64,
 }
 
 impl QuotaCount {
-    /// Returns the count in a stored quota counter, or `None` if the counter is damaged or not valid with the quotas of
-    /// the given revision.
+    /// Returns the stored count, or `None` if the quota counter is damaged or was not written under the quotas of
+    /// revision `quotas`.
     pub fn good(stored: Option<&Value>, quotas: Revision) -> Option<u64> {
         let count: Json = serde_json::from_slice(stored?.as_bytes()).ok()?;
         if count.get("quotas")?.as_i64()? == quotas.get() { count.get("used")?.as_u64() } else { None }

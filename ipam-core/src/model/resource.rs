@@ -179,8 +179,8 @@ impl Resource {
         };
     }
 
-    /// Returns a top-level object of the document, for example the metadata. If the document lacks the object, an empty
-    /// object is created.
+    /// Returns a top-level object of the document, for example the metadata. Creates an empty object if the document
+    /// has no object of this name.
     pub(super) fn part(&mut self, part: &str) -> &mut JsonObject {
         object(self.document.entry(part))
     }

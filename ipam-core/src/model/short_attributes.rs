@@ -1,13 +1,13 @@
 //! Shortens Margay's attributes of an allocation in a stored block.
 //!
-//! Every ADD and DEL writes a whole block, and etcd keeps each version of the block until a compaction. Written out,
-//! Margay's attributes for the interface, the boot and the network namespace would make a block a third larger than one
-//! that Calico writes. Margay therefore stores these attributes as one, [`SHORT`]: the boot id as 6 characters of
-//! base64url, then, after a dot, the inode of the network namespace. An entry with [`SHORT`] but without an interface
-//! has the interface `eth0`.
+//! Every ADD and DEL writes a whole block, and etcd keeps each version of the block until a compaction. In their long
+//! form, Margay's attributes for the interface, the boot and the network namespace make a block a third larger than one
+//! that Calico writes. Margay stores the attributes for the boot, the network namespace and `eth0` as one, [`SHORT`]: 6
+//! characters of base64url (the boot id), a dot, and the namespace's inode. An entry with [`SHORT`] but without an
+//! interface has the interface `eth0`.
 //!
-//! Blocks in which earlier versions stored the attributes written out are read as well. In memory the attributes are
-//! always written out.
+//! Blocks from earlier versions, which store the attributes in their long form, can also be read. In memory, the
+//! attributes always have their long form.
 
 use std::collections::BTreeMap;
 

@@ -166,7 +166,7 @@ impl InvalidPool {
 }
 
 /// Declares the fields of a spec. Each field becomes a [`SpecField`] constant, and the names of all fields become one
-/// public list. A field that no code needs gets the constant `_`.
+/// public list. Use `_` as the constant of a field that no code refers to.
 ///
 /// ```text
 /// spec_fields! {

@@ -3,9 +3,9 @@
 //!
 //! If an assignment counts against a quota, its commit guards and writes the counter of the quota's subject, so one of
 //! two concurrent assignments to the subject fails and is retried. A quota counter is only an upper bound of the number
-//! of addresses, because some releases of Margay and all releases of other programs do not lower the counter. Before an
-//! assignment fails because of a quota, the subject's addresses in all blocks are therefore counted at the
-//! transaction's revision.
+//! of addresses, because some releases of Margay and all releases of other programs do not lower the counter. The
+//! counter may be too high, so before an assignment fails because of a quota, the subject's addresses in all blocks are
+//! counted at the transaction's revision.
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
@@ -14,7 +14,7 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of quota counters that one commit lowers without having to. Each lowered counter needs a guard.
+/// Maximum number of optional decrements of quota counters in one commit. Each lowered counter needs a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
 /// Percentage of a quota in use from which a trial assignment logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
@@ -35,9 +35,10 @@ pub(super) struct QuotaChanges {
     quotas: Quotas,
     /// The revision at which the quotas document was last written.
     at: Revision,
-    /// For each subject, minus the number of its addresses in the changed blocks before their change.
+    /// For each subject, the negated number of its addresses in the changed blocks, counted before the blocks were
+    /// changed.
     before: Vec<QuotaChange>,
-    /// True if the commit lowers only the quota counters that it must lower.
+    /// True if the commit skips every optional decrement of a quota counter.
     leaves: bool,
 }
 
@@ -45,11 +46,11 @@ pub(super) struct QuotaChanges {
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// By how much the number of the subject's addresses that Margay has assigned to attachments changes.
+    /// The change in the number of the subject's addresses that Margay has assigned to attachments.
     own: i64,
-    /// By how much the number of the subject's addresses without attributes of an attachment changes. The quota counter
-    /// may lack addresses without attributes of an attachment, because other programs assign them without updating the
-    /// counter.
+    /// The change in the number of the subject's addresses that have no attachment attributes, for example because
+    /// another program assigned them. The quota counter may omit addresses that other programs assigned, because these
+    /// programs do not update it.
     other: i64,
     /// The number of the subject's addresses before this change; `None` until [`WriteSet::check_quotas`] has succeeded.
     used: Option<u64>,
@@ -109,8 +110,7 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Subtracts the number of each subject's addresses in a block from the subject's change, before the block is
-    /// changed.
+    /// Before a block is changed, subtracts its number of addresses of each subject from the subject's change.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -119,7 +119,7 @@ impl QuotaLimits {
 }
 
 impl WriteSet<'_> {
-    /// Reads and guards the quotas, for an assignment, which must not exceed a quota that is changed before the commit.
+    /// Reads and guards the quotas, so that an assignment cannot exceed a quota that is changed before the commit.
     ///
     /// # Errors
     /// `Malformed` if the quotas are damaged. Any store error.
@@ -144,8 +144,8 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Makes the commit of a release leave the quota counters unchanged. Callers leave the counters after several
-    /// attempts that may have conflicted on quota counters.
+    /// Makes the commit of a release leave the quota counters unchanged. After several attempts that may have
+    /// conflicted on quota counters, callers stop updating the counters.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         if let QuotaLimits::Some(counts) = &mut self.limits {
@@ -163,9 +163,8 @@ impl WriteSet<'_> {
         changes
     }
 
-    /// Checks that every subject that gets addresses stays within its quota. In a trial assignment, `store` is `None`:
-    /// only the counters are checked, because addresses cannot be counted, and a warning is logged if a quota is nearly
-    /// used up.
+    /// Checks that every subject that gets addresses stays within its quota. In a trial assignment, `store` is `None`.
+    /// Then only the stored counters are checked, and a warning is logged if a quota is nearly used up.
     ///
     /// # Errors
     /// `Quota` if the transaction would exceed a quota. Any store error.
@@ -250,8 +249,9 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // The quota counter is set to an invalid value. As a result, the commit of a concurrent assignment that
-                // is counting the subject's addresses fails, and the assignment counts again.
+                // The quota counter is set to an invalid value, so that the next assignment counts the subject's
+                // addresses again. Because the counter is written, the commit of a concurrent assignment that is
+                // counting the subject's addresses fails, and the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };

@@ -30,10 +30,12 @@ pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block counts as empty
-/// if only this handle holds addresses in the block. This handle is compared case-insensitively.
+/// if no handle other than `windows-reserved-ipam-handle` holds addresses in it. The Windows reservation handle is
+/// compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
-/// Maximum number of addresses of a block that can be read. Valid pools have at most 4096 addresses per block.
+/// Maximum number of addresses in a block that this program can decode. Valid pools have at most 4096 addresses per
+/// block.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
 document! {
@@ -85,7 +87,7 @@ pub enum AddressState<'a> {
     Free,
     /// The address was released at the given time and is in cooldown.
     CoolingDown(OffsetDateTime),
-    /// The address has a holder, which the entry in this variant records.
+    /// The address is held; the variant contains its block entry.
     Assigned(&'a Attribute),
 }
 
@@ -96,8 +98,7 @@ pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
     /// The number of release times and ends of waits that were too far in the future and were corrected. If any date
-    /// was corrected, write the block even if nothing else changed; otherwise each read corrects the dates again, and
-    /// the cooldown never ends.
+    /// was corrected, write the block even without other changes, because otherwise each read restarts the cooldown.
     pub moved: usize,
 }
 
@@ -232,7 +233,7 @@ impl Block {
 
     /// Returns the time since the block was claimed. A claim dated up to a day in the future counts as made now.
     /// Returns `None` if the claim's time is not recorded, or is more than a day in the future because of a wrong
-    /// clock. Callers treat a claim without an age as very old; otherwise a wrong clock could keep other nodes from
+    /// clock. Callers treat a claim of unknown age as very old, so that a wrong clock cannot keep other nodes from
     /// taking over the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
@@ -272,10 +273,10 @@ impl Block {
     ///
     /// Clocks of machines differ, so an address with a release date in the future counts as released now. A release
     /// date up to one cooldown in the future is left unchanged, so the address is in cooldown for at most twice the
-    /// usual time. A release date further in the future is set to `now`, because the cooldown might otherwise never
-    /// end. If the local clock is wrong instead of the release date, a single cooldown is too short, which does less
-    /// harm than an endless cooldown. A sticky address's wait for its workload is also shortened if its recorded end
-    /// lies too far in the future.
+    /// usual time. A release date more than one cooldown in the future is set to `now`, because the cooldown might
+    /// otherwise never end. If the local clock is behind and the release date is right, one cooldown becomes too short,
+    /// which does less harm than an endless cooldown. If the recorded end of a sticky address's wait for its workload
+    /// lies too far in the future, the wait is shortened.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -308,7 +309,7 @@ impl Block {
         self.free_addresses().filter(|ip| !self.is_reserved(*ip, reservations)).count()
     }
 
-    /// True if no address of the block is free or becomes free without a write of the block.
+    /// True if the block is full and stays full until it is written again.
     pub fn is_full(&self) -> bool {
         self.unallocated.is_empty()
             && self.allocated().all(|(_, entry)| entry.released_at().is_none())
@@ -509,8 +510,8 @@ impl Block {
     }
 }
 
-/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. They determine the initial size of
-/// the buffer for encoding a block, so that it seldom grows.
+/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. These sizes determine the initial
+/// capacity of the buffer for encoding a block, so that the buffer seldom grows.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 
@@ -525,7 +526,7 @@ impl Block {
         attributes.len() - 1
     }
 
-    /// Returns the allocated ordinals whose entry index passes the test, in ascending order.
+    /// Returns the allocated ordinals for whose entry index `test` returns true, in ascending order.
     fn ordinals_where(&self, test: impl Fn(usize) -> bool) -> Vec<usize> {
         let allocated = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| Some((ordinal, (*slot)?)));
         allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
@@ -584,9 +585,10 @@ impl Block {
 
     /// Checks a block that was just decoded, and repairs its queue of free ordinals.
     ///
-    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals.
-    /// From the queue, this check removes ordinals that are allocated, outside the block or listed twice. It appends
-    /// free ordinals that are missing in the queue. Therefore no address can be assigned twice or lost for ever.
+    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals. The
+    /// check removes ordinals from the queue that are allocated, outside the block or listed twice. The check also
+    /// appends free ordinals that the queue lacks. After the repair, each ordinal is either allocated or in the queue
+    /// once, so no address is assigned twice or lost.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -603,8 +605,8 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps only the first occurrence of each free ordinal in the queue. Afterwards, `missing` is true for the free
-        // ordinals that are not in the queue.
+        // Keeps only the first occurrence of each free ordinal in the queue. After this loop, `missing` is true for the
+        // free ordinals that the queue lacks.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
         self.unallocated.extend(lost);

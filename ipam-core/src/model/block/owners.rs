@@ -95,7 +95,7 @@ pub enum OwnerRefusal {
     OtherHandle {
         /// The address whose owners were to be changed.
         address: IpAddr,
-        /// The handle that does not hold the address.
+        /// The expected handle, under which the address is not held.
         handle: String,
     },
     /// The address has another owner than expected.

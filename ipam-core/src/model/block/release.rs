@@ -212,8 +212,8 @@ impl Block {
             self.set_sequence(ordinal);
         }
         self.compact();
-        // The result of `apply_cooldown`, whether the block must be written, is not needed, because callers write the
-        // block after a release anyway.
+        // The result of `apply_cooldown` says whether the block must be written; it is ignored, because callers write
+        // the block after a release anyway.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);

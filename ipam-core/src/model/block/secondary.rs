@@ -25,8 +25,8 @@ impl Block {
 
     /// Replaces Calico's attribute names with Margay's on the block's addresses of secondary networks. Returns the
     /// number of addresses whose attribute names were replaced. Replacing the attribute names changes the address's
-    /// sequence number, like a new assignment. Calico's kube-controllers can therefore no longer release the address,
-    /// because their release request has the old sequence number.
+    /// sequence number, like a new assignment. Calico's kube-controllers then fail to release an address whose names
+    /// were replaced, because their release request has the old sequence number.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();

@@ -108,8 +108,8 @@ impl Block {
         }
     }
 
-    /// True if some sticky address waits for its workload until a recorded time, after which the address is assignable
-    /// without a write of the block.
+    /// True if a sticky address waits for its workload until a recorded time. After this time, the address can be
+    /// assigned although the block was not written again.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
@@ -210,7 +210,7 @@ mod tests {
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
-        // An endless wait, which the network's former configuration set, does not pin the address.
+        // A wait that is endless because of the network's former configuration does not pin the address.
         block.keep(ip, &holder("net.c2", "web-0", "forever"));
         block.release_by_handle("net.c2", NOW, 0);
         block.assign_kept(ip, &holder("net.c3", "web-0", "30"));
