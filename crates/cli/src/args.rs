@@ -326,8 +326,8 @@ mod tests {
                 let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
                 let is_right = match &parsed {
                     Ok(_) => true,
-                    // The book also shows commands that margay refuses. If the book shows a command as refused, parsing
-                    // the command may fail because of an argument's value, never because of an unknown argument.
+                    // The user manual includes commands that margay refuses. A command that the manual shows as refused
+                    // may fail to parse only because of an argument's value, never because of an unknown argument.
                     Err(error) => matches!(
                         error.kind(),
                         clap::error::ErrorKind::DisplayHelp
@@ -355,7 +355,7 @@ mod tests {
         }
         assert_eq!(calls.len(), 5, "{calls:?}");
         for mut call in calls {
-            // In a systemd unit, `$MARGAY_SERVE` stands for additional options of the administrator and is empty by
+            // In a systemd unit, `$MARGAY_SERVE` holds extra options that the administrator may set; it is empty by
             // default.
             call.retain(|word| word != "$MARGAY_SERVE");
             Cli::try_parse_from(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));

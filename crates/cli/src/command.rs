@@ -236,8 +236,7 @@ impl<'a> Invocation<'a> {
         chosen.map_err(|error| self.explain(&error))
     }
 
-    /// Creates the failure for a configuration that names no usable store, with a hint on how to correct the
-    /// configuration.
+    /// Builds the error for a configuration that names no usable store, with a hint on how to correct it.
     pub(crate) fn explain(&self, error: &ConfigError) -> CommandFailure {
         CommandFailure::new(error).hint(self.drivers.advice(error))
     }
@@ -433,8 +432,8 @@ impl Layout {
     }
 }
 
-/// Awaits the future `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the pools'
-/// CIDRs have changed. If the refresh fails, only a note is added to the answer, because the pools are already changed.
+/// Awaits the future `work`, which may change pools, and then refreshes this machine's NAT rules if the pools' CIDRs
+/// have changed. If refreshing the NAT rules fails, the answer only gets a note, because the pools are already changed.
 ///
 /// # Errors
 /// Any error that `work` returns.
@@ -468,8 +467,8 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads the pools' CIDRs, or returns `None` if the store cannot be read. If the pools cannot be read, the command
-    /// that runs afterwards reports the store error.
+    /// Reads the pools' CIDRs, or returns `None` if the store cannot be read. A store error is not returned, because
+    /// the command that changes the pools reports it itself.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

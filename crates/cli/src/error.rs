@@ -29,8 +29,8 @@ impl CommandFailure {
         &self.message
     }
 
-    /// Prints the message and the hint on stderr. An error of writing to stderr is ignored, since there is no other
-    /// place to report it.
+    /// Prints the message and the hint on stderr. Errors when writing to stderr are ignored: there is nowhere else to
+    /// report them.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {
             return;
@@ -55,8 +55,8 @@ impl From<ipam_core::Error> for CommandFailure {
 }
 
 impl From<io::Error> for CommandFailure {
-    /// Converts an I/O error of writing the answer to stdout to the failure of the command. Errors of files and stores
-    /// are converted by the code that accesses them.
+    /// Converts an I/O error while writing the answer to stdout into a command failure. Errors of files and stores are
+    /// converted by the code that accesses them.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

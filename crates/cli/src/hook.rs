@@ -135,8 +135,8 @@ const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) struct CursorFile {
     path: PathBuf,
     saved: CursorContent,
-    /// The revision up to which all events were delivered or needed no delivery. The revision in the cursor file might
-    /// still be older.
+    /// The revision up to which all events were delivered or needed no delivery. The cursor file may still contain an
+    /// older revision than `reached`.
     reached: Revision,
     written: Instant,
 }
@@ -147,7 +147,8 @@ struct CursorContent {
     /// while a daemon had the store.
     store: String,
     revision: i64,
-    /// The reason why the watch cannot continue at this cursor, if the store was replaced or reset.
+    /// Why the watch cannot continue at the recorded revision (the store was replaced or reset); `None` if it can
+    /// continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
@@ -221,9 +222,9 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records in the cursor file that the watch cannot continue at this cursor. Without this record in the cursor
-    /// file, a later run of `margay watch` could skip events once the new store's revision exceeds the cursor's
-    /// revision.
+    /// Records in the cursor file that the watch cannot continue at this cursor. If the cursor file did not record that
+    /// the store was replaced or reset, a later `margay watch` could skip events once the new store's revision exceeds
+    /// the cursor's.
     ///
     /// # Errors
     /// The cursor file cannot be written.
@@ -326,8 +327,8 @@ fn end_program(child: &mut Child) {
     _ = child.wait();
 }
 
-/// The HTTP header with the signature of a posted event: `sha256=` followed by the hexadecimal HMAC-SHA256 of the
-/// request body, with the secret as the key.
+/// Name of the HTTP header that carries the signature of a posted event. The value of the header is `sha256=` followed
+/// by the hexadecimal HMAC-SHA256 of the request body, with the secret as the key.
 const SIGNATURE_HEADER: &str = "Margay-Signature";
 
 const MAKE_SECRET_HINT: &str = "create a secret with: openssl rand -hex 32";

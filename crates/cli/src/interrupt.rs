@@ -25,7 +25,8 @@ impl Interrupt {
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // The first signal handler ends the process if the flag is already set, and the second signal handler sets
-            // the flag. In the reverse order of the two signal handlers, the first signal would end the process.
+            // the flag. If the two signal handlers were registered in the reverse order, the first signal would end the
+            // process.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),

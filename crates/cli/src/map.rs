@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::output::printable;
 
-/// Maximum number of blocks of a pool that is drawn with a character for each address. A pool with more than
-/// `MAX_BLOCKS_IN_DETAIL` blocks is drawn with one character for each block.
+/// A pool with at most `MAX_BLOCKS_IN_DETAIL` blocks is drawn with one character for each address, a larger pool with
+/// one character for each block.
 const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
 /// Whether one character of a drawing stands for an address or for a block.
@@ -105,8 +105,8 @@ impl DrawnBlock {
         }
     }
 
-    /// Returns how many tenths of the block's addresses cannot be assigned. Returns 10 only if no address can be
-    /// assigned, and 0 only if all addresses can be assigned.
+    /// Returns how many tenths of the block's addresses cannot be assigned. Returns 10 tenths only if no address can be
+    /// assigned, and 0 tenths only if all addresses can be assigned.
     fn tenths(&self) -> usize {
         let all = self.uses.len();
         let gone = all - self.free;
@@ -174,7 +174,7 @@ impl MapSection {
 /// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// All addresses that the character stands for have this use, or this use takes precedence over the other uses.
+    /// The use that the character shows: the only use of its addresses, or the use that takes precedence.
     /// [`AddressSign::of`] defines which use takes precedence.
     All(AddressUse),
     /// Some of the addresses that the character stands for are in use, and none of them is borrowed.
@@ -212,8 +212,8 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl AddressSign {
-    /// Returns what one character says about the given uses of several addresses. If the uses differ, the order of
-    /// precedence is: borrowed, in use, in cooldown, free.
+    /// Summarises the uses of several addresses for one character of the drawing. If the addresses have different uses,
+    /// the character shows the first of these that occurs: borrowed, in use, in cooldown, free.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {
@@ -264,8 +264,8 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// Maximum size, in blocks, of a pool whose unclaimed blocks are drawn. In a larger pool, only claimed blocks are
-/// drawn.
+/// Maximum size, in blocks, of a pool whose unclaimed blocks are drawn. In a pool with more than `MAX_PLACES` blocks,
+/// only claimed blocks are drawn.
 const MAX_PLACES: u64 = 4096;
 /// Maximum length of an owner's name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;
@@ -366,7 +366,7 @@ fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     }
 }
 
-/// The position of a claimed or unclaimed block in a pool, identified by the block's first address.
+/// The position of a block in a pool, given by the block's first address; the block need not be claimed.
 struct BlockPlace<'a> {
     first: IpAddr,
     block: Option<&'a DrawnBlock>,

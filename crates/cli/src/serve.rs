@@ -65,8 +65,8 @@ pub(crate) struct Serve {
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
-    // This option is hidden and only shown in an example, since with an option name of this length the help would not
-    // fit a screen.
+    // Hidden from the list of options, because its long name would make the help too large for a screen; an example in
+    // the help shows it.
     /// Interval of progress notifications for etcd watches that request them [default: 10m; at least 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
@@ -106,8 +106,8 @@ impl StandaloneCommand for Serve {
             return Ok(0);
         }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        // The daemon only does short reads and commits, so a few threads suffice. Each additional thread would have its
-        // own heap: in a test with eight callers and watches, these heaps took 30 MiB.
+        // The daemon only does short reads and commits, so a few threads suffice. More threads would cost memory,
+        // because each thread has its own heap: in total 30 MiB in a test with eight callers and watches.
         let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
         let runtime = runtime.map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
         let defaults = Retention::WITH_CLIENTS;

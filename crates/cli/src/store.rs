@@ -63,7 +63,7 @@ impl<'a> StoreAccess<'a> {
         StoreAccess { location, ..self }
     }
 
-    /// Returns access to this store with another time limit of the wait for the store lock.
+    /// Returns a copy of this store access with a different timeout for the store lock.
     pub(crate) fn with_wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
@@ -115,7 +115,7 @@ impl<'a> StoreAccess<'a> {
     }
 
     /// Calls the closure `work` with an operator for the documents of `store`, which is the open store or a wrapper
-    /// around the open store. Closes `open` afterwards, even if `work` fails.
+    /// around the open store. Closes `open` after `work` has finished, even if `work` fails.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -179,8 +179,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// Returns `location` with another store engine than its own: the engine whose files are in the folder, or else any
-/// other engine.
+/// Returns `location` with a different engine: the engine whose files are in the folder, or else any engine but the
+/// current one.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SinceTime {
     At(OffsetDateTime),
-    /// How long before the current time the time span starts.
+    /// The time span starts this long before now.
     Ago(Duration),
 }
 

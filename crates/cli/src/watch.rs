@@ -88,7 +88,7 @@ pub(crate) struct Watch {
 
 /// Time limit of reading the CIDR of a pool from the store.
 const POOL_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between two checks whether the store has changed.
+/// Pause between two polls for store changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl StandaloneCommand for Watch {

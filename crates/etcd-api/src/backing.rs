@@ -15,11 +15,11 @@ pub struct MemberIdentity {
     pub urls: Vec<String>,
 }
 
-/// Identifies one of the stores that have replaced each other behind the API. Two stores that were made from the same
+/// Identifies the store behind the API; changes when another store replaces it. Two stores that were made from the same
 /// files have the same ids, but different generations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreGeneration {
-    /// The id of the cluster. A restored store has another cluster id, so that clients notice the change.
+    /// The id of the cluster. A restored store gets a new cluster id, so that clients notice the replacement.
     pub cluster: u64,
     /// The id of the only member.
     pub member: u64,
@@ -42,8 +42,8 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Returns the key-value store that the API serves.
     fn store(&self) -> Arc<dyn kv::Store>;
 
-    /// Returns a second handle to the store, for transactions without puts. On a full disk, the second handle may
-    /// accept transactions that [`store`](Self::store) refuses.
+    /// Returns a second handle to the store, for transactions without puts. On a full disk, the handle that this method
+    /// returns may accept transactions that [`store`](Self::store) refuses.
     fn store_to_release(&self) -> Arc<dyn kv::Store>;
 
     /// Returns the name and URLs of the cluster's only member.
@@ -64,11 +64,11 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// `NoSpace` if the disk has no space for puts; any error if the store cannot be reached.
     async fn check_room(&self) -> kv::Result<()>;
 
-    /// Raises the oldest revision that clients of the API may read. A store that does not keep a separate oldest
-    /// revision for API clients is compacted.
+    /// Raises the oldest revision that clients of the API may read. If the store cannot keep a separate oldest revision
+    /// for API clients, this method compacts the store itself.
     ///
     /// # Errors
-    /// Any store error of the compaction.
+    /// Any store error from the compaction.
     async fn compact(&self, to: Revision) -> kv::Result<()>;
 
     /// Returns the oldest revision that clients of the API may read; unset if clients may read all revisions.
@@ -80,8 +80,8 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// `Unsupported`, with advice, if the store keeps no leases; any store error.
     async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
-    /// Revokes a lease of the store `of`, deletes the lease's keys in the same transaction, and returns the
-    /// transaction's revision.
+    /// Revokes a lease, provided that the store is still the one that `of` identifies. Deletes the lease's keys in the
+    /// same transaction, and returns the transaction's revision.
     ///
     /// # Errors
     /// `LeaseNotFound` if the store has no lease with this id; `RevisionRegressed` if another store has replaced the

@@ -88,8 +88,8 @@ impl PbMaintenanceService for Api {
         }))
     }
 
-    /// The alarm NOSPACE is active while the disk has no space for puts. Requests can neither raise nor clear the
-    /// alarm.
+    /// The alarm NOSPACE is active while the disk has no space for puts. Clients can neither raise nor clear the
+    /// NOSPACE alarm.
     async fn alarm(&self, request: Request<PbAlarmRequest>) -> Result<Response<PbAlarmResponse>, Status> {
         const ACTIVATE: i32 = 1;
         const NOSPACE: i32 = 1;

@@ -42,9 +42,9 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     }
 }
 
-/// A transaction for the store, and a description of how to build the answer to each read in the transaction. For each
-/// operation of its branch, in order, the list `success` or `failure` has one item, which is `None` unless the
-/// operation is a read.
+/// A transaction for the store, and a description of how to build the answer to each read in the transaction. The lists
+/// `success` and `failure` have one item per operation of their branch, in order: `Some` for a read, `None` for a
+/// write.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
@@ -157,7 +157,7 @@ enum SortField {
     Value,
 }
 
-/// The filters, order, limit and content of a read's answer.
+/// How to filter, sort and limit the keys of a read, and which fields to return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReadShape {
     limit: i64,

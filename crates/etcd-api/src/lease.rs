@@ -121,9 +121,8 @@ impl Api {
     }
 
     /// Waits up to `patience` for the store, then until the clock has loaded the store's leases, and returns a recent
-    /// revision. The leases may have to be loaded again, because another process that has the store may replace the
-    /// store. While another process has the store, the clock keeps the previous leases, and the time of these leases
-    /// continues.
+    /// revision. If the store was replaced while another process had it, the clock first loads the leases of the new
+    /// store. While another process has the store, the clock keeps the known leases, and they continue to expire.
     async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
         let recent = self.revision_within(patience).await?;
         self.leases_are_known().await?;
@@ -294,7 +293,7 @@ impl LeaseClock {
         true
     }
 
-    /// Starts the time of a lease that the store has or may have.
+    /// Starts the countdown of a lease that was granted, or whose grant has an unknown outcome.
     pub(crate) fn begin(&self, lease: Lease) {
         let time = LeaseTime::begin(lease.ttl, GrantState::Since(Instant::now()));
         self.times().insert(lease.id, time);

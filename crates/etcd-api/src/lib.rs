@@ -2,8 +2,8 @@
 //!
 //! # Inside
 //!
-//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request. The crate presents
-//! the results as etcd's clients expect them, including etcd's error texts.
+//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request. This crate returns
+//! a store's results in the form that etcd's clients expect, including etcd's error texts.
 //!
 //! The type [`Api`] implements the gRPC services. The trait [`Backing`] has the methods that the services need besides
 //! [`kv::Store`]. The crate is independent of storage engines and of IPAM.
@@ -39,7 +39,8 @@ use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
 /// The version that `Maintenance.Status` reports. Clients trust the progress reports of watches only from a server of
-/// at least this version. This API may report this version, because its progress reports are never ahead of an event.
+/// at least this version. Reporting an etcd version with reliable progress reports is safe, because this API's progress
+/// reports are never ahead of an event.
 pub const VERSION: &str = "3.5.13";
 
 /// Maximum number of streams per connection that the client has reset before the server accepted them. The limit is
@@ -58,8 +59,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Minimum interval of a watch's progress reports, as in etcd.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a request about the server itself waits for the store while another process has it. If the store does not
-/// answer within this time, the answer's header has the newest revision of all earlier answers.
+/// How long a request about the server itself waits for the store's revision while another process has the store; after
+/// that, the answer's header has the newest revision of all earlier answers.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Implements etcd's gRPC services for a store. An `Api` is cheap to clone.
@@ -96,8 +97,8 @@ impl Api {
         Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
-    /// Revokes leases when their time ends. The returned future never completes. Requests about leases wait until the
-    /// returned future is polled.
+    /// Revokes leases when their time ends. The returned future never completes. Lease requests are answered only after
+    /// the returned future has been polled, because polling loads the leases.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }
@@ -153,8 +154,8 @@ impl Api {
     }
 
     /// Returns the store's revision. A read fails while another process has the store, or while a full disk keeps the
-    /// store from being opened again. If the store cannot be read within `patience`, returns the newest revision of an
-    /// earlier answer instead.
+    /// store from being opened again. If the store cannot be read within `patience`, returns the newest revision that
+    /// an earlier answer reported.
     async fn revision_within(&self, patience: Duration) -> Result<Revision, Status> {
         let read = timeout(patience, self.revision()).await;
         if let Ok(Ok(revision)) = read {

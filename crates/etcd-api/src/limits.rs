@@ -34,8 +34,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Length in bytes of the prefix of a gRPC message, which has a flag and the message's length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// A connection's share of the memory for unanswered messages. Each request of a connection has the connection's share
-/// in its extensions.
+/// A connection's share of the memory for unanswered messages. The extensions of each request hold the `ClientShare` of
+/// its connection.
 #[derive(Clone, Debug)]
 pub struct ClientShare {
     bytes: Arc<Semaphore>,
@@ -113,14 +113,14 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            // Releases the permits for the request's bytes, because the message has been processed.
+            // The request has been processed, so the permits for the bytes of its message are released.
             drop(answered);
             answer
         })
     }
 }
 
-/// The number of messages that a request may have.
+/// Whether a request consists of one message or of a stream of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageCount {
     One,
@@ -201,7 +201,8 @@ impl IncomingBody {
     fn begin(&mut self, length: u32) -> Result<(), Status> {
         self.begun = true;
         self.rest = length as usize;
-        // The decoder refuses a message that is longer than MAX_REQUEST_BYTES with a more specific text.
+        // The decoder refuses a message longer than MAX_REQUEST_BYTES, with a more specific text than
+        // `Refusal::TooManyRequests`.
         if self.rest > MAX_REQUEST_BYTES {
             return Ok(());
         }

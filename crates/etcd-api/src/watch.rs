@@ -2,9 +2,9 @@
 //! this task sends on the stream.
 //!
 //! A progress report is never ahead of an event: the task reports a revision only after every watch of the stream has
-//! delivered all events up to the revision. The issue k3s-io/kine#731 shows the damage of an early report. A progress
-//! report is never behind an event: the revision of a report is at least the revision of the newest event on the
-//! stream.
+//! delivered all events up to the revision. See k3s-io/kine#731 for what breaks if a progress report is sent before the
+//! events that it covers. A progress report is never behind an event: the revision of a report is at least the revision
+//! of the newest event on the stream.
 //!
 //! The service uses small buffers, because a client may open a separate stream for each watch. Two buffers of the
 //! default size (8 KiB each) would take half of the memory of a watch with its own stream.
@@ -38,14 +38,14 @@ use crate::limits::MAX_REQUEST_BYTES;
 /// The answers on a stream of watches.
 pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
 
-/// Maximum number of messages that wait for a client that does not read. When this queue is full, the client's watches
-/// also wait, without losing events.
+/// Maximum number of messages that wait for a client that does not read. When a client's message queue is full, its
+/// watches pause; no event is lost.
 const MAX_QUEUED_MESSAGES: usize = 16;
-/// How long a requested progress report may wait for slower watches. When the timeout has passed, the events of later
-/// revisions are sent only after the report.
+/// How long a requested progress report may wait for slower watches. Once a requested progress report is overdue,
+/// events of later revisions are held back until it is sent.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of watch items that wait for a progress report. If more watch items wait, the report is dropped, and
-/// the client must request another report.
+/// Maximum number of watch items that wait for a progress report. If more than `MAX_HELD_BACK_EVENTS` items are held
+/// back, the report is dropped, and the client must request a new one.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
@@ -90,7 +90,7 @@ struct PendingProgress {
     /// The minimum revision of the progress report.
     revision: Revision,
     since: Instant,
-    /// The revision of a second report, which was requested after events began to wait for the first report.
+    /// The revision of a progress report that was requested while events were already held back for an earlier report.
     later: Option<Revision>,
 }
 
@@ -250,9 +250,9 @@ impl WatchSession {
         self.report_requested().await
     }
 
-    /// Returns the revision of an overdue progress report; later events must wait for this report. Each watch of the
-    /// store reports its progress every 200 ms, but at a different time. If later events did not wait, quiet watches
-    /// would never all reach the newest event of a busy watch.
+    /// Returns the revision of an overdue progress report; later events must wait for this report. Each of the store's
+    /// watches reports its progress every 200 ms, but not at the same moments as the other watches. If events after the
+    /// report's revision were not held back, the quiet watches could never all catch up with a busy watch.
     fn overdue(&self) -> Option<Revision> {
         let requested = self.requested.filter(|requested| requested.since.elapsed() >= PROGRESS_TIMEOUT)?;
         Some(requested.revision.max(self.newest))
@@ -341,8 +341,8 @@ impl WatchSession {
         self.send(refused).await
     }
 
-    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision in the message tells the
-    /// client the reason.
+    /// Ends a watch whose next revision is compacted. As in etcd, the client can tell only from the message's compact
+    /// revision why the watch was canceled.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;
@@ -390,15 +390,16 @@ fn is_progress(request: &PbWatchRequest) -> bool {
     matches!(request.request_union, Some(PbWatchRequestUnion::ProgressRequest(_)))
 }
 
-/// Skips the progress requests that have arrived, and returns the first other request. If the progress requests were
-/// not skipped, later requests could wait until the connection ends, because the server limits the number of unread
-/// messages.
+/// Skips the progress requests that have arrived, and returns the first other request. The server limits the number of
+/// unread messages: if progress requests were left unread, the requests after them could wait until the connection
+/// ends.
 fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequest> {
     loop {
         match requests.message().now_or_never() {
             Some(Ok(Some(request))) if is_progress(&request) => {}
             Some(Ok(Some(request))) => return Some(request),
-            // After the end of the stream, the next read of a request also reports the end.
+            // Once the client's stream has ended, every further read reports the end again, so `skip_progress` need not
+            // return it.
             _ => return None,
         }
     }
@@ -411,8 +412,8 @@ fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
     convert::range(key, end).ok().filter(|range| !range.is_empty())
 }
 
-/// Maximum size of keys and values in a message of a watch with fragments, in bytes. An event that exceeds this size is
-/// sent in a message of its own.
+/// Maximum size of keys and values in a message of a watch with fragments, in bytes. An event that exceeds
+/// `MAX_FRAGMENT_BYTES` is sent in a message of its own.
 const MAX_FRAGMENT_BYTES: usize = 1_572_864;
 /// Values of `FilterType` and `Event.EventType` in etcd's protocol.
 const FILTER_NO_PUT: i32 = 0;
@@ -455,8 +456,8 @@ impl ClientWatch {
     }
 
     /// Returns the messages for a watch's events at one revision; no messages if the client filters all of these
-    /// events. `header` is the answer header for the revision of the events. As in etcd, previous entries are omitted
-    /// unless the revision is greater than `oldest`, the oldest revision that can be read.
+    /// events. `header` is the response header; its revision is the revision of the events. As in etcd, previous
+    /// entries are omitted unless the revision is greater than `oldest`, the oldest revision that can be read.
     pub(crate) fn messages(
         &mut self,
         id: i64,

@@ -126,8 +126,8 @@ async fn lease_that_cannot_be_revoked_delays_no_other() -> Done {
     server.stop().await
 }
 
-/// Replaces the store while a grant is in progress: once before the grant commits, and once after the commit. After a
-/// replacement, the clock loads the leases of the other store.
+/// Replaces the store while a grant is in progress: once before the grant commits, and once after the commit. When the
+/// store is replaced, the clock loads the leases of the new store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     let generation = Arc::<AtomicU64>::default();
@@ -142,7 +142,7 @@ async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     for pause in [200, 400] {
         sleep(Duration::from_millis(pause)).await;
         generation.fetch_add(1, Ordering::SeqCst);
-        // The request for all leases waits until the leases of the other store are loaded.
+        // The request that lists all leases waits until the leases of the replacement store are loaded.
         client.leases().await?;
     }
     granting.await??;

@@ -189,8 +189,8 @@ async fn answer_store_request(
     }
 }
 
-/// Changes an error of opening the store so that the error names the operation that the client requested and that has
-/// not started.
+/// In an error from opening the store, replaces the operation `Open` with the requested operation, which has not
+/// started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;

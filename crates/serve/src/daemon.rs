@@ -119,8 +119,8 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
         shared_store.wait_until_open().await;
         let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
-            // A process that has opened `queue` is about to join the lock queue. The process may have opened `queue`
-            // before the watcher started.
+            // A process that has opened `queue` is about to join the lock queue. A waiting process may have opened
+            // `queue` before the watcher started.
             if is_wanted_soon(shared_store).await {
                 break YieldAnnouncement::No;
             }
@@ -169,7 +169,7 @@ impl QueueWatcher {
         Self { reported: reported.ok() }
     }
 
-    /// Waits until a process may want the store, or until the polling interval has passed.
+    /// Waits until the queue file or the store's folder changes, or until the polling interval has passed.
     async fn wait_for_change(&mut self) {
         let Some(reported) = &mut self.reported else { return sleep(POLL_INTERVAL).await };
         let mut event = timeout(RECHECK_INTERVAL, reported.next()).await.ok().flatten();

@@ -205,7 +205,7 @@ impl Drop for CountGuard {
 #[derive(Debug)]
 pub struct Pulse {
     started_at: Instant,
-    /// Time of the pulse's last beat, in milliseconds since `started_at`.
+    /// When the store last finished an operation, in milliseconds since `started_at`.
     last: AtomicU64,
     /// Number of current waits that do not count as a stall: another process has the store, or the engine is being
     /// opened.
@@ -237,8 +237,8 @@ impl Pulse {
         self.waits.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns the time since the store last finished an operation. If a request arrived later, at `received_at`,
-    /// returns only the time since this arrival.
+    /// Returns the time since the store last finished an operation. If the request arrived after the last finished
+    /// operation, returns the time since `received_at` instead.
     pub fn stalled_for(&self, received_at: Instant) -> Duration {
         if self.waits.load(Ordering::Relaxed) > 0 {
             return Duration::ZERO;

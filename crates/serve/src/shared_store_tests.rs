@@ -1,5 +1,5 @@
-//! Tests of shared-store futures that are no longer polled. For example, a task does not poll its future while the task
-//! waits for a client that does not read.
+//! Tests of shared-store futures that are no longer polled. A caller may stop polling a future, for example while its
+//! task waits for a client that does not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Wake for WakeFlag {
 }
 
 /// Polls a future up to `most` times, and waits for a wake-up or 20 ms before each further poll. Returns the future if
-/// it is still pending.
+/// it is still pending after `most` polls.
 async fn polled(mut future: StoppedFuture, most: usize) -> Option<StoppedFuture> {
     let woken = Arc::new(WakeFlag::default());
     for _ in 0..most {

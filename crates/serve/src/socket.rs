@@ -17,8 +17,8 @@ use wire::{FileId, name};
 const FOLDER_MODE: u32 = 0o1777;
 /// Mode of a private socket, to which any user can connect; the daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
-/// Number of attempts to take a serve lock, and the interval between the attempts. A taken lock may soon be free again,
-/// because daemons that clean up briefly take the locks of stopped daemons.
+/// Number of attempts to take a serve lock, and the interval between the attempts. A serve lock may be taken only
+/// briefly, because a daemon that cleans up locks the files of stopped daemons for a moment.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -155,15 +155,16 @@ impl Drop for ServeLock {
 fn make_folder() -> io::Result<()> {
     let folder = Path::new(name::SOCKET_FOLDER);
     if let Some(above) = folder.parent().filter(|above| above.is_dir()) {
-        // Earlier versions of the plugin created the parent folder for root only. Setting the mode fails for every user
-        // except the folder's owner and root.
+        // Earlier plugin versions created the parent of the sockets' folder with a mode that admits only root. Setting
+        // the mode fails for every user except the folder's owner and root.
         let _ = fs::set_permissions(above, Permissions::from_mode(0o755));
     }
     if folder.is_dir() {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-    // Only the owner can set the mode of the sockets' folder. Under /run, only root can have created this folder.
+    // Only the owner can set the mode of the sockets' folder. Only root can create folders under /run, so the owner of
+    // the sockets' folder is root.
     fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))
 }
 

@@ -40,8 +40,8 @@ pub struct QueuedVerb {
     pub verb: Verb,
     /// The client that waits for the answer to the verb.
     pub client: Client,
-    /// Generation of the store that the client connected to. If another store replaces the client's store, the new
-    /// store has another generation.
+    /// Generation of the store that the client connected to. When another store replaces the one that the client
+    /// connected to, the generation changes.
     pub generation: u64,
     /// Path of the host lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,
@@ -188,8 +188,8 @@ impl QueueWorker {
                     }
                     return;
                 }
-                // A commit with an unknown outcome may have succeeded. The plugins retry for the same attachments and
-                // get the addresses that the commit may have assigned.
+                // A commit with an unknown outcome may have succeeded. If a commit's outcome is unknown, the plugins
+                // retry; a retry returns the address that the commit assigned, if it succeeded.
                 Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
                     return jobs.into_iter().for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
@@ -251,7 +251,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Returns the client at the other end of a connection, whose file descriptor is duplicated.
+    /// Creates a `Client` for a connection; duplicates the connection's file descriptor.
     ///
     /// # Errors
     /// An I/O error if the file descriptor cannot be duplicated.
@@ -273,8 +273,8 @@ impl Client {
 /// A store that refuses to commit once one of its clients no longer waits.
 ///
 /// A plugin that has closed its connection either continues without the daemon, or has died and its runtime has called
-/// DEL. A commit for a plugin that has closed its connection would come too late. Each request that this store finishes
-/// is recorded as a beat of the [`Pulse`](crate::metrics::Pulse).
+/// DEL. A plugin that has closed its connection cannot receive the answer, so its verb must not be committed any more.
+/// Each request that this store finishes is recorded as a beat of the [`Pulse`](crate::metrics::Pulse).
 #[derive(Debug)]
 pub struct CancellableStore {
     inner: Arc<dyn Store>,

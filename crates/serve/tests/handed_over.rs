@@ -23,7 +23,8 @@ const EACH: u64 = 500;
 /// calls.
 const ONE_OF: u64 = 20;
 
-/// A store that is handed over to another owner before some of the calls. Each hand-over waits for calls in progress.
+/// A store that is handed over to another owner before those calls that `EACH` and `ONE_OF` select. Each hand-over
+/// waits for calls in progress.
 #[derive(Clone, Debug)]
 struct HandedOver {
     shared_store: SharedStore,
@@ -34,8 +35,8 @@ impl HandedOver {
     async fn hand_over(&self) {
         let before = self.calls.fetch_add(1, Ordering::Relaxed);
         if before < EACH || before % ONE_OF < 2 {
-            // A daemon opens the store again immediately after a hand-over. Other processes open the store again only
-            // at their next call.
+            // A daemon opens the store again immediately after a hand-over. Processes other than the daemon reopen the
+            // store only at their next call.
             match before % 2 {
                 0 => self.shared_store.hand_over(YieldAnnouncement::No).await,
                 _ => self.shared_store.release_store().await,

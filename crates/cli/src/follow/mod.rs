@@ -5,10 +5,10 @@
 //! A reader first returns a state of the store, and then every change after this state. If the store compacts changes
 //! before the reader has read them, the reader reports a gap. After reporting the gap, the reader returns a later state
 //! of the store. After a gap, a reader that started with `FollowStart::Oldest` returns the oldest state that the store
-//! still has. After a gap, a reader that started with another `FollowStart` returns the newest state. The reader reads
-//! the whole newest state before it returns any part of the state. A reader that returned the newest state page by page
-//! might never reach the later changes, because the store can compact this state while a slow caller handles the first
-//! page.
+//! still has. After a gap, a reader that did not start with `FollowStart::Oldest` returns the newest state. The reader
+//! reads the whole newest state before it returns any part of the state. A reader that returned the newest state page
+//! by page might never reach the later changes, because the store can compact this state while a slow caller handles
+//! the first page.
 
 mod watch_reader;
 
@@ -36,21 +36,21 @@ pub(crate) enum FollowStart {
 
 #[derive(Clone, Debug)]
 pub(crate) enum HistoryPart {
-    /// The revision of the store at which the reader starts. After `Begins`, the reader returns the state of the store
-    /// at the start revision, unless the reader starts with changes.
+    /// The revision of the store at which the reader starts. After `Begins`, the reader returns the state at the start
+    /// revision, unless it started with `FollowStart::Next` or `FollowStart::After`.
     Begins(Revision, Option<SystemTime>),
     /// Some keys of the store's state, with their values, and the revision of the state.
     Listed(Revision, Vec<Kv>),
     /// The changes of several revisions, one batch for each revision, with the previous value of each changed key.
     Happened(Vec<Batch>),
     /// The store compacted the changes between the first and the second revision before the reader read these changes.
-    /// After `GivenUp`, the reader returns the state of the store at the second revision.
+    /// After `GivenUp(from, to)`, the reader returns the state of the store at `to`.
     GivenUp(Revision, Revision),
     /// The store cannot be reached; the text says why. The caller should call `read` again a little later; the reader
     /// then continues where it stopped.
     Interrupted(String),
-    /// The revision up to which the reader has returned all changes. `Reached` is also returned after the last key of a
-    /// state, except by a reader that started with `FollowStart::Oldest`.
+    /// The revision up to which the reader has returned all changes. A reader that did not start with
+    /// `FollowStart::Oldest` also returns `Reached` after the last key of a state.
     Reached(Revision),
 }
 
@@ -135,8 +135,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must check with
-    /// this method for new changes before they read again.
+    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must call
+    /// `read` again only once `is_worth_reading` returns true.
     ///
     /// # Errors
     /// Any store error.
@@ -169,7 +169,7 @@ impl<'l> Follower<'l> {
 
 impl<'l> StoreReader<'l> {
     /// Creates a reader of an embedded store. The reader uses the store's daemon if one runs, or else opens the store's
-    /// files. `id` is the store's id, if the caller knows the id.
+    /// files. `id` is the expected store id, or `None` if the caller does not know it.
     async fn of_files(at: StoreAccess<'l>, range: &Range, position: ReadPosition, id: Option<String>) -> Self {
         match served::connect(at.location, at.wait).await {
             Some(daemon) => Self::Watched(Box::new(WatchReader::new(at, range.clone(), position, Some(daemon)))),
@@ -182,7 +182,7 @@ impl<'l> StoreReader<'l> {
 #[derive(Clone, Debug)]
 enum ReadPosition {
     Before(FollowStart),
-    /// The reader has read a part of the state at the revision; the key is the next one to read.
+    /// The reader is in the middle of a state: the revision of the state, and the next key to read.
     State(Revision, Key),
     /// The changes after the revision were compacted, so the newest state is read next.
     Lost(Revision),
@@ -219,7 +219,7 @@ fn replaced(at: StoreAccess<'_>) -> FollowStop {
 
 impl ReadPosition {
     /// Returns the last revision that was read, at least in part, or the revision after which the reader starts.
-    /// Returns the unset revision if the reader starts with a state of the store.
+    /// Returns [`Revision::UNSET`] if the reader has not started yet and its start revision is not known.
     fn read(&self) -> Revision {
         match *self {
             Self::Before(FollowStart::After(at)) | Self::State(at, _) | Self::Lost(at) => at,
@@ -279,7 +279,7 @@ impl<'l> FilesReader<'l> {
         Ok(parts)
     }
 
-    /// Opens the store, reads the next parts, and closes the store.
+    /// Opens the store, reads the next parts of the history, and closes the store.
     async fn read_turn(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let at = self.at;
         let open = at.open_files(StoreUse::Read).await?;

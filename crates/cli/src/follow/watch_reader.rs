@@ -5,15 +5,15 @@
 //! progress request too early. To find out whether an etcd watch has reported all events, a reader that started with
 //! `FollowStart::Oldest` compares the reported events with the newest state. The reader has seen all past events when
 //! the reported events together result in the keys and mod revisions of the newest state, and no event arrives for a
-//! while. If the server reports events late, the reader can miss only keys that were created and deleted again after
-//! the last change of every existing key.
+//! while. If the server reports events late, the reader may miss keys that were created and deleted again; it misses no
+//! change of an existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
 //! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
 //! watch would stay at its last event until etcd compacts the revision of this event. To move the position of a quiet
 //! watch, [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those
 //! at the newest revision. Comparing block and affinity keys suffices because every change of an address changes at
-//! least one of them. If no block or affinity key has changed, and no event arrives for a while after the comparison,
+//! least one of them. If the compared keys and mod revisions are equal, and no event arrives for a while afterwards,
 //! the watch has reported all events up to the newest revision.
 
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ pub(crate) struct WatchReader<'l> {
     idle: IdleProbe,
 }
 
-/// The progress of a reader that started with `FollowStart::Oldest`, compared with the newest state.
+/// How far a reader that started with `FollowStart::Oldest` has caught up with the newest state.
 struct PastProgress {
     head: Revision,
     /// The keys of the newest state, with their mod revisions.
@@ -259,8 +259,8 @@ impl<'l> WatchReader<'l> {
 
     /// Builds a history part from `batches`, and records their events as reported.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
-        // At the compaction mark etcd might not have the former values of keys any more. If a former value is missing,
-        // the reader continues with a state of the store.
+        // At the compaction mark etcd might not have the former values of keys any more. If etcd no longer has a key's
+        // previous value, the reader continues with a complete state, which `resume_after_loss` chooses.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -289,7 +289,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the history part for a read without events, which tells whether the watch has reported all events.
+    /// Returns the history part for a read that got no events: `Reached` if the watch has reported all events, or else
+    /// `Happened` without batches.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -315,7 +316,8 @@ impl<'l> WatchReader<'l> {
         may_go_on.then(|| HistoryPart::Interrupted(error.to_string()))
     }
 
-    /// If `error` says that history was compacted, continues with a state of the store.
+    /// If `error` says that history was compacted, decides where the reader continues and returns the history part;
+    /// otherwise returns `None`.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
@@ -395,7 +397,7 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     }
 }
 
-/// How long a watch must be quiet before the first idle probe, and the maximum of this waiting time. The waiting time
+/// How long a watch must be quiet before the first idle probe, and the upper bound to which that wait grows. The wait
 /// doubles after each probe, since each probe lists the keys twice.
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
@@ -406,8 +408,8 @@ struct IdleProbe {
     next: Instant,
     /// The task of the probe that currently runs; empty if no probe runs.
     probe: JoinSet<Option<Revision>>,
-    /// The revision up to which the last probe found no change of a watched key. The candidate revision is discarded if
-    /// the watch reports an event before the next call of `take_reached`.
+    /// The revision up to which the last probe found no change of a watched key. The probe's result is discarded if the
+    /// watch reports an event before the next call of `take_reached`.
     candidate: Option<Revision>,
 }
 

@@ -96,8 +96,8 @@ fn read_named_node(
     Ok(found.departed)
 }
 
-/// Reads the endpoints, addresses and blocks that all departed nodes hold in the store. Also returns the departed nodes
-/// that `margay gc` skips, with reasons.
+/// Reads the endpoints, addresses and blocks that all departed nodes hold in the store. Returns the departed nodes
+/// whose addresses may be freed, and the departed nodes that `margay gc` skips, with reasons.
 fn read_departed_nodes(
     at: StoreAccess<'_>,
     runtime: &Runtime,

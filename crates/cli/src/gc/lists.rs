@@ -50,7 +50,7 @@ impl ListInput {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// Creates the failure for a faulty list, with the fault `what` and the `expected` content.
+    /// Builds the error for a malformed list: `what` is wrong with the list, and `expected` is the hint.
     fn wrong(&self, what: &str, expected: &str) -> CommandFailure {
         CommandFailure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }

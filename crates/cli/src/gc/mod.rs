@@ -118,7 +118,8 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of commits before the store is closed for a moment, so that plugins can use the store.
 const MAX_COMMITS_PER_OPENING: usize = 16;
 
-/// The arguments of a garbage collection of addresses, this machine, and the lists from container runtimes.
+/// What `margay gc` needs to decide about addresses: its arguments, facts about this machine, and the lists from
+/// container runtimes.
 struct GcRequest<'r> {
     args: &'r Gc,
     machine: &'r Machine,
@@ -132,7 +133,7 @@ struct StoreFindings<'l> {
     /// The addresses that this node holds in the store.
     holdings: Holdings,
     ready: Vec<Allocation>,
-    /// The allocations in `ready`, each with the workload endpoint that is deleted in the same commit.
+    /// The allocations in `ready`, each with the workload endpoint to delete in the commit that frees the allocation.
     going: Vec<Hold>,
     /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs a second
     /// scan.
@@ -320,11 +321,11 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
     Ok(())
 }
 
-/// Selects for freeing the unused addresses that are not in the runtimes' lists. Counts the unused addresses that are
-/// not freed, by reason.
+/// Selects the addresses to free: those that are unused and not in any runtime's list. Counts the unused addresses that
+/// are not freed, by reason.
 ///
 /// # Errors
-/// The lists have none of the addresses that are in use on this machine, so the lists are of another machine.
+/// None of the addresses in use on this machine is in the lists, so the lists probably come from another machine.
 fn take_unlisted(
     lists: &[RuntimeList],
     judged: &mut JudgedAllocations,
@@ -353,7 +354,8 @@ fn take_unlisted(
     })
 }
 
-/// Selects for freeing the addresses that are unused now and were unused in a scan at least [`MIN_SCAN_INTERVAL`] ago.
+/// Selects the addresses to free: those that are unused now and that a scan at least [`MIN_SCAN_INTERVAL`] ago also
+/// found unused.
 fn take_unused_twice(
     request: &GcRequest<'_>,
     unused: Vec<(Allocation, FreeReason)>,

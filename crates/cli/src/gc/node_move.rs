@@ -64,17 +64,17 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store's record of its only node names the old node, so that the move must also change this record.
+    /// True if the old node is recorded as the only node of the store, so that the move must change this record, too.
     pinned: bool,
     /// True if the old node holds anything in the store, even if it is only an affinity to a missing block.
     #[serde(skip)]
     has_any: bool,
-    /// The nodes that hold anything in the store, if the old node holds nothing.
+    /// The other nodes that hold anything in the store; the report suggests them if the old node holds nothing.
     #[serde(skip)]
     others: Vec<String>,
 }
 
-/// A request to make another node the holder of everything that a node holds.
+/// A request to move everything that one node holds to another node.
 pub(super) struct NodeMove<'a> {
     from: &'a str,
     to: &'a str,

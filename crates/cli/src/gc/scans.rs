@@ -1,5 +1,5 @@
-//! Remembers which addresses earlier garbage collections on this machine found unused. Also plans which blocks of a
-//! cluster a garbage collection reads.
+//! Remembers which addresses earlier garbage collections on this machine found unused. Plans which blocks of a cluster
+//! a garbage collection reads.
 //!
 //! Each store has a scan file. The scan file lists the unused addresses, each with the time when a scan first found the
 //! address unused. The scan files are in the memory file system `/run`, so a reboot deletes them. If a scan file is
@@ -7,7 +7,8 @@
 //! user could have written it.
 //!
 //! In a cluster, a garbage collection reads the node's own blocks, and those other blocks in which the node is known to
-//! hold addresses. Once a day, a garbage collection also reads all other blocks of the cluster.
+//! hold addresses. Once a day, a garbage collection reads all blocks of the cluster, not only those known to concern
+//! this node.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -137,8 +138,8 @@ const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// If a cluster has at most this number of blocks, the first scan after a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
 /// Maximum random delay, per block of the cluster, before the first scan of all blocks in a cluster with more than
-/// [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. This random delay, at most a day in total, keeps the load of a cluster low
-/// even if all nodes boot at the same time.
+/// [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. The random delay before a scan of all blocks, at most a day, keeps the load of
+/// a cluster low even if all nodes boot at the same time.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
 /// A record, kept on this node, of the blocks of a cluster in which the node holds addresses.
@@ -211,8 +212,8 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Comma
 }
 
 impl ScanPlan {
-    /// Records in which blocks the node holds addresses. An error of writing this record is only logged, because the
-    /// only consequence is that the next scan reads more blocks.
+    /// Records in which blocks the node holds addresses. Failing to write the block record is only logged: the next
+    /// scan just reads more blocks.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = ScanRecord {

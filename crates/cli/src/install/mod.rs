@@ -1,6 +1,6 @@
-//! Replaces Calico's plugin `calico-ipam` on this node by Margay's plugin, and in a second step Calico's main plugin
-//! `calico`. The module can also restore Calico's plugins. The command `margay install` reports which programs CNI
-//! calls run now, which plugin files it has changed, and what the user should do next.
+//! Replaces Calico's plugin `calico-ipam` on this node with Margay's plugin; a second step replaces the main plugin
+//! `calico`. The command `margay install --undo` restores Calico's plugins. The command `margay install` reports which
+//! programs CNI calls run now, which plugin files it has changed, and what the user should do next.
 
 mod plugin_folder;
 mod program;
@@ -160,7 +160,7 @@ fn install(
     })
 }
 
-/// Restores only Calico's main plugin, or both of Calico's plugins, starting with the main plugin.
+/// Undoes the installation of the main plugin, and then that of `calico-ipam`, too, unless `role` is the main plugin.
 fn undo(role: Role, args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
@@ -386,7 +386,8 @@ impl RoleStatus {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
-    /// Returns the file `plugin` and its version, if CNI calls run another version of Margay's plugin.
+    /// If CNI calls run a version of Margay's plugin that differs from the version of the file `plugin`, returns this
+    /// file and its version.
     fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, PluginProgram::Margay(runs)) = self.runs.as_ref()? else { return None };
         match PluginProgram::ask(plugin, self.role) {
@@ -535,7 +536,7 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Turns a planned restoration of a plugin into a completed restoration with the outcome `undone`.
+    /// Marks a planned restoration of a plugin as done, with the outcome `undone`.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
@@ -609,8 +610,7 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
 }
 
 /// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The programs
-/// differ if they have different versions, or if they are separate files on one file system, where both could be hard
-/// links to one file.
+/// differ if their versions differ, or if they are separate files although one could be a hard link to the other.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

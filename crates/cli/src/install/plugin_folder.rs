@@ -1,9 +1,9 @@
-//! Replaces Calico's plugin `calico-ipam` or Calico's main plugin `calico` by Margay's plugin in a plugin folder, and
-//! undoes this replacement.
+//! Replaces a Calico plugin file (`calico-ipam` or `calico`) in a plugin folder with Margay's plugin, and can restore
+//! it.
 //!
 //! The files that are needed to undo an installation are in a subfolder of the plugin folder, which is `.margay` for
-//! the plugin `calico-ipam`, and `.margay-main` for the main plugin. The subfolder is on the same file system as the
-//! plugins, and stays with them if the plugin folder is moved:
+//! the plugin `calico-ipam`, and `.margay-main` for the main plugin. The subfolder is on the plugins' file system, so
+//! that files can be renamed into place, and it moves along with the plugin folder. The subfolder contains these files:
 //!
 //! | File | Content |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `state.json` | which version is installed, and which it replaced |
 //!
 //! If an installation is interrupted after any step, the same command can continue it, and `--undo` can undo it. The
-//! plugin file is changed only by a rename, which replaces one complete file by another complete file.
+//! plugin file is changed only by a rename, which swaps one complete file for another.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -55,7 +55,7 @@ pub(crate) enum InstallOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoOutcome {
-    /// The plugin file from before the installation was restored.
+    /// The plugin file that Margay's plugin had replaced was restored.
     Restored,
     /// Margay's plugin was deleted, because there was no plugin file before the installation.
     Removed,

@@ -49,7 +49,7 @@ impl Role {
         }
     }
 
-    /// Returns the `margay` command that replaces this plugin of Calico by Margay's plugin.
+    /// Returns the `margay` command that replaces this Calico plugin with Margay's.
     pub(crate) fn install(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --beside-calico",
@@ -193,8 +193,8 @@ fn ask_status(
     env: &Environment<'_>,
 ) -> Result<(), String> {
     let mut conf = network.conf.clone();
-    // The CNI verb STATUS needs CNI version 1.1.0. Another CNI version in the network configuration does not change
-    // which store the plugin uses.
+    // The CNI verb STATUS needs CNI version 1.1.0. Overriding the CNI version of the network configuration does not
+    // affect which store the plugin uses.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);

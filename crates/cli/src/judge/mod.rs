@@ -178,12 +178,13 @@ enum JudgePlan {
     /// All keys in the store are deleted, and then all conformance cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
     /// The store has keys, which must not be changed. Only those conformance cases are run that tolerate other keys in
-    /// the store. The string is the common prefix of all keys that the conformance run writes.
+    /// the store. The second field is the common prefix of all keys that the conformance run writes.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
-    /// Finds out whether the store has keys, and plans how to use the store. Choosing a plan deletes no keys.
+    /// Finds out whether the store has keys, and plans how to use the store. Planning how to use the store deletes no
+    /// keys.
     async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -281,7 +282,7 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "end the program that has the store open, or try again later",
-        // If a store error has a detail, the error itself contains advice for the user.
+        // A store error with a detail already tells the user a fact or advice, so it gets no hint here.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "check that the store is running, and that the address and port of the store are right"

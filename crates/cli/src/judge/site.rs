@@ -162,8 +162,8 @@ impl Harness for NewStoresHarness {
     }
 }
 
-/// Opens the store at an address, in a child process that a conformance case has started. If no store exists at the
-/// address, creates a store.
+/// Opens the store at a location `ENGINE:PATH`, in a child process that a conformance case has started. Creates the
+/// store if it does not exist yet.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 
@@ -185,14 +185,14 @@ impl Harness for JoiningHarness {
     }
 }
 
-/// Returns the address by which [`JoiningHarness`] finds a store: the engine and the path. Unlike the path in a URL,
-/// the path in an address may be relative.
+/// Returns the address by which [`JoiningHarness`] finds a store: the engine and the path. The path may be relative,
+/// unlike the path in a store URL.
 fn address(location: &Location) -> Result<String, BoxError> {
     let path = location.path().ok_or("only a store in a folder has an address")?;
     Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
 }
 
-/// An open store of a test case, and additional openings of the same store.
+/// An open store of a test case, and further handles on the same store.
 #[derive(Debug)]
 pub(super) struct StoreFixture {
     location: Location,

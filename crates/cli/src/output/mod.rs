@@ -172,11 +172,10 @@ impl Serialize for SortedJson<'_> {
     }
 }
 
-/// Writes a file atomically, with a mode that lets other users read the file. An existing file of the same name is
-/// replaced.
+/// Writes a file atomically, with a mode that lets other users read the file. Replaces an existing file at `path`.
 ///
 /// # Errors
-/// The file cannot be written. If writing fails, an existing file of the same name stays unchanged.
+/// The file cannot be written. If writing fails, an existing file at `path` stays unchanged.
 pub(crate) fn write_whole_file(path: &Path, text: &str) -> CommandResult<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));

@@ -114,7 +114,7 @@ fn is_plain(text: &str) -> bool {
     begins_well && !text.ends_with([' ', ':']) && !text.contains(": ") && !text.contains(" #")
 }
 
-/// True for a string that YAML 1.1 without quotes reads as a number, a time, a boolean or null.
+/// True for a string that YAML 1.1 would read as a number, a time, a boolean or null if it were not quoted.
 fn is_something_else(text: &str) -> bool {
     const WORDS: [&str; 13] = ["~", "null", "y", "n", "yes", "no", "on", "off", "true", "false", "<<", "---", "..."];
     let lower = text.to_ascii_lowercase();

@@ -364,8 +364,8 @@ impl OutcomeReport {
     }
 }
 
-/// Describes from which block an address would be assigned. Returns a word for JSON, the block's owner if another node
-/// owns the block, and a sentence for people.
+/// Describes from which block an address would be assigned. Returns the source as a JSON keyword, the block's current
+/// or former owner if it is another node, and a sentence for the user.
 fn source_text(
     source: &AddressSource,
     block: IpNet,

@@ -457,7 +457,8 @@ async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline)
 }
 
 /// Returns the networks that are in use on this machine: the networks of its routes, of CNI configurations and of
-/// podman. Also returns a note for each source of networks that could not be read.
+/// podman. The second list has a note for each of these that could not be read: the routes, a CNI configuration,
+/// podman's networks.
 fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {

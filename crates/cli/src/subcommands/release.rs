@@ -184,7 +184,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
     Ok(())
 }
 
-/// Refuses the check reports if Calico's ClusterInformation has changed since all of them were made.
+/// Refuses the check reports if Calico's ClusterInformation has changed since the newest report was made.
 fn require_current(reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = revision(&current.inspection);
     if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {

@@ -72,7 +72,7 @@ impl OpenStoreCommand for Show {
     }
 }
 
-/// Whether the table about the use of pools also has blocks.
+/// Whether the table of pool usage also lists the blocks of each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UsageDetail {
     Pools,

@@ -2,8 +2,8 @@
 //! at one revision. The file is readable for people, and a store of any engine can be restored from it.
 //!
 //! A backup file consists of lines of JSON. The first line describes the store that was backed up. The first line is
-//! followed by one line for each key of the store, in ascending order of the keys. The last line has the number of keys
-//! and the SHA-256 of all lines before it:
+//! followed by one line for each key of the store, in ascending order of the keys. The last line contains the number of
+//! keys and the SHA-256 of all preceding lines. For example:
 //!
 //! ```text
 //! {"margay_backup":1,"margay":"0.1.0","engine":"redb","store":"3526f154-...","revision":7,"time":"2026-11-21T16:25:03Z"}

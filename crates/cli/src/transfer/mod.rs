@@ -11,9 +11,9 @@
 //!
 //! While a store is read at one revision, it is closed and opened several times, so that no plugin waits long for the
 //! store lock. If another process waits for the store, the reader closes the store after 10 ms. When the reader has
-//! opened the store again, it continues at the same revision. If other processes can reach the store that a command
-//! fills, this store is marked with an import lock. Plugins refuse to use a store with an import lock. The import lock
-//! names the command by which an unfinished copy can be continued.
+//! opened the store again, it continues at the same revision. While a command fills a store that other processes can
+//! reach, the store carries an import lock. Plugins refuse to use a store with an import lock. The import lock names
+//! the command by which an unfinished copy can be continued.
 
 mod format;
 mod reader;
@@ -157,7 +157,7 @@ pub(crate) enum TransferStop {
 }
 
 impl TransferStop {
-    /// Converts the reason why a transfer from a backup file ended early to a failure.
+    /// Turns the reason why a transfer from a backup file stopped early into a command failure.
     pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
             Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),
@@ -187,12 +187,12 @@ pub(crate) async fn retry_at_one_revision<T>(
     Err(history_lost(at, &format!("{MAX_ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
 }
 
-/// Creates the failure for a store whose revision was compacted before the store could be read at this revision.
+/// Builds the error for a source store whose history was compacted before the store had been read completely.
 fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure {
     CommandFailure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
 }
 
-/// Creates the failure for a source store that an unfinished migration or import is still filling.
+/// Builds the error for a source store that an unfinished migration or import is still filling.
 fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that migration or import first, or end it with --abort; nothing was changed")
@@ -325,7 +325,7 @@ impl<'l> Snapshot<'l> {
 pub(crate) struct RangePages {
     /// The key ranges that are not read yet, in descending order.
     rest: Vec<Range>,
-    /// The key range of a cluster that is partly read.
+    /// The key range that is being read page by page; always `None` for an embedded store.
     begun: Option<kv::Pages>,
 }
 

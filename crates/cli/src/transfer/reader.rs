@@ -19,8 +19,8 @@ use crate::output::printable;
 /// Target size in bytes of the rows that are read from a backup file in one step.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// Reads the rows of a backup file. The rows are valid only after the last row was read, since the checksum is at the
-/// end of the file.
+/// Reads the rows of a backup file. The rows must not be trusted until the last one has been read, because the checksum
+/// is at the end of the file.
 #[derive(Debug)]
 struct BackupReader {
     input: BufReader<File>,

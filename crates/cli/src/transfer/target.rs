@@ -25,10 +25,10 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
-/// import lock has one more guard.
+/// Maximum number of keys that are written in one transaction. A transaction may guard each of its keys, and
+/// additionally guards the import lock.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// Number of removal transactions whose keys are listed by one range request.
+/// A removal lists the keys of this many transactions with one range request.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
@@ -39,7 +39,7 @@ const MAX_PARTS_AT_ONCE: usize = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FormerContents {
     Nothing,
-    /// The target store had keys in the part of the key space, or it is unknown whether there were keys.
+    /// The target store had keys in the range to be written, or it is unknown whether it had any.
     #[default]
     Something,
 }
@@ -176,7 +176,7 @@ impl<'l> Target<'l> {
         Ok(true)
     }
 
-    /// Returns the number of keys in a part of the target store, or `None` if the part has another checksum than the
+    /// Returns the number of keys in a part of the target store, or `None` if the part's checksum differs from the
     /// recorded one.
     async fn count_equal_keys(&self, part: &PartChecksum) -> CommandResult<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
@@ -219,7 +219,7 @@ impl<'l> Target<'l> {
     }
 
     /// Reads the first keys of a range, and returns deletions for those keys that were written after revision `since`.
-    /// Also returns the last key that was read.
+    /// The second result is the last key that was read, or `None` if the range has no keys.
     async fn list_own_keys(&self, range: Range, since: Revision) -> CommandResult<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
@@ -228,8 +228,8 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // If another process has registered a node since the import lock was created, the node's document usually
-            // has a version above 1 and is kept.
+            // A document with a version above 1 is kept: another process has probably registered that node since the
+            // import lock was created.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -324,8 +324,8 @@ const MAX_NAMED_KEYS: usize = 10;
 /// How the target store is changed where it differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
-    /// Keys that the target store lacks are written. The run fails if a key has another value in the target store than
-    /// in the source, or if the source lacks a key of the target store.
+    /// Keys that the target store lacks are written. The run fails if a key's values differ, or if the target store has
+    /// a key that the source lacks.
     Fill,
     /// The target store is made equal to the source.
     Update,
@@ -362,8 +362,8 @@ impl Differences {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// Fails if the comparison has found a key that differs in the target store `at`, although the store was filled
-    /// just before the comparison.
+    /// Fails if a key still differs although the target store was just filled; `at` names the target store in the
+    /// error.
     pub(crate) fn require_none(&self, at: &impl fmt::Display, hint: &str) -> CommandResult<()> {
         if self.total() == 0 {
             return Ok(());
@@ -455,8 +455,7 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // A part of the source without rows has no last key; such a part is compared only if it is the last part of the
-        // source.
+        // An empty part of the source has no last key, so it is compared only if it is the last part.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());

@@ -22,9 +22,8 @@ use crate::store::StoreAccess;
 
 /// The file mode of a backup file. Only the owner may read a backup file, because only the owner may read the store.
 const MODE: u32 = 0o600;
-/// Number of bytes that are written to a backup file between two calls of fsync. If a plugin commits to the store
-/// during a backup, the fsync of the commit may have to wait until this number of bytes of the backup file is on the
-/// disk.
+/// Number of bytes that are written to a backup file between two calls of fsync. During a backup, a plugin's commit may
+/// have to wait until up to `SYNC_BYTES` of the backup file are on the disk.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether a backup may replace an existing file of the same name.
@@ -85,7 +84,7 @@ impl BackupWriter {
         Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
-    /// True if lines that were already written can be removed from the destination of the backup.
+    /// True if the backup goes to a file, which can be truncated to remove the lines of an earlier attempt.
     fn can_restart(&self) -> bool {
         matches!(self.to, BackupDestination::File(_))
     }
@@ -256,7 +255,7 @@ impl NewFile {
             return Err(busy());
         }
         if file.metadata().map_err(|error| failed(&partial, &error))?.permissions().mode() & 0o777 != MODE {
-            // An error of setting the file mode is ignored, because some file systems have no file modes.
+            // Failing to set the file mode is ignored, because some file systems have no file modes.
             let _ = file.set_permissions(Permissions::from_mode(MODE));
         }
         Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, unsynced: 0 })
@@ -294,8 +293,8 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // An error of removing the partial file is ignored, because its name `FILE.partial` shows that it is no
-            // complete backup.
+            // Failing to remove the partial file is ignored: its name `FILE.partial` shows that it is not a complete
+            // backup.
             let _ = fs::remove_file(partial);
         }
     }

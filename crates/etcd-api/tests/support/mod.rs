@@ -24,7 +24,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server of the API for the store whose rows are in this table.
+    /// Starts an etcd API server for the store whose rows are in `table`.
     ///
     /// # Errors
     /// Any error if no loopback port is free or the table is damaged.
@@ -32,7 +32,8 @@ impl Server {
         Self::start_behind(table, |backing| Arc::new(backing)).await
     }
 
-    /// Starts a server of the API for the store whose rows are in this table, wrapped by `spoil`.
+    /// Starts an etcd API server for a store with the rows of `table`; `spoil` wraps the store's backing to inject
+    /// failures.
     ///
     /// # Errors
     /// Any error if no loopback port is free or the table is damaged.

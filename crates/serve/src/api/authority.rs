@@ -5,8 +5,8 @@
 //! (hyperium/h2#487). Margay never uses the authority of a request. The filter in this module reads the client's bytes
 //! before the HTTP/2 library, and replaces each authority literal with a valid literal. Header compression (HPACK, RFC
 //! 7541) keeps literals in a table for later requests. The HPACK table indexes its entries from the newest, and evicts
-//! the oldest entries when it is full. A replaced literal is never longer than the original literal, so the HPACK table
-//! still has every entry that the client refers to.
+//! the oldest entries when it is full. The replacement is never longer than the client's literal, so it evicts no HPACK
+//! table entry that the client still refers to.
 
 use std::io;
 use std::pin::Pin;
@@ -91,7 +91,7 @@ fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let mut rest = frame.get(begin..)?;
     while !rest.is_empty() {
         let first = *rest.first()?;
-        // The byte `first` starts an indexed field or a change of the HPACK table's size.
+        // A header field whose first bits are 1 or 001 is an indexed field or a table size update, and has no literal.
         if first & 0x80 != 0 || first & 0xe0 == 0x20 {
             read_integer(&mut rest, if first & 0x80 != 0 { 7 } else { 5 })?;
             continue;
@@ -213,8 +213,8 @@ mod tests {
     #[tokio::test]
     async fn authority_is_replaced_for_any_split_of_bytes() {
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-        // The headers contain a table size, `:method POST`, a path with a long length, and new names after the
-        // authority.
+        // The header block has a table size update, `:method POST`, a path whose length needs more than one byte, and
+        // new header names after the authority.
         let path = [&[0x44, 0x7f, 100], &[b'/'; 227][..]].concat();
         let last = [&[0x40][..], &[1, b'a'], &[1, b'b'], &[0x10, 1, b'c', 1, b'd'], &[0xbe]].concat();
         let headers = |authority: &[u8]| [&[0x3f, 0xe1, 0x1f, 0x83][..], &path, authority, &last].concat();

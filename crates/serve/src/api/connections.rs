@@ -86,8 +86,8 @@ pub(super) struct ApiConnection {
     _place: OwnedSemaphorePermit,
 }
 
-/// Returns a stream of the connections that all listeners accept. The accept loops of the listeners run as tasks of
-/// `tasks`.
+/// Returns a stream of the connections that all listeners accept. Spawns the accept loops of the listeners on the
+/// `JoinSet` `tasks`.
 pub(super) fn accept_connections(
     offers: Vec<ApiListener>,
     tasks: &mut JoinSet<()>,
@@ -117,7 +117,7 @@ async fn accept_at(offer: ApiListener, room: Arc<Semaphore>, connected: mpsc::Se
     }
 }
 
-/// Admits a client. With TLS, a TCP client must complete its handshake first.
+/// Admits a client. With TLS, a TCP connection is passed on only after its handshake is complete.
 fn admit(
     client: accept::ClientStream,
     tls: Option<&Arc<ReloadingTls>>,

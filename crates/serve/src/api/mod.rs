@@ -205,7 +205,7 @@ impl Backing for ServedStore {
         MemberIdentity { name: "margay".to_owned(), urls: self.urls.clone() }
     }
 
-    /// After a restore, the new store has other cluster and member ids than the store that it replaced.
+    /// After a restore, the store's cluster and member ids differ from those of the store that it replaced.
     fn place(&self) -> StoreGeneration {
         let ((cluster, member), generation) = self.shared_store.place();
         StoreGeneration { cluster, member, generation }
@@ -267,7 +267,7 @@ impl Backing for ServedStore {
     }
 }
 
-/// Sums the sizes of all files in a folder, in bytes. Files that are removed during the scan count as 0.
+/// Sums the sizes of all files in a folder, in bytes. A file that is removed during the scan counts as 0 bytes.
 fn folder_bytes(path: &Path) -> io::Result<u64> {
     let found = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

@@ -135,9 +135,9 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// Returns the cached answer if the last question was equal and the answer is recent enough. If no cached answer
-    /// fits, computes a new answer; callers that arrive meanwhile wait for this computation. A cached answer is removed
-    /// when it expires, so that an idle daemon keeps no memory for it.
+    /// Returns the cached answer if it belongs to the same question and is recent enough. If no cached answer fits,
+    /// computes a new answer; callers that arrive meanwhile wait for this computation. A cached answer is removed when
+    /// it expires, so that an idle daemon keeps no memory for it.
     pub(super) async fn get(
         &self,
         question: &str,

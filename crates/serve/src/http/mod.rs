@@ -44,8 +44,8 @@ pub struct DaemonInfo {
 pub struct ClientLimits {
     /// Maximum number of connections. When the maximum is reached, further clients get the HTTP status 503.
     pub connections: usize,
-    /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
-    /// closed after this time.
+    /// Time limit for receiving the headers of a request. A connection that is idle between two requests is closed
+    /// after the `headers` limit, too.
     pub headers: Duration,
     /// Maximum time in which a client reads no byte of an answer, before the server closes the client's connection.
     pub stall: Duration,
@@ -74,7 +74,7 @@ pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 pub struct PageContext {
     /// The store from which the daemon answers HTTP requests.
     pub store: Arc<dyn Store>,
-    /// The operator's functions for the store's IPAM documents.
+    /// The functions with which operators manage the store's IPAM documents.
     pub operator: Operator,
     /// Facts about the daemon that the web page shows.
     pub about: DaemonInfo,
@@ -86,14 +86,14 @@ pub struct PageContext {
     pub limits: ClientLimits,
     /// The store whose history `/metrics` covers; `None` omits the metrics of the history.
     history: Option<SharedStore>,
-    /// The part of the store that `/metrics` reads. With `None`, `/metrics` reads the whole store; this suits a store
-    /// that only one machine uses.
+    /// The part of the store that `/metrics` reads. `None` makes `/metrics` read the whole store, for a store that only
+    /// one machine uses.
     pub reach: Option<NodeReach>,
     cache: AnswerCache,
 }
 
 impl PageContext {
-    /// Creates the context of a web page that shows the operator's store. Browsers can open the web page only under the
+    /// Creates the context of a web page for the store behind `operator`. Browsers can open the web page only under the
     /// loopback names.
     pub fn new(operator: Operator, about: DaemonInfo, metrics: Arc<Metrics>) -> Self {
         Self {
@@ -109,7 +109,8 @@ impl PageContext {
         }
     }
 
-    /// Also allows browsers to open the web page under these host names. The host names must not include a port.
+    /// Sets the host names, besides the loopback names, under which browsers may open the web page. The host names must
+    /// not include a port.
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;

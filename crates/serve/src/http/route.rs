@@ -142,7 +142,8 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
         None => {
             let census = page.cache.census(page.operator.ipam()).await?;
             samples.of_all(&census, node, boot);
-            // A slow forecast continues after this answer is sent, and the next answer includes the forecast.
+            // If a forecast is slow, the answer is sent without it; the forecast continues, and a later answer includes
+            // it.
             let forecast = tokio::spawn({
                 let page = Arc::clone(page);
                 async move { page.cache.forecast(&page.operator).await }

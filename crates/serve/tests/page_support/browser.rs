@@ -251,8 +251,8 @@ impl<'d> Window<'d> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A later daemon may listen on the same port. The page of the later daemon would find data that the earlier
-        // page has stored in the browser.
+        // A later daemon may use the same port, and its web page would find the data that this daemon's page has stored
+        // in the browser.
         let kept = json!({"script": "localStorage.clear()", "args": []});
         _ = self.driver.choose(&self.handle);
         _ = self.call("POST", "/execute/sync", &kept);

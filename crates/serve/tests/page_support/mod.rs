@@ -147,7 +147,7 @@ pub(crate) async fn three_pools() -> Ipam {
     ipam
 }
 
-/// Creates a pool with this number of blocks, some of which are full.
+/// Creates a pool with `blocks` claimed blocks, some of which are full.
 pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
     let ipam = empty();
     let store = Arc::clone(ipam.store());

@@ -10,9 +10,9 @@ use std::time::Duration;
 use datastore::{Create, Location};
 use tempfile::TempDir;
 
-/// The conformance cases that the daemon cannot pass. Some cases need a store on servers, files that the suite opens
-/// directly, or other processes. Other cases need a store that stays closed, but the daemon opens its store again at
-/// the next call.
+/// The conformance cases that the daemon cannot pass. Some conformance cases need a server store, direct access to the
+/// store's files, or other processes. Some conformance cases need a store that stays closed, but the daemon reopens its
+/// store at the next call.
 pub(crate) static IGNORED: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let elsewhere = ["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
     let closed = ["X10_use_after_close", "D14_closed_under_writers"];

@@ -1,9 +1,9 @@
 //! Finds address conflicts on this machine that cannot be found in a single store.
 //!
 //! Two networks with different stores may assign the same address to two containers, even though each store is
-//! consistent. A route of this machine may also direct addresses of a pool to another network: of a VPN, of Docker or
-//! of the machine itself. If a route directs a pool's addresses to another network, the containers of the pool and the
-//! hosts of the other network cannot reach each other.
+//! consistent. This machine may have routes that send a pool's addresses elsewhere: to a VPN, a Docker network or a
+//! local network. If a route directs a pool's addresses to another network, the containers of the pool and the hosts of
+//! the other network cannot reach each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +32,7 @@ struct AssignedRange {
 
 /// Finds networks whose address ranges overlap with address ranges of other stores. Returns findings about overlaps,
 /// and notes about stores that could not be read. Opens only embedded stores on this machine and the store that is
-/// being checked. For clusters other than the checked store, the address ranges are taken from the network
+/// being checked. Clusters other than the checked store are not opened; their address ranges come from the network
 /// configurations.
 pub(super) async fn find_overlapping_networks(
     at: StoreAccess<'_>,
@@ -135,9 +135,9 @@ pub(super) fn find_overlapping_routes(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network of the pool has probably made: a route to a single address, an assigned prefix, a
-/// block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes that the pool
-/// assigns.
+/// True for a route that was probably created by a network that uses the pool: a route to a single address, an assigned
+/// prefix, a block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes that the
+/// pool assigns.
 fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);

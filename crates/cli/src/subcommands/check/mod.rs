@@ -72,7 +72,7 @@ pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsStr
     args
 }
 
-/// True for the command-line arguments of `ipam check`.
+/// True if the arguments of the command line run `ipam check`.
 fn is_check(args: &[OsString]) -> bool {
     let ipam = args.iter().position(|arg| arg == "ipam");
     ipam.is_some_and(|ipam| args[ipam..].iter().any(|arg| arg == "check"))
@@ -163,8 +163,8 @@ impl StoreCommand for Check {
     }
 }
 
-/// Creates the failure for problems that remain after the check, with the user's next step as a hint. A problem that
-/// remains sets the exit code to 1.
+/// Builds the error for problems that remain after the check; its hint is the user's next step. A problem that remains
+/// sets the exit code to 1.
 fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
     let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),

@@ -1,6 +1,6 @@
 //! Defines the arguments of the commands `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl's
-//! arguments. Also determines which namespaces the arguments select. For document kinds without namespaces, the
-//! selected namespace is ignored.
+//! arguments. Determines which namespaces the arguments select. For document kinds without namespaces, the selected
+//! namespace is ignored.
 //!
 //! The files with documents are read before the store is opened, because a user may be typing a document on stdin.
 
@@ -103,7 +103,8 @@ pub(crate) struct Get {
     #[arg(long, requires = "filename")]
     skip_empty: bool,
 
-    // Not limited to endpoints: scripts for calicoctl pass these two options for all kinds.
+    // `--namespace` and `--all-namespaces` are accepted for every document kind, because scripts for calicoctl pass
+    // them for all kinds.
     /// Namespace of the workload endpoints [default: default]
     #[arg(short, long)]
     namespace: Option<String>,
@@ -233,8 +234,8 @@ impl StoreCommand for Get {
                     )?,
                     _ => read_selected(which, &scope)?,
                 };
-                // Like calicoctl, `--export` affects only documents that are named on the command line, not documents
-                // that are named in a file.
+                // As in calicoctl, `--export` applies only to documents that are named on the command line, not to
+                // documents from a file.
                 let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
                 let name = |one: &Manifest| (one.kind(), one.name().to_owned());
                 ShownDocuments::Named(manifests.iter().map(name).collect(), form)
@@ -387,7 +388,7 @@ impl<'a> NamespaceScope<'a> {
     /// Returns the document that a file names, after checking its namespace against the selected namespaces.
     ///
     /// # Errors
-    /// All namespaces are selected, as in [`named`](Self::named); or the file names another namespace than the command
+    /// All namespaces are selected for a kind with namespaces, or the file names a different namespace than the command
     /// line.
     fn of_file(&self, manifest: Manifest) -> CommandResult<Manifest> {
         match self {

@@ -141,7 +141,7 @@ pub(crate) async fn find_in_cluster(at: StoreAccess<'_>, newest: Revision) -> Co
     .await
 }
 
-/// Adds the sizes of a cluster's members to the metrics. A member that does not answer is left out.
+/// Adds the sizes of a cluster's members to the metrics. The metrics omit members that do not answer.
 pub(crate) async fn sample_members(at: StoreAccess<'_>, samples: &mut Samples) -> CommandResult<()> {
     let reports = with_cluster(at, async |_, cluster| cluster.members().await).await?;
     for row in reports.into_iter().map(|report| MemberRow::of(report, None)).filter(|row| row.role != NO_ANSWER) {
@@ -404,7 +404,7 @@ impl StoreCommand for OneStatus<'_> {
 }
 
 /// Returns how fast the database has grown since an earlier run, in bytes per hour, and saves the current size for
-/// later runs. Returns `None` if no size was saved at least a second ago, or if history was deleted since then.
+/// later runs. Returns `None` unless a size was saved at least a second ago and no history has been deleted since then.
 fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Option<u64> {
     const MIN_SECONDS: u64 = 1;
     let path = EtcdNotes::path(folder, about.cluster);
@@ -412,7 +412,7 @@ fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Opt
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SizeSample { at, bytes_in_use: about.db_bytes_in_use, oldest_revision: oldest.get() };
     let before = notes.size.replace(now);
-    // If this user may not write the notes, a later run only lacks the growth of the database.
+    // If this user cannot write the notes, the only effect is that later runs cannot report the growth of the database.
     _ = write_private(&path, &notes);
     let before = before.filter(|before| before.oldest_revision == now.oldest_revision)?;
     let seconds = now.at.checked_sub(before.at).filter(|seconds| *seconds >= MIN_SECONDS)?;

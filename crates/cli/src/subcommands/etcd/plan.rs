@@ -68,7 +68,7 @@ struct PlanRow {
     live_bytes: u64,
     /// Maximum size of the history between two compactions, in bytes.
     history_bytes: u64,
-    /// The database quota of which data and history use at most half, in bytes; `None` if it exceeds
+    /// A database quota that is at least twice the size of data and history, in bytes; `None` if it exceeds
     /// [`MAX_QUOTA_BYTES`].
     quota_bytes: Option<u64>,
     /// Time in seconds until a database with etcd's default quota is full, if no program compacts the history.
@@ -169,8 +169,8 @@ fn stored(bytes: u64) -> u64 {
     if with_key < PAGE_BYTES { with_key } else { with_key.div_ceil(PAGE_BYTES) * PAGE_BYTES }
 }
 
-/// Returns the size in bytes of the document of a block with `pods` pods, and of the document of one pod's handle. The
-/// names of the pods have usual lengths.
+/// Returns the size in bytes of the document of a block with `pods` pods, and of the document of one pod's handle. Each
+/// pod's name is 33 characters long, which is typical.
 fn document_sizes(block_size: u8, pods: u64) -> CommandResult<(u64, u64)> {
     let failed =
         |error: &dyn std::fmt::Display| CommandFailure::new(format!("the sizes cannot be calculated: {error}"));

@@ -211,8 +211,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Succeeds if the target store equals the source store, because an earlier run has already removed the import
-    /// lock. Fails if the target store has no import lock and differs from the source store.
+    /// Succeeds if an earlier run has already removed the import lock and the two stores are equal. Fails if the target
+    /// store has no import lock and differs from the source store.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;
@@ -240,7 +240,7 @@ impl MigrationStores<'_> {
             .hint(format!("stop the container runtime, and then run: margay migrate {} {}", self.from, self.to)))
     }
 
-    /// Fails if the target store must not be filled from this source store.
+    /// Fails if the target store is the source store, or if another migration or an import has begun to fill it.
     async fn require_fillable(&self, target: &Target<'_>) -> CommandResult<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
             return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
@@ -265,8 +265,8 @@ impl MigrationStores<'_> {
             .await
     }
 
-    /// Compares the source store at a revision with the target store. Also writes to the target store if the mode
-    /// `work` is [`FillMode::Fill`] or [`FillMode::Update`].
+    /// Compares the source store at a revision with the target store. With [`FillMode::Fill`] or [`FillMode::Update`],
+    /// the differences are also written to the target store.
     async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,

@@ -144,7 +144,7 @@ struct ImportJson {
     store: String,
     dry_run: bool,
     /// The number of keys that this run of `margay import` has written. If this run continued an interrupted import,
-    /// the interrupted run has written further keys.
+    /// the count does not include the keys that the interrupted run wrote.
     written: u64,
     /// The number of documents, such as nodes, that the store had before the import and that the import did not change.
     kept: u64,
@@ -216,7 +216,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     Ok(written)
 }
 
-/// Succeeds if the store has all keys of the backup file, because an earlier run has already removed the import lock.
+/// Succeeds if an earlier run has already removed the import lock and the store has all keys of the backup file.
 /// Returns `None` if the store has no IPAM documents. Fails if a store without an import lock has some IPAM documents,
 /// but not all keys of the backup file.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {

@@ -84,7 +84,7 @@ pub(super) struct ForeignLease {
     pub(super) given_at: Option<SystemTime>,
     /// The namespace and name of the container's pod, if they are known.
     pub(super) pod: Option<(String, String)>,
-    /// The node on which the pod runs, if it is known. Different leases may have different nodes.
+    /// The node on which the pod runs, if it is known. Leases from one source may belong to different nodes.
     pub(super) node: Option<String>,
 }
 
@@ -401,10 +401,10 @@ pub(crate) struct FromPodman {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// The name of the interface in a container that is in only one network.
+/// The interface name that is assumed for a container that is in only one network.
 const PODMAN_INTERFACE: &str = "eth0";
-/// Maximum size in bytes of the input file. Even the output of `podman inspect` about all containers of a machine is
-/// smaller than this limit.
+/// Maximum size in bytes of the input file. Large enough for the output of `podman inspect` for all containers of a
+/// machine.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
 const PODMAN_HINT: &str = "pass the output of `podman inspect` for the containers";
 /// The offset and the value of the magic number by which bbolt files are recognised. podman's own database `ipam.db` is

@@ -178,8 +178,8 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
 }
 
 impl WhereaboutsRecords {
-    /// Adds an IPPool object, a pod, or each item of a Kubernetes list to the records. Skips all other Kubernetes
-    /// objects.
+    /// Adds an IPPool object, a pod, or each item of a Kubernetes list to the records. Ignores Kubernetes objects that
+    /// are neither IPPools, pods nor lists.
     fn add_object(&mut self, object: KubernetesObject) -> Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
@@ -203,8 +203,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Fails if several IPPool objects have the same address range. IPPool objects with the same range belong to
-    /// networks with different values of `network_name`, which assign the same addresses. A `network_name` of
+    /// Fails if several IPPool objects have the same address range. Two IPPool objects with the same range belong to
+    /// networks with different `network_name`s, so both networks may assign the same address. A `network_name` of
     /// whereabouts is recorded only in the names of its IPPool objects.
     fn require_one_network(&self) -> Result<(), String> {
         for pool in &self.pools {

@@ -234,7 +234,7 @@ pub(super) async fn visit_blocks(
     Ok(pages.revision())
 }
 
-/// The settings on which the state of an address depends besides the address's block: reservations and cooldown.
+/// The settings that, together with the block, determine the state of an address: reservations and cooldown.
 pub(super) struct AddressRules {
     pub(super) reservations: Reservations,
     cooldown: i64,

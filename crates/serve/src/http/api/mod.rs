@@ -1,5 +1,5 @@
-//! Answers the web page's requests with JSON documents. The documents are a contract only between the daemon and the
-//! web page of the same version.
+//! Answers the web page's requests with JSON documents. The JSON format is private to the daemon and the web page of
+//! the same version, and may change.
 
 mod blocks;
 mod events;

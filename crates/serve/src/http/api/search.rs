@@ -193,7 +193,7 @@ impl HolderQuery {
         }
     }
 
-    /// Returns whether an address with these attributes belongs to the holder.
+    /// Returns whether the attributes of an assigned address match this container, pod or node.
     pub(super) fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
