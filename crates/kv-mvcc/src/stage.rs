@@ -23,7 +23,7 @@ const CHANGE_OVERHEAD_BYTES: usize = 160;
 /// An uncommitted state of the store: changes on top of the table.
 ///
 /// A staged state holds a view of the table. Keeping this view open cannot block a commit, because only the writer
-/// commits, and the writer is the one who stages.
+/// commits, and only the writer stages changes.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,

@@ -601,8 +601,8 @@ impl StoreCore {
         }
     }
 
-    /// Frees space for a release of an address on a full disk. Drops history if the disk has space for that commit;
-    /// otherwise, frees a part of the reserve and then drops history.
+    /// Frees space for a release of an address on a full disk. Drops history if the disk has space for the commit that
+    /// drops it; otherwise, frees a part of the reserve and then drops history.
     ///
     /// # Errors
     /// The disk-full error `full` if no disk space can be freed.

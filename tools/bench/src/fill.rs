@@ -94,8 +94,8 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // Before its first trimming ends, the history is larger than its maximum size. The loop goes on after the first
-    // revision has been removed, until the history has shrunk to its maximum size.
+    // The history grows beyond its maximum size before it is trimmed for the first time. The loop goes on after the
+    // first revision has been removed, until the history has shrunk to its maximum size.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }

@@ -240,8 +240,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. ADDs that are not
-    /// stopped in time run to completion.
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. An ADD that does not
+    /// have the store open when it is stopped is resumed and runs to completion.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
