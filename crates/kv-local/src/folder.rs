@@ -54,8 +54,8 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         // The umask may have removed bits from the new folder's mode, so the mode is set again.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // If the folder exists now, another process has created the folder first. A file instead of a folder at the
-        // path is still an error.
+        // If the folder exists now, another process has created the folder first. If the path is a file, the function
+        // returns the error.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -134,7 +134,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     restrict(path, FOLDER_MODE)?;
     for entry in fs::read_dir(path)? {
         match restrict_all(&entry?.path()) {
-            // The engine may remove one of its files while the loop sets their modes.
+            // The engine may remove one of its files between the listing of the folder and `restrict_all`.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -377,7 +377,8 @@ mod tests {
             (0xfe53_4d42, Some("SMB")),
             (0x00c3_6400, Some("Ceph")),
             (0x0bd0_0bd0, Some("Lustre")),
-            // The rest of the table lists local file systems: ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
+            // The `f_type` values from here on belong to local file systems: ext4, xfs, btrfs, tmpfs, overlay, f2fs and
+            // zfs.
             (0xef53, None),
             (0x5846_5342, None),
             (0x9123_683e, None),

@@ -188,8 +188,8 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == CommitLog::Journal {
-        // The journal is applied first, because its records may remove rows from the engine and so let the engine's
-        // files shrink further.
+        // Applies the journal before compacting: its records may remove rows, and then the engine's files can shrink
+        // further.
         let revision_file = Arc::new(folder.open_revision_file()?);
         let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
         let table = journaled(&folder, revision_file, table)?;
@@ -244,7 +244,7 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         FolderContents::Complete(_) | FolderContents::Unnamed => Ok(false),
         FolderContents::Nothing | FolderContents::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
-            // Another process may have created the store first, with rows of another format.
+            // Another process may have created the store first, with a row format other than `options.format`.
             Ok(store.status().format == options.format)
         }
     }
@@ -308,7 +308,7 @@ impl FolderStaging {
         &self.store
     }
 
-    /// Takes the lock of the store that will be replaced, until the result is dropped or passed to
+    /// Takes the lock of the store to be replaced. The lock is held until the result is dropped or passed to
     /// [`finish`](Self::finish). Returns `None` if the folder of the old store is missing or empty.
     ///
     /// # Errors
@@ -323,7 +323,7 @@ impl FolderStaging {
             Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
-        // `Create::IfMissing` lets `take_lock` create a new queue file if a damaged store has lost its own.
+        // `Create::IfMissing` lets `take_lock` create the queue file if the damaged store has lost it.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
         Ok(Some(FolderReplacement { folder, _lock: lock }))

@@ -42,9 +42,9 @@ pub trait Engine: Send + Sync {
     /// Opens the engine's table at the absolute path `entry`, or creates a missing table. `store` is the store's name
     /// for error messages.
     ///
-    /// The caller holds the store lock, catches panics, and makes no commit after a failed commit. With a journal in
-    /// front of the engine, the rows of the opened table need not be durable yet: the caller makes another commit
-    /// before it shows rows that a power loss could remove.
+    /// The caller holds the store lock, catches panics, and makes no commit after a failed commit. Behind a journal,
+    /// the opened table may show rows that are not durable; the caller makes a commit before it shows such rows to
+    /// others.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`, as the engine reports them.
@@ -215,7 +215,7 @@ impl OpenOptions {
 /// Interval between two attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum time to retry opening an engine whose files are still locked. A process that keeps the engine's files locked
-/// for longer does not use the queue for the store lock.
+/// beyond this timeout bypasses the queue for the store lock.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -252,8 +252,8 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // Some engines write to their files when they are opened, so opening a store on a full disk for releasing
-            // addresses also frees reserved space. Freeing reserved space needs no lock, because only the length of the
+            // Some engines write to their files while opening. Opening a store to release addresses therefore frees
+            // reserved space if the disk is full. Freeing reserved space needs no lock, because only the length of the
             // file `ballast` changes.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
@@ -469,7 +469,7 @@ impl Drop for LockedView<'_> {
 }
 
 /// Runs the closure `f`, which calls the engine. A panic of the engine means that the store is damaged, and becomes a
-/// `Corrupt` error. Errors about damaged stores also get advice for the user.
+/// `Corrupt` error. Adds advice for the user to errors about damaged stores.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

@@ -8,10 +8,10 @@
 //! the byte of a process that has ended, so a dead process blocks no other process. The processes behind a dead waiter
 //! still wait for the lock holder.
 //!
-//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. Suppose that
-//! the holders of two tickets `a < b` both held the store lock. The holder of ticket `b` found all lower bytes
-//! unlocked, so byte `a` was locked after byte `b`. But after locking byte `a`, a caller searches for locked higher
-//! bytes, so it would have found byte `b`, returned ticket `a` and drawn another ticket.
+//! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. Proof by
+//! contradiction: assume that the holders of two tickets `a < b` both hold the store lock. The process that drew ticket
+//! `b` found byte `a` unlocked, so byte `a` was locked after byte `b`. A process that has locked byte `a` then searches
+//! for locked higher bytes; it would have found byte `b`, given up ticket `a` and drawn another ticket.
 //!
 //! Open file description locks belong to the open file and not to the process. If one process opens a store twice, the
 //! two openings queue like two processes.
@@ -32,8 +32,8 @@ use nix::libc;
 
 /// The lock of a store, released when this value is dropped or the process ends.
 ///
-/// A child process that was forked without exec shares the open queue file and thus the lock. Dropping the `StoreLock`
-/// in the parent process also releases the lock for the child; if the parent is killed, the child keeps the lock.
+/// A child process that was forked without exec shares the open queue file and thus the lock. If the parent drops its
+/// `StoreLock`, the child loses the lock as well; if the parent is killed instead, the child keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
@@ -118,9 +118,9 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 /// Waits until all bytes of the queue file before byte `ticket` are unlocked.
 ///
 /// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
-/// queue file and thus the file's locks. If the deadline passes first, dropping the caller's `StoreLock` returns the
-/// caller's ticket immediately. The waiting thread may end much later: it then holds only read locks on bytes that
-/// other processes have unlocked, and closes the file.
+/// queue file and thus the file's locks. If the deadline passes before the lock is acquired, dropping the caller's
+/// `StoreLock` gives back the ticket immediately. The waiting thread may outlive the call of `wait_for`. By then its
+/// read locks cover only bytes that other processes have unlocked, and it closes the file when it ends.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -150,8 +150,8 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
 
 /// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all lower tickets in one step would also be correct. In that case, however, each release of the store
-/// lock would wake all waiting processes.
+/// Waiting for all lower tickets in one step would be correct, too, but slower: each release of the store lock would
+/// then wake all waiting processes.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -235,7 +235,7 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
 }
 
 /// Returns the drawn tickets of the queue in ascending order, except the ticket of `file` itself. The process with the
-/// first ticket holds the store lock; the others wait. A ticket that is drawn while `tickets` runs may be missing.
+/// first ticket holds the store lock; the others wait. The result may lack tickets that are drawn while `tickets` runs.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
@@ -294,9 +294,9 @@ const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 /// Finds the process that holds the store lock of the queue file `path`. Returns the process id and name, for example
 /// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owners of open file description locks. In /proc, however, the `fdinfo`
-/// file of each open file lists the file's locks. The process with a write lock on the lowest byte holds the store
-/// lock. Only root can see the open files of other users' processes.
+/// The kernel's list of locks does not name the owners of open file description locks. But the file
+/// `/proc/PID/fdinfo/FD` lists the locks of an open file, including open file description locks. The process with a
+/// write lock on the lowest byte holds the store lock. Only root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -307,8 +307,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The search has run out of time, so the process with the lowest ticket so far may only be waiting. If the
-            // error message named a waiting process, the user might end the wrong process.
+            // The search timed out, so the process with the lowest ticket found so far may be a waiter rather than the
+            // lock holder. If the error message named a waiting process, the user might end the wrong process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };

@@ -125,7 +125,7 @@ fn queue_gives_turn_at_once_when_caller_is_alone() {
             let order = role_path().with_file_name("order");
             let order = File::options().create(true).append(true).open(order).unwrap();
             compete(&role_path(), &|| {
-                // Creating the mark file fails if another process has the store lock, too.
+                // Creating the mark file fails if another process holds the store lock at the same time.
                 let mark = role_path().with_extension("mark");
                 File::create_new(&mark).expect("no other process has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
@@ -161,8 +161,8 @@ fn compete(path: &Path, while_locked: &dyn Fn()) {
 /// Checks that all callers get the store lock about equally often while all of them compete for it. `order` lists the
 /// numbers of the callers in the order in which they got the lock.
 ///
-/// Some callers start later or end earlier than others. Only acquisitions while all callers compete count: those after
-/// every caller's first and before any caller's last acquisition.
+/// Some callers start later or end earlier than others. Counts only acquisitions made while all callers compete: after
+/// each caller has acquired the lock once, and before the first caller stops.
 fn assert_fair(order: &[u32], callers: usize) {
     let mut spans = BTreeMap::new();
     for (at, caller) in order.iter().enumerate() {
@@ -262,7 +262,7 @@ fn queue_replaces_killed_holder_at_once() {
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
-        // If the killed holder still had the lock, this thread would wait until its deadline.
+        // Checks that killing the holder releases its lock; otherwise this thread would wait until its deadline.
         let waiting = scope.spawn(|| take(&path, LONG).map(drop));
         wait_for_tickets(&path, 2);
         holder.kill();

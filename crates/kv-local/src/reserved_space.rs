@@ -2,9 +2,9 @@
 //!
 //! The file `ballast` is created together with the store, and its disk blocks are really allocated. A release that
 //! finds the disk full shortens the file `ballast` by one step and tries again, until the release succeeds or the file
-//! is empty. A release that has succeeded extends `ballast` again by the freed space that it did not need, before other
-//! programs use this space. When the store is next opened for a purpose other than a release, the missing part of
-//! `ballast` is restored if the disk has room. Checking the file `ballast` usually costs only one stat call: if
+//! is empty. When a release has succeeded, the unused part of the freed space is given back to `ballast` at once,
+//! before other programs can take it. When the store is next opened for a purpose other than a release, the missing
+//! part of `ballast` is restored if the disk has room. Checking the file `ballast` usually costs only one stat call: if
 //! `ballast` is shorter than its full size, a part of the reserved space was used up. If a process is killed while it
 //! changes the file `ballast`, the file is either too short or complete, without any other effect.
 
@@ -29,7 +29,8 @@ const RESERVED_BYTES: u64 = 1 << 20;
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
-/// A disk with fewer free bytes counts as full, because an ordinary commit might not fit.
+/// Minimum number of free bytes on the disk; below it the disk counts as full, because an ordinary commit might not
+/// fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
 /// The length in bytes of the file `ballast` if its content had to be written, because the file system cannot allocate
 /// blocks otherwise. A file system that cannot allocate blocks without writing may report the number of allocated
@@ -141,8 +142,8 @@ impl SpaceReserve for ReservedSpace {
                 }
                 Ok(())
             }
-            // The process may use the store but not read the file `ballast`; the process's writes will show whether the
-            // disk has room.
+            // The process has access to the store but cannot read the file `ballast`. The disk counts as not full here;
+            // if it is full, a later write fails.
             Err(_) => Ok(()),
         }
     }

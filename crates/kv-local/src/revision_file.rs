@@ -3,11 +3,10 @@
 //! The file `head` records the newest revision that was ever durable, and a fingerprint of the store's files at their
 //! last close. The file `head` also records which parts of the journal are known to be durable.
 //!
-//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write. An
-//! engine with such damage silently opens an earlier state of the store. If the engine lost acknowledged commits,
-//! addresses that workloads use would be assigned again. To detect lost commits, the revision of each durable commit is
-//! recorded in the file `head`, without waiting until `head` is durable. After a power loss, `head` may be behind the
-//! store, but never ahead of it.
+//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write, and
+//! silently opens an earlier state of the store. If the engine lost acknowledged commits, addresses that workloads use
+//! would be assigned again. To detect lost commits, the revision of each durable commit is recorded in the file `head`,
+//! without waiting until `head` is durable. After a power loss, `head` may be behind the store, but never ahead of it.
 //!
 //! A process that closes the store also records a fingerprint in `head`, computed from the inode numbers, sizes and
 //! change times of the store's files. A process that opens the store detects from the fingerprint whether the files
@@ -169,12 +168,13 @@ impl JournalFile {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
         if length < JOURNAL_BYTES {
-            // Allocated but unwritten blocks would not suffice: the first sync after a write to such a block also syncs
-            // the file system's metadata.
+            // Writes zeros instead of only allocating blocks: the first sync after a write to an unwritten block also
+            // syncs the file system's metadata.
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // If this fails, the journal file stays too short and is extended when the store is next opened.
+                // Undoes the partial extension. If shortening the file fails, too, the next opening of the store
+                // extends the rest.
                 let _ = file.set_len(length);
                 return Err(error);
             }

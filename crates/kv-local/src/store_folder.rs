@@ -69,7 +69,7 @@ impl StoreFolder {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE_FILE);
         let opener = match options.create {
-            // A folder without a queue file may contain a store that has lost it.
+            // A folder without a queue file may still contain a store whose queue file was lost.
             Create::Never
                 if !self.exists(QUEUE_FILE)? && (self.exists(IDENTITY_FILE)? || self.exists(self.entry)?) =>
             {
@@ -109,7 +109,8 @@ impl StoreFolder {
         if !path.is_dir() {
             return folder::create(path).map_err(|error| self.label.io(path, error));
         }
-        // A folder without a queue file may contain a store that has lost it, maybe of another engine.
+        // A folder without a queue file may still contain a store (perhaps of a different engine) whose queue file was
+        // lost.
         if self.exists(QUEUE_FILE)? || self.exists(IDENTITY_FILE)? {
             return Ok(());
         }
@@ -200,8 +201,8 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The store's folder may contain the store of another engine. Creating a new store in this folder, or reporting
-        // a missing store, would hide the other engine's store.
+        // If the folder contains a store of an engine other than the requested one, this call fails. Creating a new
+        // store here, or reporting a missing store, would hide the existing store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
@@ -305,8 +306,8 @@ impl Identity {
         Self { engine: engine.to_owned(), format: FOLDER_FORMAT, id }
     }
 
-    /// Parses the content of the file `store.id`; `None` if it is damaged. In an unknown layout version the id is
-    /// optional, because the lines of the file may have another meaning.
+    /// Parses the content of the file `store.id`; `None` if it is damaged. The id is optional in an unknown layout
+    /// version, whose lines may have a different meaning.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;

@@ -316,7 +316,7 @@ pub(crate) struct LogRow {
     /// The commit time of the change in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry of the key before the change, whose value the store keeps until this log row is removed.
+    /// The entry of the key before the change. The store keeps the value of this entry until the log row is removed.
     pub(crate) prev: Option<Pointer>,
 }
 
@@ -397,8 +397,8 @@ pub(crate) trait Row: Encode + Decode<()> {
     fn is_possible(&self) -> bool;
 }
 
-/// The largest number that a valid row contains; larger numbers could not be incremented, because revisions in the API
-/// are signed.
+/// The largest number in a valid row: one less than `i64::MAX`, because revisions in the API are signed and must still
+/// be incremented.
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
 impl Row for LogPosition {

@@ -5,8 +5,8 @@
 //! in memory, in an overlay that hides the engine's older rows. When the journal file is full, a checkpoint moves all
 //! rows of the overlay to the engine in one commit. After the checkpoint, the next record starts at the front of the
 //! journal file. Opening the table reads the journal records that the engine does not have yet, at most a few hundred
-//! KiB, usually without moving them to the engine. Short-lived processes, which commit once, therefore rarely write to
-//! the engine.
+//! KiB, usually without moving them to the engine. A process that commits once and exits rarely writes to the engine,
+//! because its commit goes to the journal.
 //!
 //! The following rules make the journal safe against crashes:
 //!
@@ -18,8 +18,8 @@
 //!   number.
 //! - A killed process may leave a journal record or a checkpoint that is readable but not durable. Once a journal
 //!   record or a checkpoint is durable, [`Medium::note`] saves the record's or checkpoint's number in a note, which a
-//!   power failure may destroy. Opening a table first makes every journal record and checkpoint without a note durable,
-//!   before any view can show its rows.
+//!   power failure may destroy. Before any view can show rows, opening a table syncs all journal records and
+//!   checkpoints that are not known to be durable.
 //!
 //! The header of a journal record contains the length of the record's body (4 bytes), the number of the record (8
 //! bytes), and a CRC-32 over length, number and body (4 bytes). For each write, the record's body contains the lengths
@@ -53,8 +53,8 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// Any I/O error.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes `bytes` at `offset`, which is entirely within the first [`JOURNAL_BYTES`] bytes of the medium. A power
-    /// failure may undo the write until [`Medium::sync`] returns.
+    /// Writes `bytes` at `offset`, which is entirely within the first [`JOURNAL_BYTES`] bytes of the medium. Until
+    /// [`Medium::sync`] returns, the write is not durable and a power failure may undo it.
     ///
     /// # Errors
     /// Any I/O error.
@@ -66,12 +66,12 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// Any I/O error.
     fn sync(&self) -> io::Result<()>;
 
-    /// Returns the numbers that [`Medium::note`] saved last (after a power failure maybe older ones); all zeros if none
-    /// were saved.
+    /// Returns the numbers that [`Medium::note`] saved last, or zeros if none were saved. After a power failure the
+    /// numbers may be older ones.
     fn noted(&self) -> DurableParts;
 
-    /// Saves the numbers of the newest durable record and checkpoint. The saved numbers must survive the end of the
-    /// process, but not a power failure.
+    /// Saves the numbers of the newest durable record and checkpoint. The saved record and checkpoint numbers must
+    /// survive a process crash, but not a power failure.
     fn note(&self, noted: DurableParts);
 }
 
@@ -117,8 +117,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been opened with a journal before. A table that was used with a journal must have a
-    /// journal file of [`JOURNAL_BYTES`], because the journal file durably gets this length before its first use.
+    /// True if the table has been opened with a journal before. A table that was used with a journal must come with a
+    /// journal file of [`JOURNAL_BYTES`]: the file is extended to this length, and synced, before its first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -143,8 +143,8 @@ impl JournaledTable {
         move |error| Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 
-    /// Reads the journal records that the engine does not have yet. Makes every journal record and checkpoint without a
-    /// note durable.
+    /// Reads the journal records that the engine does not have yet. Syncs all journal records and checkpoints that
+    /// [`Medium::note`] has not recorded as durable.
     fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
         let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
@@ -168,7 +168,7 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // The checkpoint that the engine shows may not be durable yet, but another commit to the engine makes it
+            // The newest checkpoint in the engine may not be durable yet; the next commit to the engine makes it
             // durable.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
@@ -187,8 +187,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Large commits and the first commit of a table bypass the journal. If the first commit were in the journal,
-        // `load` would take the missing checkpoint for a sign that the engine has lost its rows.
+        // Large commits and the first commit of a table bypass the journal. If the journal contained the first commit,
+        // `load` would find a journal without a checkpoint and conclude that the engine has lost its rows.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -209,8 +209,8 @@ impl JournaledTable {
 
     /// Moves the rows of the journal and the new `writes` to the engine in one commit.
     fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
-        // While this function holds the overlay's lock, no view can combine older rows of the journal with the table
-        // after the new `writes`.
+        // Holds the overlay's lock, so that no view combines the table that contains the new `writes` with the overlay
+        // from before them.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
@@ -237,8 +237,8 @@ impl fmt::Debug for JournaledTable {
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // Holding the overlay's lock while opening the view prevents a checkpoint from moving rows from the overlay to
-        // the table in between.
+        // The overlay's lock is held while the view is opened; otherwise a checkpoint could move rows from the overlay
+        // to the table after one is read and before the other.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
@@ -280,8 +280,8 @@ impl RowOverlay {
     /// Merges the overlay's writes with the later `writes`, and sorts the result by key.
     fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
-            // `writes` is long, because only large commits bypass the journal, and sorting a long list is several times
-            // faster than filling a map.
+            // Sorts `writes` instead of filling a map: only large commits take this path, and sorting them is several
+            // times faster.
             let mut writes = writes.to_vec();
             writes.sort_unstable_by(|one, other| one.key().cmp(other.key()));
             return writes;
@@ -377,8 +377,8 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// The length of `bytes` as a 32-bit number. A length of more than 32 bits becomes a number that is larger than any
-/// valid row or commit.
+/// The length of `bytes` as a 32-bit number. A length that does not fit into 32 bits becomes `REMOVED_VALUE_LEN - 1`,
+/// which exceeds the size of any valid row or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }

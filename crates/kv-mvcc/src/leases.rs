@@ -4,9 +4,8 @@
 //! Each lease has a row, and each live key with a lease has an additional row that records the attachment. A grant, a
 //! revocation or a put of a key writes the affected lease rows in its own commit. The remaining time of a lease is not
 //! stored on disk. The crate `etcd-api` measures the remaining times in memory and calls [`MvccStore::revoke`] when a
-//! lease expires. After a restart, `etcd-api` gives every lease its full time again, as etcd does. Programs that only
-//! write keys follow etcd's rules for leases: a put to a missing lease fails, and a put without a lease detaches the
-//! key.
+//! lease expires. After a restart, `etcd-api` gives every lease its full time again, as etcd does. Every put follows
+//! etcd's rules for leases: a put with a missing lease fails, and a put without a lease detaches the key.
 
 use std::sync::Arc;
 use std::time::Duration;

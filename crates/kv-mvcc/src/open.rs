@@ -13,7 +13,7 @@ use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
 /// Maximum number of live keys for which opening a store checks all live keys. A damaged engine may lose rows silently,
-/// and checking 4,096 keys takes at most a few milliseconds.
+/// so small stores are checked completely: 4,096 keys take at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
 pub(crate) struct OpenFacts {
@@ -187,7 +187,7 @@ struct VerifyPass<'t> {
     /// The state of the store at the start of the pass; if a commit changes the state, the result of the pass is
     /// discarded.
     state: StateRow,
-    /// A single view for all pages of the pass, or `None` if each page opens its own view.
+    /// The view that all pages of one check read, or `None` if each page opens its own view.
     held: Option<Rows<'t>>,
 }
 

@@ -15,7 +15,7 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     /// Allocates the freed parts of the disk reserve again.
     ///
     /// # Errors
-    /// The error is advice for the user when the disk has too little space.
+    /// If the disk has too little space, the error's text tells the user what to do.
     fn restore(&self) -> Result<(), String>;
 
     /// Checks that the disk is writable, and has space for a usual commit without using the reserve.
@@ -31,8 +31,8 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     fn release_part(&self) -> bool;
 }
 
-/// Options of [`MvccStore::open`](crate::MvccStore::open). Callers need to set only the store's name; the other
-/// defaults suit all of them.
+/// Options of [`MvccStore::open`](crate::MvccStore::open). Only the store's name must be set; the defaults of the other
+/// options suit all callers.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The name of the store in error messages, usually the engine's name.
@@ -79,8 +79,8 @@ pub enum Blocking {
     /// Blocking work runs on the runtime's blocking threads, so the calling thread can continue with other tasks.
     #[default]
     OnThreads,
-    /// Blocking work runs on the calling thread, in a process that does one thing and exits. A CNI plugin, for example,
-    /// has no other tasks, and starting threads would take a tenth of its run time.
+    /// Runs blocking work on the calling thread, for short-lived processes that do only one thing. A CNI plugin, for
+    /// example, has no other tasks, and starting threads would take a tenth of its run time.
     InPlace,
 }
 
@@ -118,10 +118,10 @@ pub enum Inspection {
 pub struct Retention {
     /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
-    /// Maximum age of a revision; `None` means unlimited. To survive a jump of the clock, the age limit applies only if
-    /// the clock is within a day of the newest revision's time, and the last expired and the first kept revision are at
-    /// most a day apart. After a pause of more than a day without writes, revisions from before the pause are therefore
-    /// removed only when the maximum age has passed since the pause.
+    /// Maximum age of a revision; `None` means unlimited. The age limit applies only if the clock is within a day of
+    /// the newest revision, and if the last expired and the first kept revision are at most a day apart. Otherwise, the
+    /// clock may have jumped. After more than a day without writes, revisions from before the pause are removed only
+    /// once the maximum age has passed since the end of the pause.
     pub age: Option<Duration>,
     /// Maximum total size in bytes of the log rows and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,

@@ -160,16 +160,16 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
 /// Maximum time for which a long read holds the same view of the table.
 const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
-/// Maximum number of consecutive short views in which a reader may fail to reach the end of the log, because writers
-/// append faster than the reader reads. After the maximum number of short views, the reader holds one view until the
-/// end of the log, while writers wait.
+/// Maximum number of consecutive short views that end before the end of the log, because writers append faster than the
+/// reader reads. After the maximum number of short views, the reader holds one view until the end of the log, while
+/// writers wait.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
 /// For how long a pinned read holds one view of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewHold {
     Slices,
-    /// The read holds a single view until it ends, for a read that compaction overtook several times.
+    /// Used when compaction overtook a read several times: the read keeps a single view until it ends.
     ToTheEnd,
 }
 
@@ -191,13 +191,13 @@ impl ViewSlice {
 }
 
 /// For a key that has changed since the pinned revision, the key's first log row after this revision contains the entry
-/// as of the pinned revision. The reader collects these earlier entries of changed keys from the log, in one view after
-/// another. Unchanged keys still have the same rows as at the pinned revision.
+/// as of the pinned revision. From the log, the reader collects the pinned revision's entries of all keys that changed
+/// later, in one view after another. Unchanged keys still have the same rows as at the pinned revision.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The view of the table that the reader currently holds. The map `then` undoes all changes after the pinned
-    /// revision that the current view shows.
+    /// The view of the table that the reader currently holds. The map `then` undoes the changes that the current view
+    /// shows but that were made after the pinned revision.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
     current: u64,
@@ -338,7 +338,7 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // The rest of the overlay is all that is left to visit, so the result of `visit` does not matter.
+                    // Only overlay entries are left and no scan follows, so a `Break` from `visit` is ignored.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

@@ -296,7 +296,7 @@ fn is_near(one: LogPosition, other: LogPosition) -> bool {
 struct ValueScan<'v> {
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
-    /// The bytes of the current value read so far, and the number of rows that held them.
+    /// The part of the current value read so far, and the number of rows that it came from.
     value: Vec<u8>,
     chunks: u32,
     /// Number of unwanted rows that the scan has read since the last wanted row.

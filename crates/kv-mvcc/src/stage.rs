@@ -16,14 +16,14 @@ use crate::table::Write;
 /// Maximum number of bytes of rows that one transaction may change. The limit per transaction keeps a whole commit,
 /// with the removal of expired history, below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
-/// Estimated number of bytes, rounded up, that a change of a key writes in addition to three copies of the key and one
-/// of the value.
+/// Estimated overhead in bytes (rounded up) of one key change, excluding the key (written three times) and the value
+/// (written once).
 const CHANGE_OVERHEAD_BYTES: usize = 160;
 
 /// An uncommitted state of the store: changes on top of the table.
 ///
-/// A staged state holds a view of the table. The view of a staged state delays no commit, because only the writer
-/// commits, and the writer is busy with staging.
+/// A staged state holds a view of the table. Keeping this view open cannot block a commit, because only the writer
+/// commits, and only the writer stages changes.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -31,7 +31,7 @@ pub(crate) struct StagedState<'r, 't> {
     fresh: HashMap<LogPosition, Value>,
     log: Vec<(LogPosition, LogRow)>,
     tally: ChangeTotals,
-    /// The staged entries as of before the current transaction, restored if the transaction fails halfway.
+    /// The staged entries at the start of the current transaction, for rolling back a failed transaction.
     undo: Vec<(Key, Option<Option<Pointer>>)>,
 }
 
@@ -222,7 +222,7 @@ impl<'r, 't> StagedState<'r, 't> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
-        // Maps the row key of each attachment to whether the key is still attached to the lease after all changes.
+        // For each row that attaches a key to a lease: whether the key is still attached after all staged changes.
         let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
             let key = codec::log_key(*place);
@@ -274,7 +274,7 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // The rest of the staged entries is all that is left to visit, so the result of `visit` does not matter.
+            // Only staged entries are left and no scan follows, so a `Break` from `visit` is ignored.
             let _ = merge.before(None, visit);
         }
         Ok(())

@@ -34,7 +34,7 @@ use crate::writer::{JobQueue, WriteJob};
 const MAX_READ_ATTEMPTS: usize = 4;
 
 /// A store with history and watches, whose rows are in an ordered table. Clones of a store are handles to the same
-/// store. An open watch, too, keeps the table open until the watch is dropped or the store is closed.
+/// store. An open watch keeps the table open until the watch is dropped or the store is closed.
 ///
 /// A store needs a tokio runtime, of either flavor. [`Options::blocking`] decides which threads do the work on the
 /// table.
@@ -174,8 +174,8 @@ impl MvccStore {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
-    /// Checks that the disk is writable and has space for a usual commit. The check of the disk may fail although a
-    /// commit would succeed, in free space within the engine's files.
+    /// Checks that the disk is writable and has space for a usual commit. The disk check may fail although a commit
+    /// would succeed because the engine's files have free space inside.
     ///
     /// # Errors
     /// `NoSpace` if the disk is full; `Io` for a read-only file system.
@@ -201,7 +201,7 @@ impl MvccStore {
                 Ok(())
             })
         });
-        // If the runtime shuts down first, it drops the closing task and with it the table.
+        // If the runtime shuts down before the closing task has run, it drops the task, and with it the table.
         closing.await.unwrap_or(Ok(()))
     }
 }
@@ -384,7 +384,7 @@ pub struct OldestRevision {
 /// The part of the history that consists of changes to one group of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
-    /// The number of changes to the keys of this group.
+    /// The number of changes to the keys that this share covers.
     pub changes: u64,
     /// The size in bytes of the log rows of these changes, and of the values that the changes superseded.
     pub bytes: u64,
@@ -513,7 +513,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // Pages that are read at the older revision must not show later changes of the store.
+            // All pages of a snapshot are read at the first page's revision, so no page may show later changes.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

@@ -16,7 +16,7 @@ pub const MAX_ROW_BYTES: usize = 6 * 1024;
 /// A write of one row of a table: a new value or a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Sets the row with the first field as its key to the value in the second field.
+    /// Writes a row: the first field is the key, the second field is the value.
     Put(Vec<u8>, Vec<u8>),
     /// Removes the row with the given key if the row exists.
     Delete(Vec<u8>),
@@ -54,8 +54,8 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 ///
 /// After a failed commit, the caller commits nothing more until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// Opens a view of the table that shows a consistent snapshot. Callers drop a view soon, because an open view may
-    /// block commits and other views, and no thread opens a second view before it drops the first.
+    /// Opens a view of the table that shows a consistent snapshot. Callers must drop a view soon, because an open view
+    /// may block commits and other views. A thread must not open a second view before it drops the first.
     ///
     /// # Errors
     /// `Io` if reading fails; `Corrupt` if the table is damaged.

@@ -31,8 +31,8 @@ use crate::table::{Table, Write};
 
 /// Maximum time that a watch scans the log at once.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// After a commit, a quiet watch waits this long before it reports its progress. Without the pause, the progress
-/// reports of a thousand quiet watches would be expensive.
+/// After a commit, a quiet watch waits this long before it reports its progress. A report after each commit would be
+/// expensive with a thousand quiet watches.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum size in bytes of the events that one scan of the log returns; a scan always returns at least one event.
 const MAX_SCAN_BYTES: usize = 1024 * 1024;
@@ -183,9 +183,9 @@ pub struct Changes {
 }
 
 impl MvccStore {
-    /// Reads the events that a watch would deliver up to now, one part per call. `changes` suits callers that release
-    /// the store between two parts, or that read only the past. One call of `changes` takes about 5 ms, or as long as
-    /// reading a single revision takes.
+    /// Reads the events that a watch would deliver up to now, one part per call. Use `changes` instead of a watch if
+    /// the store must be released between two parts, or if no future changes are needed. One call of `changes` takes
+    /// about 5 ms, or as long as reading a single revision takes.
     ///
     /// # Errors
     /// `Compacted` if the request starts below the compaction mark; an error for an invalid request; any error of the
@@ -337,7 +337,8 @@ impl IndexedRange {
         match range {
             Range::Key(key) => Self::Key(key.as_bytes().to_vec()),
             Range::Prefix(prefix) => Self::Prefix(prefix.as_bytes().to_vec()),
-            // Clients of etcd request a prefix as the range from the prefix to the end of the prefix.
+            // etcd clients encode a prefix as the range from the prefix to the smallest key after all keys with this
+            // prefix.
             Range::FromTo(from, to) if from.prefix_end().as_ref() == Some(to) => Self::Prefix(from.as_bytes().to_vec()),
             other => Self::Other(other.clone()),
         }
@@ -427,7 +428,7 @@ impl SlotList {
 enum WatchNews {
     /// A commit may have changed the watched range at this revision or later.
     Changed(u64),
-    /// No commit up to the contained revision has changed the watched range.
+    /// `Passed(revision)`: no commit up to `revision` has changed the watched range.
     Passed(u64),
 }
 
@@ -491,8 +492,9 @@ impl WatchIndex {
         }
     }
 
-    /// Wakes all watches after a recovered table turned out to be at revision `new`, because the writes of the
-    /// recovered commit are unknown. The caller must already have made the new state of the store visible to readers.
+    /// Wakes all watches after recovery finds the table at revision `new`: the writes of the recovered commit are
+    /// unknown, so they may concern any watch. The caller must already have made the new state of the store visible to
+    /// readers.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;

@@ -8,11 +8,11 @@
 //!
 //! Each commit also removes a few rows of expired history from the table.
 //!
-//! When the disk is full, all writes to the store fail. A host with a full disk, however, needs most of all to release
-//! addresses, so a handle for [`Purpose::Release`] frees disk space for its write. A handle for releases first drops
+//! When the disk is full, all writes to the store fail. On a host with a full disk, releasing addresses matters most,
+//! so a handle for [`Purpose::Release`] frees disk space for its write. Before the handle uses reserved space, it drops
 //! history, which frees space within the engine's files. If dropping history does not suffice, the handle frees parts
-//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. All other handles
-//! never use the reserve, and refuse to write while a part of the reserve is missing.
+//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. A handle with any
+//! other purpose than `Release` never uses the reserve, and refuses to write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -33,13 +33,14 @@ use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 const MAX_GROUP_TXNS: usize = 256;
-/// Number of bytes of rows from which on no further transactions are added to a commit.
+/// When the rows of a commit reach this many bytes, no more transactions are added to the commit.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change of the table that is not a transaction, for example a grant of a lease. The closure sends its result to its
-/// caller by itself. The closure's argument for the table is `None` if the store was closed before the closure ran.
+/// A change of the table that is not a transaction, for example a grant of a lease. The closure itself sends the result
+/// to the caller that waits for the change. The closure's argument for the table is `None` if the store was closed
+/// before the closure ran.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 pub(crate) enum WriteJob {
@@ -170,7 +171,8 @@ fn refuse(job: WriteJob, inner: &StoreCore) {
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
-        // The compaction mark is already durable, and compacting does not promise that the rows are gone.
+        // Sweeping a closed store counts as done: the compaction mark is already durable, and a compaction does not
+        // promise that the rows are gone.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
@@ -203,8 +205,8 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The compaction has succeeded, because the compaction mark is durable. Later commits remove the
-                    // rows below the compaction mark.
+                    // The error is only logged: the compaction mark is durable, so the compaction has succeeded. Later
+                    // commits remove the rows below the compaction mark.
                     tracing::warn!(
                         %error,
                         "cannot delete compacted revisions from the store; trying again at later commits"
@@ -272,8 +274,8 @@ impl StoreCore {
     }
 
     /// Adds the removal of some expired history to the rows of a commit. While the disk reserve is short, a release
-    /// removes the whole history instead, because otherwise the history of the releases themselves would use up the
-    /// reserve at each checkpoint of the journal.
+    /// removes the whole history, not just expired rows: the releases' own history would otherwise use up the reserve
+    /// at each checkpoint of the journal.
     ///
     /// # Errors
     /// Any error of reading the log.
@@ -451,7 +453,7 @@ const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// Maximum number of expired rows that one commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
 /// Limit on the distance between the clock and the newest revision's time, and between the times of neighbouring
-/// revisions. Over a larger distance, the ages of revisions are not trusted.
+/// revisions. If two of these times are further apart, the ages of revisions are not trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maximum number of expired rows to remove in a commit that writes `writes` rows.
@@ -499,9 +501,9 @@ impl ExpiredHistory {
     /// Drops the age limit if the ages of the revisions that it would remove are not certain.
     ///
     /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
-    /// jumped. After a jump of the clock, all earlier revisions look old. Revisions that only look old must be kept
-    /// until the maximum age has passed since the jump. To protect these revisions, the age limit applies only if the
-    /// times of the newest expired and the oldest kept revision are less than a day apart.
+    /// jumped. After a jump of the clock, all earlier revisions look old. After a forward jump of the clock, revisions
+    /// that only look old are kept until the maximum age has passed since the jump. Therefore the age limit applies
+    /// only if the newest expired and the oldest kept revision were made less than a day apart.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -519,8 +521,8 @@ impl ExpiredHistory {
                 (end, kept) = (middle, Some(found));
             }
         }
-        // If no older revision is kept, the oldest kept revision is the newest one, whose time is within a day of the
-        // clock.
+        // `kept` is `None` if even the newest revision has expired. The newest revision is kept nevertheless, and its
+        // time is within a day of the clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
@@ -599,8 +601,8 @@ impl StoreCore {
         }
     }
 
-    /// Frees space for a release of an address on a full disk. First drops history, if the disk has space for a commit
-    /// that drops history. On a fuller disk, frees a part of the reserve and then drops history in the freed space.
+    /// Frees space for a release of an address on a full disk. Drops history if the disk has space for the commit that
+    /// drops it; otherwise, frees a part of the reserve and then drops history.
     ///
     /// # Errors
     /// The disk-full error `full` if no disk space can be freed.

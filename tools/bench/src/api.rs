@@ -24,7 +24,7 @@ const KEYS: u32 = 100_000;
 const VALUE_BYTES: usize = 1024;
 /// Number of keys per transaction while a store is filled before the measurement.
 const FILL: u32 = 128;
-/// The numbers of concurrent clients to measure, each with the lower bound of redb's rate divided by etcd's rate.
+/// The client counts to measure, each with the minimum ratio of redb's rate to etcd's rate.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
 /// Number of measuring rounds for each server.
 const ROUNDS: usize = 6;

@@ -18,7 +18,8 @@ pub(crate) enum Contender {
     Sled { program: PathBuf, store: PathBuf },
     /// A process that connects to etcd and commits one transaction.
     Etcd { name: &'static str, program: PathBuf, url: String },
-    /// A process of an IPAM plugin. In its configuration, [`PER_CONTAINER`] is replaced with the container's id.
+    /// A process of an IPAM plugin. [`PER_CONTAINER`] in the plugin's network configuration is replaced with the
+    /// container's id.
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
 
@@ -115,8 +116,8 @@ pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Ti
     let mut dels = adds.clone();
     for round in 0..rounds as usize {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order. If the order were fixed, each contender would
-            // always pay for the syncs of the same other contender.
+            // Every second round runs the contenders in reverse order. In a fixed order, each contender would always
+            // pay for the syncs of the same predecessor.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let id = format!("c{round}");

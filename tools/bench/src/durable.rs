@@ -1,5 +1,5 @@
-//! Compares a durable commit with the minimum cost of durability: appending as many bytes to an open file and syncing
-//! it.
+//! Compares a durable commit with the minimum cost of durability: appending the same number of bytes to an open file
+//! and syncing the file.
 
 use std::fs::File;
 use std::io::Write;

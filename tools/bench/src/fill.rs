@@ -94,8 +94,8 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // While the history is filled for the first time, it exceeds its maximum size. The loop therefore continues after
-    // the first revision was removed, until the history has shrunk to its maximum size.
+    // The history grows beyond its maximum size before it is trimmed for the first time. The loop goes on after the
+    // first revision has been removed, until the history has shrunk to its maximum size.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }
@@ -108,7 +108,7 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Creates a `Churn` for a store, and a missing pool of the network.
+    /// Creates a `Churn` for a store, and the network's pool if it does not exist.
     pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
         if ipam.inventory(soon()).await?.pools.is_empty() {

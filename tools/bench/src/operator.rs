@@ -72,7 +72,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // The plugin's own node already has one of these blocks, so the loop tries one block more than the nodes need.
+    // Tries one block more than `NODES * BLOCKS`, because the plugin's own node already has one of the blocks.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;

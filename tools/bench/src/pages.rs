@@ -38,7 +38,7 @@ pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Replaces each table of a page for which there is a finding. Returns the new page and the number of replaced tables.
+/// Replaces every table on a page that has a new finding. Returns the new page and the number of replaced tables.
 fn fill(page: &str, findings: &Findings) -> Result<(String, usize), String> {
     let (mut done, mut rest, mut filled) = (String::new(), page, 0);
     while let Some((before, after)) = rest.split_once(BEGIN) {

@@ -1,5 +1,5 @@
-//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. The benchmark also
-//! measures the daemon's memory and processor time.
+//! Compares plugins that use the daemon `margay serve` with plugins that open the store themselves. Measures the
+//! daemon's memory and processor time.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ const ROUNDS: u32 = 300;
 const CROWDS: usize = 10;
 /// Number of blocks in the store of the daemon whose memory is measured.
 const BLOCKS: u32 = 10_000;
-/// How often the daemon is started to measure the duration of its start.
+/// Number of daemon starts in the measurement of the start time.
 const STARTS: usize = 10;
 /// How long the memory and processor time of the idle daemon are measured.
 const IDLE: Duration = Duration::from_secs(20);
@@ -49,7 +49,8 @@ impl Daemon {
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // The two environment variables configure the C library's memory allocator as the daemon's systemd unit does.
+        // `MALLOC_ARENA_MAX` and `MALLOC_MMAP_THRESHOLD_` configure the C library's allocator as the daemon's systemd
+        // unit does.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -158,9 +159,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Measures the calls of many concurrent callers of each contender. The ratio of the slowest calls is the median over
-/// all rounds, because pauses of the machine would decide the 99th percentile of all calls: a pause takes tens of
-/// milliseconds, and hits one or two rounds of every contender, even of empty processes.
+/// Measures the calls of many concurrent callers of each contender. The slowest calls are compared by the median over
+/// all rounds. The 99th percentile of all calls would only reflect pauses of the machine, which hit one or two rounds
+/// of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
@@ -205,7 +206,8 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
 }
 
 /// Measures the memory and processor time of an idle daemon, and the time from the daemon's start to its first answer.
-/// The daemon's memory after listing all blocks has no bound, because it depends on the size of the store.
+/// The benchmark sets no limit for the daemon's memory after listing all blocks, because this memory depends on the
+/// size of the store.
 fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -8,7 +8,7 @@ use crate::fill::{self, Churn};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// How often a container is added and deleted, unless the environment variable `PAIRS` says otherwise.
+/// Number of pairs of ADD and DEL, unless the environment variable `PAIRS` is set.
 const PAIRS: u64 = 1_000_000;
 /// Number of pairs of ADD and DEL between two measurements of the store's size.
 const LOOK_EVERY: u64 = 2_000;

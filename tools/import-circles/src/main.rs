@@ -1,8 +1,8 @@
 //! Finds import circles in a crate: lists of source files of which each needs the next, and the last needs the first.
 //!
 //! The command `import-circles 3 FOLDER...` fails if the crate in one of the folders has an import circle of more than
-//! three files. A source file needs another file if it names an item that the other file defines (not only re-exports).
-//! Tests are ignored.
+//! three files. A source file needs another file if it names an item that the other file itself defines. Items that the
+//! other file only re-exports do not count. Tests are ignored.
 
 mod source;
 
@@ -45,8 +45,8 @@ fn fail(text: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the import circles of more than `most` files in a crate. Each circle has one line for each file, with the
-/// other files of the circle that this file needs.
+/// Returns the import circles of more than `most` files in a crate. For each circle, the result has one line per file,
+/// which lists the files of the circle that this file needs.
 fn circles(folder: &Path, most: usize) -> Result<Vec<Vec<String>>, String> {
     let krate = Crate::read(&folder.join("src"))?;
     let mut graph = DiGraph::<&str, ()>::new();

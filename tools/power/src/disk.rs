@@ -114,14 +114,14 @@ impl Disk {
     }
 
     /// Restores the power, with the disk's content as if the power had not been cut. Operations that failed while the
-    /// power was cut had no effect. With a cut and a restored power, a test can kill a program after an exact number of
-    /// disk operations.
+    /// power was cut had no effect. By cutting and then restoring the power, a test can kill a program after an exact
+    /// number of disk operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
 
-    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. The disk still answers requests
-    /// other than syncs.
+    /// Makes all syncs wait until [`go_on`](Self::go_on) is called or the power is cut. While its syncs hang, the disk
+    /// answers every other request.
     pub fn hang(&self) {
         self.state().hangs = true;
     }

@@ -2,14 +2,15 @@
 //!
 //! A [`Disk`] is a file system in memory that is mounted by FUSE, so that real programs can use it. The disk keeps a
 //! visible and a durable version of all files and folders, and the changes between both. After [`Disk::cut`], every
-//! request to the disk fails, and [`Disk::after_cut`] returns one of the images that a real disk could contain then:
+//! request to the disk fails. [`Disk::after_cut`] returns one of the images that a real disk could contain after the
+//! power cut:
 //!
 //! - **Content.** Each sector of 512 bytes survives independently, in any version that it had since the last sync of
 //!   its file.
 //! - **Lengths.** A random number of the oldest changes to a file's length since the last sync survives: none, some or
-//!   all. File content beyond the surviving length is lost. Within this length, a sector that was lost contains zeros,
-//!   as on file systems that never expose deleted data. Both `fsync` and `fdatasync` make a file's content and length
-//!   durable.
+//!   all. File content beyond the surviving length is lost. Within the surviving length of a file, a lost sector reads
+//!   as zeros, as on file systems that never expose deleted data. Both `fsync` and `fdatasync` make a file's content
+//!   and length durable.
 //! - **Names.** Creating, removing or renaming a file is a change to the file's folder. Only a sync of the folder makes
 //!   a change of the folder durable, not a sync of the file. [`Folders`] says which unsynced changes to a folder
 //!   survive, independently of other folders. A rename survives a power cut or is lost as a whole.

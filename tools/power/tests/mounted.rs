@@ -151,7 +151,7 @@ fn synced_data_survives() {
             let may_be_new = (2..6).contains(&number);
             assert!(sector == [1; 512] || (may_be_new && sector == [2; 512]), "sector {number} is torn");
         }
-        // A new disk with the remaining image contains the files that survived.
+        // A new disk created from the image after the power cut contains the file content that survived.
         let next = Ground::new(Image::of_folder(&left.path().join("disk")).unwrap(), Syncs::Kept);
         assert_eq!(fs::read(next.path().join("file")).unwrap(), content);
     }

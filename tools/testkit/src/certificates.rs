@@ -27,7 +27,7 @@ impl Certificates {
         Self::expired(&[])
     }
 
-    /// Issues certificates, of which those that `expired` names ("server" or "client") expired in 2001.
+    /// Issues certificates. The certificates named in `expired` ("server", "client") have been expired since 2001.
     pub fn expired(expired: &[&str]) -> Result<Self> {
         let certificates = Self { folder: tempfile::tempdir()? };
         certificates.write(expired)?;

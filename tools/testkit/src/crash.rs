@@ -4,8 +4,8 @@
 //! that each commit also removes old revisions), the ADD that creates the store, or callers that wait in the queue
 //! behind a stopped lock holder. After each round, it must be possible to open the store, which must contain every
 //! address that an ADD has returned, and no address twice. Each killed plugin call must have happened completely or not
-//! at all, and the store's blocks, handles and affinities must agree. After these checks, a DEL or a repeated ADD
-//! finishes each killed call, as a container runtime would do.
+//! at all, and the store's blocks, handles and affinities must agree. After a round's checks, each killed call is
+//! finished with a DEL or a repeated ADD, as a container runtime would do.
 //!
 //! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
 //! `make torture MODE=kill` sets both of them.
@@ -42,7 +42,7 @@ fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// How often each kind of event happened, by the event's name.
+/// The number of events of each kind, by the kind's name.
 type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
@@ -58,9 +58,9 @@ impl Life {
         Self(calls)
     }
 
-    /// Draws a random moment, as the time since the start of a plugin call. Half of the drawn moments are spread up to
-    /// the longest measured duration of a call. All other moments are spread up to the median duration of a call,
-    /// because a few calls take very long on a busy machine.
+    /// Draws a random moment, as the time since the start of a plugin call. Half of the drawn moments are uniform
+    /// between 0 and the longest measured duration of a call. The other half are uniform between 0 and the median
+    /// duration of a call, because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -148,7 +148,7 @@ impl World {
         self.reported(container, &outcome).unwrap();
     }
 
-    /// Records the result of an ADD. Fails if another container has one of the returned addresses.
+    /// Records the result of an ADD. Fails if a container other than `container` has one of the returned addresses.
     fn reported(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
@@ -163,9 +163,9 @@ impl World {
         }
     }
 
-    /// Opens the store, and compares its addresses with those that ADDs have returned. Each container in `unsure` may
-    /// have all of its listed addresses (for `None`: any two addresses), or no address. Returns the addresses that the
-    /// containers in `unsure` have in the store.
+    /// Opens the store, and compares its addresses with those that ADDs have returned. A container in `unsure` must
+    /// have either all of its listed addresses or none. With `None`, it must have any two addresses or none. Returns
+    /// the addresses that the containers in `unsure` have in the store.
     pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -240,8 +240,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. All other ADDs run
-    /// to completion.
+    /// Starts ADDs until one of them is stopped while it has the store open, and returns this ADD. An ADD that does not
+    /// have the store open when it is stopped is resumed and runs to completion.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
@@ -271,7 +271,7 @@ impl World {
     }
 
     /// Runs a round with a queue: a call is stopped while it has the store open, and some waiting calls are killed.
-    /// After the kills, the stopped call continues in half of these rounds, and is killed in the other half.
+    /// Afterwards, the stopped call is resumed in half of the rounds with a queue, and killed in the other half.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));

@@ -15,8 +15,8 @@ use kv_mvcc::MvccStore;
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
-/// Runs the power-cut case, and checks that the case fails on a disk that ignores syncs. For an engine that sometimes
-/// fails the power-cut case, `known` is a part of the error message that is accepted.
+/// Runs the power-cut case, and checks that the case fails on a disk that ignores syncs. If the power-cut case fails
+/// with an error that contains `known`, the failure is accepted.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}

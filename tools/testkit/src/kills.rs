@@ -14,14 +14,14 @@ use crate::random::Random;
 const CALLERS: u64 = 6;
 const ROUNDS: u64 = 25;
 /// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
-/// alone, and tens of milliseconds beside other calls.
+/// when run alone, and tens of milliseconds when run concurrently with other calls.
 const KILL_WITHIN: u64 = 30;
 /// Maximum time in milliseconds between the ADD and the DEL of a container.
 const LIFE: u64 = 20;
 
 /// Adds and deletes containers, and kills a third of the ADDs; each container gets a DEL at the end of its life. An ADD
 /// may fail because no address is free. The closure `has` reads a value from the result of an ADD, for example the
-/// address. Two containers that exist at the same time must never have the same value.
+/// address. For two containers that exist at the same time, `has` must never return the same value.
 pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {

@@ -28,7 +28,7 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// The kind of stores on etcd. The field `file` is empty, because tests read no files of an etcd.
+    /// The kind of stores on etcd. The field `file` is empty, because no test reads the data files of an etcd server.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
@@ -99,8 +99,8 @@ impl Lab {
     /// Creates a lab on the given etcd servers, with a registered node and a pool with the name `lab`.
     pub fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self::on_empty(etcds);
-        // An earlier lab may have used the same ports for its etcd servers, and its outdated hints would cost a plugin
-        // call one more request.
+        // Deletes the hints of earlier labs whose etcd servers used the same ports; an outdated hint would cost a
+        // plugin call one more request.
         hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
@@ -235,8 +235,8 @@ fn gateway() -> Value {
     json!({ "isGateway": true })
 }
 
-/// Returns the configuration of a network on an embedded store without a lab, with the plugin type `plugin` and
-/// additional fields for its `ipam` section.
+/// Returns the configuration of a network on an embedded store, with the plugin type `plugin` and additional fields for
+/// its `ipam` section. Needs no lab.
 pub fn embedded_conf(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
     conf_having(&gateway(), engine, store, plugin, ipam)
 }
@@ -263,7 +263,7 @@ pub fn notes_about(store: &str) -> Vec<PathBuf> {
 fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
     let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
     let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-    // Other tests create and delete files in this folder, so reading a file may fail.
+    // Other tests create and delete files in the folder with the hints, so reading a file may fail.
     folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
 }
 

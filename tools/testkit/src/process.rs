@@ -17,8 +17,8 @@ use serde_json::Value;
 
 use crate::programs::plugin;
 
-/// Maximum duration of a plugin call on a quiet machine, even beside other calls. A plugin call normally takes only a
-/// small part of `PATIENCE`.
+/// Maximum duration of a plugin call, with other plugin calls running but no other load on the machine. A plugin call
+/// normally takes only a small part of `PATIENCE`.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.
@@ -142,8 +142,8 @@ impl Call {
 pub fn start(command: &mut Command, input: &[u8]) -> Child {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {:?}: {error}", command.get_program()));
     if let Some(mut stdin) = child.stdin.take() {
-        // The input fits into the pipe, so writing does not block; it fails if the program ends without reading its
-        // input.
+        // The input fits into the pipe, so the write never blocks. The write fails if the program exits without reading
+        // its input.
         let _ = stdin.write_all(input);
     }
     child

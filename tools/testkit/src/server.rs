@@ -29,8 +29,8 @@ pub struct Etcd {
     child: Option<Child>,
 }
 
-/// The command-line arguments of an etcd for Margay. Compared with production, clients may send keepalives more often,
-/// and password hashes are cheaper.
+/// The command-line arguments of the etcd servers that tests start. Unlike in production, these servers let clients
+/// send keepalives more often and use cheaper password hashes.
 const USUAL: [&str; 5] = [
     "--auto-compaction-mode=revision",
     "--auto-compaction-retention=10000",

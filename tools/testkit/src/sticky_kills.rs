@@ -13,7 +13,7 @@ use crate::random::Random;
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
 /// Maximum time in milliseconds between the start of a plugin call and its kill. A plugin call takes a few milliseconds
-/// alone, and tens of milliseconds beside other calls.
+/// when run alone, and tens of milliseconds when run concurrently with other calls.
 const KILL_WITHIN: u64 = 60;
 /// Minimum number of successful ADDs for each workload. On a slow machine, the test runs longer, until each workload
 /// has had enough ADDs.
@@ -39,10 +39,10 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
-/// Repeatedly adds and deletes containers of several workloads. Half of the ADDs, and half of the containers' first
-/// DELs, are killed; a second DEL is not, because container runtimes repeat a failed DEL. Each workload must keep its
-/// address, and no two workloads may have the same address. Returns the addresses of the workloads, which are all
-/// released and still kept for their workloads.
+/// Repeatedly adds and deletes containers of several workloads. Kills half of the ADDs and half of the containers'
+/// first DELs. The DEL that follows a killed DEL is never killed: it stands for the retry of a container runtime. Each
+/// workload must keep its address, and no two workloads may have the same address. Returns the addresses of the
+/// workloads, which are all released and still kept for their workloads.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

@@ -37,7 +37,7 @@ pub fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
     Call::new(verb, container, conf).with("CNI_ARGS", &pod)
 }
 
-/// True if the quota made the plugin call fail. Panics if the plugin call failed for any other reason.
+/// True if the quota made the plugin call fail. Panics if the plugin call failed for a reason other than the quota.
 #[track_caller]
 pub fn is_refused(outcome: &Outcome) -> bool {
     if outcome.exit == 0 {

@@ -39,8 +39,8 @@ impl World {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
-    /// Creates a store that works on the caller's thread, for tests with a single caller at a time. With this store,
-    /// concurrent callers would run one after another.
+    /// Creates a store that works on the caller's thread, for tests with a single caller at a time: this store would
+    /// run concurrent callers one after another.
     pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
@@ -75,8 +75,8 @@ impl World {
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
-    /// Creates a pool of four addresses with a cooldown of one minute. Three of the addresses are in use; the release
-    /// of the fourth is dated ten years in the future.
+    /// Creates a pool of four addresses with a cooldown of one minute: three addresses are in use, and the release of
+    /// the fourth is dated ten years in the future.
     pub async fn full_but_for_a_release_dated_ahead() -> Self {
         let world = Self::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;

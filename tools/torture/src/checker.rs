@@ -514,10 +514,10 @@ mod tests {
         replay
     }
 
-    /// Applies one more revision to the state of [`held`], and returns the resulting contradiction.
+    /// Applies the next revision to the state of [`held`], and returns the violation that the checker must find.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
-        // Version 2 tells the checker that an event changes an existing key instead of creating it.
+        // Sets the key version of each event to 2, so that the checker treats the event as a change of an existing key.
         events.iter_mut().for_each(|event| event.kv.version = 2);
         held().advance(3, &events).unwrap_err()
     }

@@ -257,7 +257,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns how often the named event happened in the run.
+    /// Returns the number of times that the named event happened in the run.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }

@@ -165,14 +165,14 @@ pub enum Sabotage {
     Commits,
     /// One commit in fifty is carried out without its last write.
     Atomicity,
-    /// Callers do not record their pending commits before sending them.
+    /// With this fault, callers send commits without recording them as pending first.
     Intents,
 }
 
 impl Sabotage {
-    /// Returns how rare delayed commits are: on average, one commit in the returned number is delayed. A missing record
-    /// of a pending commit does harm only if a delayed commit happens after a DEL, so delays are frequent with
-    /// [`Sabotage::Intents`], and the torture detects missing records within seconds.
+    /// Returns `n`: on average, one commit in `n` is delayed. With [`Sabotage::Intents`], commits are delayed often:
+    /// only a commit that happens after the DEL makes a missing record visible, and the torture must find one within
+    /// seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }

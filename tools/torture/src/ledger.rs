@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Maximum number of lines of history that the ledger keeps for each address.
 const REMEMBERED: usize = 24;
 
-/// How an event of the store changes which container holds an address.
+/// Whether a store event gives an address to a container or takes the address away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// From the revision of this event on, the container holds the address.
@@ -23,8 +23,8 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// The worker has sent a DEL of the container. The number is the newest revision that the worker had seen before
-    /// the DEL.
+    /// The worker has sent a DEL of the container. The field contains the newest revision that the worker had seen when
+    /// it sent the DEL.
     Deleting(i64),
 }
 
@@ -128,7 +128,7 @@ impl Ledger {
         books.violate(what, &about.into_iter().collect::<Vec<_>>());
     }
 
-    /// Returns how often each kind of event happened, by the event's name.
+    /// Returns the number of events of each kind, by the kind's name.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
     }

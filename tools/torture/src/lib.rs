@@ -2,9 +2,9 @@
 //! store.
 //!
 //! Workers on several nodes add and delete containers. The pools are too small for all containers, so nodes borrow
-//! addresses from each other, take over each other's empty blocks, and claim and release affinities. Calls fail as they
-//! do with real networks and servers. Some callers die between sending a commit and receiving its response. A checker
-//! follows the store and checks these rules at each revision:
+//! addresses from each other, take over each other's empty blocks, and claim and release affinities. Store calls fail
+//! in the ways that real networks and servers make them fail. Some callers die between sending a commit and receiving
+//! its response. A checker follows the store and checks these rules at each revision:
 //!
 //! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
 //!   has begun.
@@ -13,10 +13,10 @@
 //! - After its DEL, a container holds no address and never gets one again.
 //! - After all containers have been deleted, the store contains no documents.
 //!
-//! The checker decodes the documents itself, because the module `checker` shares no code with `ipam_core::model`. In
-//! the mode [`InProcess`](Mode::InProcess), the workers are tasks, a caller dies when its future is dropped, and the
-//! store injects faults. In the mode [`Processes`](Mode::Processes), each worker is a process of this program and is
-//! killed with SIGKILL; an etcd server is killed, frozen and restarted as well.
+//! The module `checker` shares no code with `ipam_core::model`: it decodes the documents itself, so a decoding bug
+//! cannot hide. In the mode [`InProcess`](Mode::InProcess), the workers are tasks, a caller dies when its future is
+//! dropped, and the store injects faults. In the mode [`Processes`](Mode::Processes), each worker is a process of this
+//! program and is killed with SIGKILL; an etcd server is killed, frozen and restarted as well.
 //!
 //! The seed determines the operations of each worker but not their timing, so two runs with the same seed can differ.
 
@@ -68,8 +68,8 @@ impl From<ipam_core::Error> for Failure {
     }
 }
 
-/// Runs a plan on a multi-threaded tokio runtime, in which the caller must be. With [`Mode::Processes`], `program` is
-/// the path of the program `torture`.
+/// Runs a plan. Must be called from within a multi-threaded tokio runtime. With [`Mode::Processes`], `program` is the
+/// path of the program `torture`.
 ///
 /// # Errors
 /// A violation, with its revision, the changed keys and the history of the addresses; or the reason why the run could

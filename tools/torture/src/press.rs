@@ -1,6 +1,6 @@
-//! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
-//! processes that open the store directly. During the disturbance no call of any other client may hang, and the
-//! clients' throughput must not drop too far while other processes open the store directly.
+//! Disturbs the daemon in three ways: clients that never read, clients that restart their watches, and processes that
+//! open the store directly. During the disturbance no call of any other client may hang, and the clients' throughput
+//! must not drop too far while other processes open the store directly.
 
 use std::fmt;
 use std::future::Future;
@@ -191,8 +191,8 @@ impl Press {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command `margay store status` fails if the daemon does not release the store within two seconds. A
-            // failure of the command is ignored, because the measured duration already shows the long wait.
+            // The command `margay store status` fails if the daemon does not release the store within two seconds. This
+            // failure is ignored here, because the measured duration already shows that the command waited too long.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -304,7 +304,7 @@ impl Press {
         tasks.spawn(Arc::clone(self).call_socket(private));
         let end = Instant::now() + time;
         while Instant::now() < end && !tasks.is_empty() {
-            // A task that ends before the end of the load test has failed.
+            // No task may end before the load test does; a task that ends early counts as failed.
             let Ok(ended) = timeout(end.saturating_duration_since(Instant::now()), tasks.join_next()).await else {
                 break;
             };

@@ -132,8 +132,8 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 /// Runs a worker in this process until the process is killed.
 ///
 /// # Errors
-/// An error if the store cannot be opened. A failed operation is no error of this function, because the worker reports
-/// it on standard output.
+/// An error if the store cannot be opened. Returns no error if an operation fails; the worker reports the failure on
+/// standard output.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -184,7 +184,7 @@ impl Process {
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // The receiver waits only for the worker's first line, so it may have been dropped.
+                // Sending fails if the receiver was dropped after the worker's first line; the error is ignored.
                 let _ = tell.send(());
             }
         });

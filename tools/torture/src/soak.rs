@@ -32,7 +32,7 @@ use crate::scene::open_etcd;
 /// Number of clients that concurrently send ADDs and DELs to the daemon.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// Number of concurrent watches on the daemon's own socket; as many run on its etcd API.
+/// Number of concurrent watches on each interface: the daemon's own socket, and its etcd API.
 const WATCHES: usize = 4;
 /// Number of clients that hold leases through etcd's API.
 const LEASES: usize = 8;
@@ -213,7 +213,8 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // The address is released now, so the daemon may assign it to another container.
+            // Removes the address before the DEL, because the daemon may assign the address again as soon as the DEL
+            // has released it.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,
@@ -277,8 +278,7 @@ struct Server<'a> {
     api: &'a str,
 }
 
-/// Again and again until the run is over, measures the daemon, compacts its history, and opens the store in this
-/// process.
+/// Until the run is over, repeatedly measures the daemon, compacts its history, and opens the store in this process.
 async fn measure(
     plan: &SoakPlan,
     shared: &Shared,
@@ -350,10 +350,10 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     Ok(())
 }
 
-/// The time to live of each lease, in seconds; the daemon grants none shorter.
+/// Time to live of each lease in seconds, the shortest that the daemon grants.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// Maximum time after its last renewal within which a lease must have expired. `LEASE_GONE_TIMEOUT` is long, because
-/// the daemon may hand over the store before the lease expires.
+/// A lease must expire at most this long after its last renewal. `LEASE_GONE_TIMEOUT` is long, because the daemon may
+/// hand over the store before the lease expires.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The interval between two renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);

@@ -226,8 +226,9 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // A block whose affinity is released while its addresses are in use has no owner until it is empty. In small
-        // pools, a block is rarely empty, so most releases are limited to empty blocks.
+        // Releasing the affinity of a block whose addresses are in use leaves the block without an owner until it is
+        // empty. Most affinity releases are therefore limited to empty blocks; in small pools, the blocks would
+        // otherwise lose their owners for long.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -272,7 +273,7 @@ impl<W: Witness> Worker<W> {
         let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
-            // The nodes already own all blocks of the pools, so no block is left.
+            // No block can be claimed if the nodes own all blocks of the pools.
             Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
             Some(Err(error)) => self.judge("block ensured", &error)?,
             None => {}
@@ -305,8 +306,8 @@ impl<W: Witness> Worker<W> {
     /// worker deletes empty blocks one key at a time, and leaves their affinities.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
-        // The pool is deleted only if the torture does not kill this process: after a kill before the pool is written
-        // again, every later ADD would fail.
+        // Deletes the pool only if this process is never killed: if it were killed between deleting and recreating the
+        // pool, every later ADD would fail.
         if self.deaths == Deaths::Dropped
             && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
         {

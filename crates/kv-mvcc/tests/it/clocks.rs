@@ -14,7 +14,7 @@ const DAY: i64 = 24 * HOUR;
 const TEN_YEARS: i64 = 3652 * DAY;
 /// The maximum age of revisions that these tests configure, in seconds.
 const AGE: i64 = 3 * DAY;
-/// The error in seconds up to which the store trusts its clock.
+/// Maximum clock error, in seconds, that the store tolerates without suspending the age limit.
 const TRUST: i64 = DAY;
 
 /// A store whose clock a test sets, and the real times to compare with.
@@ -94,8 +94,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits while the clock is ten years ahead must not remove history, although at the second commit even the
-/// newest revision has a wrong time.
+/// While the clock is ten years ahead, neither the first nor the second commit may remove history. At the second
+/// commit, the newest revision already has a wrong time.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
@@ -115,8 +115,8 @@ async fn clock_ten_years_ahead_takes_no_history() {
     watched.store.verify().await.unwrap();
 }
 
-/// After the simulated machine was off for a month, the store removes older revisions only three days later, because it
-/// cannot tell a month without writes from a jump of the clock.
+/// After a simulated month of being off, the store removes expired revisions only after three more days: it cannot tell
+/// a month without writes from a jump of the clock.
 #[tokio::test]
 async fn clock_after_idle_month_drops_history_when_age_is_sure() {
     let mut watched = Watched::new(None);

@@ -133,7 +133,7 @@ async fn lease_needs_upgraded_format() {
     assert_eq!(*store.grant(lease(1)).await.unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(*put(&store, "k", Some(id(1))).await.unwrap_err().kind(), ErrorKind::LeaseNotFound);
     let revision = put(&store, "k", None).await.unwrap();
-    // Format 1 has only one compaction mark, so a compaction for clients removes the history itself.
+    // Format 1 has a single compaction mark, so a compaction that a client requests really removes history.
     store.compact_for_clients(revision).await.unwrap();
     assert_eq!(store.status().compacted, revision);
 }

@@ -136,7 +136,7 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
     let table = Wrapped::default();
     let store = table.store(Options::default());
     store.txn(Txn::new().with_success([Op::put("bad", "value"), Op::put("good", "1")])).await.unwrap();
-    // The first row of a value in the table belongs to revision 2.
+    // The value row with the lowest key belongs to revision 2.
     let value = rows(&table.inner).into_iter().find(|(key, _)| key[0] == b'v').unwrap();
     table.inner.commit(&[Write::Delete(value.0)]).unwrap();
     let halfway = Txn::new().with_success([

@@ -56,7 +56,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     let (task, stop) = disturb(&store);
     for content in [Content::Full, Content::KeysOnly] {
         let read = RangeRequest::new(Range::All).with_content(content).with_limit(900);
-        // On a busy machine, no write may happen during some of the reads.
+        // On a busy machine, it can happen that no write falls into some of the reads.
         let mut overlapped = false;
         for _ in 0..200 {
             let (views, before) = (table.views(), store.status().revision);
@@ -81,8 +81,8 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     store.verify().await.unwrap();
 }
 
-/// On this slow table, each view of the read expires before the read has processed as much of the log as the next
-/// commit adds.
+/// On this slow table, a view of the read expires before the read has processed as many log rows as the next commit
+/// adds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_ends_when_log_grows_faster() {
     let (table, store) = slow().await;

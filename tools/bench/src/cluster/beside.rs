@@ -28,7 +28,7 @@ const ROUNDS: usize = 3;
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
-/// Number of simulated hosts under a light load, which together make about 100 ADDs per second.
+/// Number of simulated hosts under a light load; together the hosts make about 100 ADDs per second.
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
@@ -65,7 +65,7 @@ struct Stage {
     shapes: Arc<Vec<Shape>>,
 }
 
-/// Measures, under each kind of load in turns, the puts of a client in another process.
+/// Measures the puts of a client in another process under each kind of load. The kinds of load alternate.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut stage = runtime.block_on(async {

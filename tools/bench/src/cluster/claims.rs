@@ -1,5 +1,5 @@
-//! Compares claiming a new block in a pool with many claimed blocks with claiming one in an empty pool. The benchmark
-//! also measures ADDs that are refused because the pool is full.
+//! Compares claiming a new block in a pool with many claimed blocks with claiming one in an empty pool. Also measures
+//! ADDs that are refused because the pool is full.
 
 use std::collections::BTreeSet;
 use std::path::Path;

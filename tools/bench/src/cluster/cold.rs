@@ -56,9 +56,9 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
     contenders.extend(plugins(&ground, programs));
     if let Some(baseline) = &programs.baseline {
-        // A program file that runs once per turn is less often in the processor's caches than a file that runs three
-        // times. For example, a build that is measured against itself as the baseline takes 4 % longer. For a fair
-        // comparison with the baseline, the plugin is therefore also measured from a copy of its file.
+        // A program file that is executed once per measuring turn is less often in the processor's caches than a file
+        // that is executed three times per turn. Therefore, a baseline that is the same build as the plugin appears 4 %
+        // slower. The baseline runs from its own file, so the current plugin is also measured from a copy of its file.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([

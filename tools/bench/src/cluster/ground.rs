@@ -65,7 +65,7 @@ impl Hints for Remembered {
 /// The folder for files of the plugin that need not survive a reboot.
 const RUN: &str = "/run/margay";
 
-/// A tmpfs on [`RUN`], mounted only if this folder is on disk, because hosts normally have `/run` in memory.
+/// A tmpfs on [`RUN`], mounted only if `RUN` is on disk, because real hosts have `/run` in memory.
 #[derive(Debug)]
 struct Run {
     mounted: bool,
@@ -161,9 +161,8 @@ impl Ground {
         self.write(nodes?).await
     }
 
-    /// Registers nodes that have blocks of 64 addresses. Each node gets one block for each number in `used`, and this
-    /// number of the block's addresses is assigned. Consecutive nodes get consecutive blocks of the IPv4 pool, from
-    /// block number `skip` on.
+    /// Registers nodes that have blocks of 64 addresses. For each number `n` in `used`, each node gets one block with
+    /// `n` assigned addresses. Consecutive nodes get consecutive blocks of the IPv4 pool, from block number `skip` on.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;

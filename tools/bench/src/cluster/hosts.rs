@@ -1,5 +1,5 @@
-//! Compares many concurrent hosts with as many bare clients that make equal commits. The hosts are simulated in this
-//! process, each with its own connection.
+//! Compares many concurrent hosts with the same number of bare clients whose commits have the same size. The hosts are
+//! simulated in this process, each with its own connection.
 
 use std::future::Future;
 use std::ops::Range;
@@ -19,8 +19,8 @@ use crate::findings::{Bound, Findings, Line, Plot};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The numbers of concurrent hosts that are measured, each with the number of rounds. Few hosts are measured in more
-/// rounds, because a round with few hosts is short.
+/// The numbers of concurrent hosts that are measured, each with the number of rounds. Configurations with few hosts run
+/// more rounds, because their rounds are short.
 const CROWDS: [(usize, usize); 4] = [(1, 16), (10, 10), (50, 10), (200, 10)];
 /// Number of addresses that each host assigns in a round. The addresses of a round and the `RESIDENTS` addresses that
 /// each host has from the start fill a block of 64.
@@ -134,7 +134,7 @@ pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // No simulated host has the host number of these container ids, so each container's handle is new.
+        // These container ids use a host number that no simulated host has, so each container's handle is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();

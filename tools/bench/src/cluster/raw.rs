@@ -1,5 +1,5 @@
-//! A bare client of etcd that repeats Margay's commits: it writes as many keys and bytes, with as many guards, but
-//! reads nothing and decides nothing.
+//! A bare etcd client that repeats Margay's commits, with the same number of keys, bytes and guards, but without reads
+//! and decisions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

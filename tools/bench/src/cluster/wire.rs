@@ -1,5 +1,6 @@
-//! Measures the main plugin in whole cold processes that set up a container's interface. The plugin is compared with
-//! Debian's ptp with host-local, and with a bare veth pair made by netlink.
+//! Measures the main plugin in whole cold processes that set up a container's interface. Compares the plugin with
+//! Debian's `ptp` plugin (with the IPAM plugin `host-local`), and with a bare veth pair that is created through
+//! netlink.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -205,8 +206,8 @@ fn one_caller(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     let mut dels = adds.clone();
     for round in 0..ROUNDS as usize + 2 {
         for turn in 0..contenders.len() {
-            // Every second round runs the contenders in reverse order, so that none of them always follows the same
-            // other one.
+            // Every second round runs the contenders in reverse order, so that no contender always runs directly after
+            // the same other contender.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let (contender, netns) = (&contenders[who], &namespaces.0[who]);

@@ -12,7 +12,7 @@ use prost::Message;
 use testkit::backing::Memory;
 use tonic::Request;
 
-/// Maximum number of etcd requests in one input. More requests in one input would not find more faults.
+/// Maximum number of etcd requests in one input; longer sequences find no additional faults.
 const MOST: usize = 32;
 
 /// Runs the fuzz target `etcd_requests` on an input. The input is a sequence of etcd requests, each with a byte for the

@@ -19,8 +19,8 @@ const STORES: [(&dyn Engine, &[u8]); 2] =
 /// The number of transactions that each packed store contains.
 const STEPS: u64 = 12;
 
-/// Silences the panic hook: some engines panic over damaged files, and the store turns these panics into errors. A fuzz
-/// run still fails if [`damaged_file`] itself panics.
+/// Silences the panic hook: some engines panic over damaged files, and the store turns these panics into errors. Panics
+/// of the engine are caught, but a panic in [`damaged_file`] itself fails the fuzz run.
 pub fn quiet_engines() {
     std::panic::set_hook(Box::new(|_| {}));
 }
@@ -71,7 +71,7 @@ fn damage(files: &mut Vec<(PathBuf, Vec<u8>)>, choice: usize, input: &mut Unstru
     let mut what = path.display().to_string();
     let written = written_parts(bytes);
     while !input.is_empty() && !bytes.is_empty() {
-        // Large parts of a file are zeros, so mostly bytes that are not zero are damaged.
+        // Large parts of a file are zeros, so most of the damaged bytes are chosen from the parts that are not zero.
         let at = match input.arbitrary::<u32>()? as usize {
             at if at % 8 == 0 || written.is_empty() => (at / 8) % bytes.len(),
             at => written[(at / 8) % written.len()].min(bytes.len() - 1),
@@ -201,8 +201,8 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
 const PIECE: usize = 64;
 
 /// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
-/// content, its path, and its pieces that are not all zeros. Each piece follows its number, and the number `u32::MAX`
-/// ends a file. Lengths and piece numbers have 4 bytes, in little-endian order.
+/// content, its path, and its pieces that are not all zeros. Each piece is preceded by its number. The number
+/// `u32::MAX` marks the end of a file. Lengths and piece numbers have 4 bytes, in little-endian order.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();

@@ -8,8 +8,8 @@ use kv_mvcc::MemoryTable;
 
 use crate::store::{block_on, open};
 
-/// The bytes of which the keys consist: few, and near the limits of a byte's range, so that keys are often close to
-/// each other in the key order.
+/// The bytes that keys consist of: a few bytes near 0x00 and 0xff and one in the middle, so that keys are often
+/// neighbours in key order.
 const BYTES: [u8; 5] = [0, 1, b'a', 0xfe, 0xff];
 
 /// Runs the fuzz target `key_ranges` on an input.

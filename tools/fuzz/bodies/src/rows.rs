@@ -18,7 +18,7 @@ pub fn row_codec(data: &[u8]) {
         Some((length, rest)) => rest.split_at(usize::from(*length).min(rest.len())),
         None => (data, data),
     };
-    // The row itself is checked first, although its checksum is usually wrong; then the row with the right checksum.
+    // Checks the row as it is (its checksum is usually wrong), and then again with a correct checksum.
     fuzzing::check_row(key, row);
     let sealed = fuzzing::seal(key, row);
     fuzzing::check_row(key, &sealed);
@@ -43,7 +43,7 @@ pub fn damaged_rows(data: &[u8]) {
     }
     if let Err(error) = block_on(use_all(&table)) {
         let text = error.to_string();
-        // The text reports a panic of the engine, but the engine in memory must never panic.
+        // The error text reports a panic of the engine, but the in-memory engine must never panic.
         assert!(!text.contains("the engine gave up"), "{text}");
     }
 }
@@ -87,7 +87,7 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
             let more = input.bytes(input.len().min(9))?;
             payload.splice(place..place, more.iter().copied());
         }
-        // The row gets the content of another row, which the store might be able to decode under the wrong key.
+        // Writes the content of another row under this row's key, because the store might be able to decode such a row.
         4 => {
             let (other_key, other) = &rows[usize::from(input.arbitrary::<u8>()?) % rows.len()];
             payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();

@@ -28,7 +28,7 @@ fn fuzz_targets_all_take_their_seeds() {
             count += 1;
         }
         assert!(count >= 3, "{} has {count} seeds", target.name);
-        // The simple inputs with which every fuzzer starts are tried as well.
+        // Besides the seeds, tries the simple inputs with which every fuzzer starts.
         for input in [&[][..], &[0], &[0xff; 100], &[0; 100]] {
             (target.run)(input);
         }

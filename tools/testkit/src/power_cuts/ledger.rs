@@ -73,7 +73,7 @@ impl Ledger {
     }
 
     /// Compares the ledger with the store after a power cut, and ends the round. An unanswered call counts as having
-    /// happened if the store shows its effect. Returns how many unanswered calls happened and how many did not.
+    /// happened if the store shows its effect. Returns how many unanswered calls took effect and how many did not.
     pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {

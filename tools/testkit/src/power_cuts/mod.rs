@@ -20,7 +20,7 @@ const KINDS: u64 = 5;
 /// Number of rounds between two progress messages of a long run.
 const PROGRESS: u64 = 250;
 
-/// How often each kind of event happened, by the event's name.
+/// The number of events of each kind, by the kind's name.
 pub type Tally = BTreeMap<String, u64>;
 
 pub fn count(tally: &mut Tally, what: impl Into<String>) {

@@ -53,7 +53,7 @@ impl Plan {
         let all = callers * calls;
         let moment = match random.below(4) {
             0 => Moment::Answer(1 + random.below(all)),
-            // One number in nine exceeds the number of disk operations in the round, so that some power cuts happen
+            // One drawn number in nine exceeds the round's number of disk operations, so that its power cut happens
             // after all calls have ended.
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };

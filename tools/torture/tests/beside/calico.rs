@@ -40,7 +40,7 @@ pub(crate) struct Calico {
     pub(crate) pool: Pool,
     /// The claim time that is written to new blocks.
     pub(crate) claimed: &'static str,
-    /// The pod that assigned addresses get as an attribute, if any.
+    /// The pod name stored as an attribute of assigned addresses, if any.
     pub(crate) pod: Option<String>,
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn handle_key(handle: &str) -> String {
     format!("{HANDLES}{handle}")
 }
 
-/// Returns the CIDR of a block, which the last part of the block's key encodes.
+/// Decodes the CIDR of a block from the last part of the block's key.
 pub(crate) fn cidr_of(key: &str) -> String {
     key.rsplit('/').next().unwrap().replace('-', "/")
 }

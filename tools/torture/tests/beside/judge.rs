@@ -14,7 +14,8 @@ use crate::turns::Side;
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// The affinities by owner and block. The owner in the key of the map is written as in block documents.
+    /// The affinities by owner and block. The keys of `affinities` contain the owner in the form used in block
+    /// documents (`host:NAME`).
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
@@ -80,8 +81,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the assigned addresses whose handle document does not count their block. A release of the handle would
-    /// miss the returned addresses.
+    /// Returns the assigned addresses whose handle document does not count their block. Releasing the handle would not
+    /// release the returned addresses, because its document does not count them.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));

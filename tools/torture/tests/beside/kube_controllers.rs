@@ -1,9 +1,10 @@
 //! A model of the part of Calico's kube-controllers that releases leaked addresses.
 //!
 //! The controller periodically checks each address that is recorded with a node, a pod and a namespace. An address is a
-//! candidate for release if its pod does not exist, or if the pod's status does not list the address. If the address is
-//! still a candidate after some more checks, the controller releases it by address, handle and sequence number. The
-//! controller keeps the attributes with which it first saw an address, even if the attributes have changed since.
+//! candidate for release if its pod does not exist, or if the pod's status does not list the address. Once an address
+//! has been a candidate in [`GRACE`] consecutive checks, the controller releases it by address, handle and sequence
+//! number. The controller keeps the attributes with which it first saw an address, even if the attributes have changed
+//! since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,5 +1,6 @@
-//! Runs Margay and models of Calico's programs on one store. One model is Calico's IPAM client, which writes one key at
-//! a time and may halt between any two store calls. Another model reads the store like Calico's watchers.
+//! Runs Margay and models of Calico's programs on one store. Calico's IPAM client is modelled as a caller that writes
+//! one key at a time and may halt between any two store calls. One of the models reads the store as Calico's watchers
+//! do.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test fails by panicking and prints its steps")]
 
 mod calico;

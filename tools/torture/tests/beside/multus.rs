@@ -29,7 +29,7 @@ use testkit::server::Etcd;
 /// The address pools: one for the first network and one for the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];
 const WORKERS: usize = 4;
-/// The new revisions of the store are judged each time this many operations are done.
+/// Number of operations between two checks of the store's new revisions.
 const SEGMENT: usize = 4_000;
 
 /// The names of the attributes that record the pods of the secondary network.
@@ -227,8 +227,8 @@ async fn control(field: Field, over: Arc<AtomicBool>) {
     }
 }
 
-/// Runs the workers until `ops` operations are done or the test finds an error. Judges the revisions of every
-/// [`SEGMENT`] operations together.
+/// Runs the workers until `ops` operations are done or the test finds an error. Checks the new revisions in batches,
+/// once per [`SEGMENT`] operations.
 async fn run(field: &Field, random: &mut fastrand::Rng, ops: usize) {
     let over = Arc::new(AtomicBool::new(false));
     let controllers = tokio::spawn(control(field.clone(), Arc::clone(&over)));

@@ -30,8 +30,8 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// The holder of each address whose assignment was acknowledged. An address is removed from the map before its release
-/// is requested.
+/// The holder of each address whose assignment was acknowledged. Before the release of an address is requested, the
+/// address is removed from this map of acknowledged holders.
 #[derive(Clone, Default)]
 struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 

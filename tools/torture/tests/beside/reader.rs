@@ -39,7 +39,7 @@ struct Reader {
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
     cuts: usize,
     within: usize,
-    /// The number of watch responses that began with more events of the previous response's revision.
+    /// Number of watch responses whose first events belong to the revision of the previous response.
     pieces: usize,
 }
 
@@ -135,7 +135,8 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
-    // With the lowered request limit, etcd splits watch responses of more than half a megabyte into fragments.
+    // The low value of `--max-request-bytes` makes etcd split watch responses of more than half a megabyte into
+    // fragments.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
     let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     let (authors, commits) = (Authors::default(), Commits::default());

@@ -147,8 +147,8 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // Releasing all blocks of a node does not find an empty block without an affinity, so such a block may remain. The
-    // next node that claims the network of this block finds the block.
+    // The release of a node's blocks looks them up by affinity, so an empty block without an affinity may remain. When
+    // another node claims the network of such a block, it finds that the block already exists.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

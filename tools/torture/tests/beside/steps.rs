@@ -27,7 +27,7 @@ enum Start {
     Old,
 }
 
-/// The call of Calico's client, on host `a` unless the variant's name contains another host.
+/// A call of Calico's client. The call runs on host `a`, except in variants whose name contains another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -40,7 +40,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// The call of Margay, on host `a` unless the variant's name contains another host.
+/// A call of Margay. The call runs on host `a`, except in variants whose name contains another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,
@@ -225,7 +225,8 @@ async fn steps_in_every_order_with_block_in_use() {
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
     all(Start::Used, &[Theirs::AddC1], &[AddC2, DelC0, DelC1, ReleaseIp]).await;
-    // Calico's ADD of container `c2` runs beside Margay's ADD of `c2`, and beside Margay's DEL of container `c0`.
+    // Calico's ADD of container `c2` runs concurrently with Margay's ADD of `c2`, and with Margay's DEL of container
+    // `c0`.
     all(Start::Used, &[Theirs::AddC2], &[AddC2, DelC0]).await;
 }
 

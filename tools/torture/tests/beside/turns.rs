@@ -1,7 +1,6 @@
-//! Runs several actors on one store, one store call at a time, in every order of calls that can change the result.
+//! Runs several actors on one store, one store call at a time, in every order that can lead to a different result.
 //!
-//! Two adjacent store calls that touch none of each other's keys run in only one order, because both orders have the
-//! same result.
+//! If two adjacent store calls use disjoint keys, only one order is run, because both orders have the same result.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -50,8 +49,8 @@ impl Call {
                 Op::Range(read) => call.reads.push(read.range.clone()),
             }
         }
-        // The first read of a transaction fixes the revision of its later reads, so it depends on all earlier writes,
-        // whatever their keys are.
+        // The first read of a transaction fixes the revision for its later reads, so the transaction depends on all
+        // earlier writes, whatever their keys.
         if txn.compares.is_empty() && txn.is_read_only() {
             call.reads.push(Range::All);
         }
@@ -156,7 +155,8 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// What an actor does with its store, as a function of the store. The future's output describes the outcome.
+/// A closure that runs an actor's operations on the given store. The closure's future resolves to the outcome of the
+/// operations, as text.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
 /// An actor of a run: its side (Calico or Margay), and what it does with the store.
@@ -191,8 +191,8 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
 }
 
-/// Runs the actors in turns, one store call at a time. The run begins with the decisions in `prefix`, and makes the
-/// first possible decision in all later cases.
+/// Runs the actors in turns, one store call at a time. Replays the decisions in `prefix`; every later decision takes
+/// its first alternative.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -216,7 +216,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // The guard marks the actor as done when its work ends, even by a panic.
+                // The value `_done` marks the actor as done when its work ends, even by a panic.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -245,8 +245,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // An actor whose choice another run has already tried sleeps until a store call that does not commute with the
-        // actor's next call.
+        // Sleep sets: if another run has already tried an actor's next call, the actor waits until a store call runs
+        // that does not commute with this call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
@@ -288,8 +288,8 @@ impl Drop for Leaving {
     }
 }
 
-/// Runs every combination of decisions, one run after another. Returns the number of runs that were not
-/// stopped as a repetition of another run.
+/// Runs every combination of decisions, one run after another. Returns the number of complete runs, without runs that
+/// were stopped because they repeat another run.
 pub(crate) async fn explore(mut run: impl AsyncFnMut(Vec<usize>) -> Run) -> usize {
     let (mut prefix, mut runs) = (Vec::new(), 0);
     loop {
