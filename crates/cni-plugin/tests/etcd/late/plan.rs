@@ -1,4 +1,4 @@
-//! Draws the plan of a test round from the round's random numbers.
+//! Decides by random numbers what a test round does: how etcd stops, how the ADDs end, and what the runtime calls next.
 
 use crate::random::Random;
 
@@ -30,7 +30,7 @@ pub(super) enum HostLocks {
     Apart,
 }
 
-/// When etcd is stopped, relative to the progress of an ADD.
+/// The point in an ADD's progress at which etcd is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// etcd is stopped at a random moment of the ADD.
@@ -47,8 +47,8 @@ pub(super) enum Pace {
 pub(super) enum Fate {
     /// The ADDs are killed while etcd is stopped.
     Killed,
-    /// The ADDs are stopped together with etcd, and killed after etcd has read the ADDs' requests, so the ADDs'
-    /// connections stay open until then.
+    /// The ADDs are stopped together with etcd and killed only after etcd has read their requests, which keeps their
+    /// connections open until then.
     Frozen,
     /// The ADDs are stopped by their own time limit.
     TimedOut,
