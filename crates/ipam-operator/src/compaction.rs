@@ -2,9 +2,9 @@
 //!
 //! Programs that compact an etcd share one key, [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers (which
 //! uses kube-apiserver's code) and Margay. Each program notes the version of [`COMPACTION_KEY`] and the store's newest
-//! revision, waits, and writes the key if its version is unchanged. Only the program whose write of [`COMPACTION_KEY`]
-//! succeeds compacts, to the revision that it noted before the wait. Therefore all programs together compact once per
-//! interval, and a revision stays readable for at least one interval.
+//! revision, waits, and writes the key if its version is unchanged. Only the program that wins the write of
+//! [`COMPACTION_KEY`] compacts, up to the revision that it noted before it waited. Because they share the key, all
+//! programs together compact once per interval, and a revision stays readable for at least one interval.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,7 +22,7 @@ use crate::inspect::{Code, Finding, Subject};
 /// revision as decimal text.
 pub const COMPACTION_KEY: &str = "compact_rev_key";
 
-/// What a compactor notes about a store before it waits; the next run compares the mark with the store.
+/// A mark that a compactor takes of a store before it waits; the next run compares the mark with the store's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactionMark {
     /// The revision that last wrote [`COMPACTION_KEY`] before the mark; 0 if the key did not exist.
@@ -46,7 +46,7 @@ pub enum CompactionOutcome {
     /// There was no usable mark of a previous call, so this call compacted nothing. A later call compacts up to the
     /// revision that this call has noted.
     Noted {
-        /// The newest revision of the store, which this call has noted.
+        /// The store's newest revision, which this call wrote into its mark.
         newest: Revision,
     },
     /// The mark of the previous call is younger than `keep`, so this call compacted nothing.
@@ -56,8 +56,9 @@ pub enum CompactionOutcome {
     },
     /// Since the mark was made, another program has written [`COMPACTION_KEY`], so this call compacted nothing.
     OtherCompactor,
-    /// Since the mark was made, the oldest readable revision has changed and [`COMPACTION_KEY`] has not. Therefore etcd
-    /// itself or a person compacts the store, and this call compacted nothing.
+    /// Since the mark was made, the oldest readable revision has changed and [`COMPACTION_KEY`] has not. The history
+    /// was compacted without a write of the key, so etcd itself or a person compacts the store, and this call compacted
+    /// nothing.
     OtherCompaction,
     /// Nothing has changed in the store since the last compaction.
     NothingToDo,
@@ -103,7 +104,8 @@ pub async fn compact_older(
     let key_revision = match store.txn(write).await {
         Ok(written) if written.succeeded => written.revision.get(),
         Ok(_) => return Ok((CompactionOutcome::OtherCompactor, CompactionMark::read(store, now).await?)),
-        // An etcd whose space quota is used up rejects the write of the key, but needs the compaction even more.
+        // An etcd that is over its space quota rejects the write of [`COMPACTION_KEY`]. It is compacted nevertheless,
+        // since compaction is what frees space.
         Err(error) if matches!(error.kind(), ErrorKind::NoSpace) => seen.key_revision,
         Err(error) => return Err(error),
     };
@@ -133,7 +135,7 @@ impl CompactionMark {
     }
 }
 
-/// The size of a member of a cluster.
+/// The database size and quota of one etcd member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberSize {
     /// The member's endpoint.
@@ -153,7 +155,7 @@ const MAX_PERCENT_UNCOMPACTED: u64 = 10;
 /// The age of the oldest readable revision above which [`Code::NobodyCompacts`] is reported.
 const MAX_HISTORY_AGE: time::Duration = time::Duration::DAY;
 
-/// Finds alarms, members whose quota is nearly used up, and a history that nobody deletes.
+/// Finds etcd alarms, members close to their quota, and history that is never compacted.
 ///
 /// If no member has used much of its quota, sends no request.
 ///
@@ -197,7 +199,7 @@ const MAX_BLOCKS: i64 = 1000;
 
 /// Finds the recorded time of an assignment that was committed after a revision: the earliest such assignment that can
 /// be found. A store does not record the times of its revisions, but a block records the times of its assignments. The
-/// revision is at least as old as the returned time.
+/// revision was committed at or before the returned time.
 ///
 /// Returns `None` if no assignment after the revision is found. Reads at most 16 versions of a block, and sends about
 /// 25 small requests to the store for each version.

@@ -205,7 +205,7 @@ impl BlockEventKind {
 /// The events of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
-    /// The events of this revision. The releases of a block precede the assignments of the same block.
+    /// The events of this revision. Within one block, releases are listed before assignments.
     pub happenings: Vec<BlockEvent>,
     /// Changed blocks whose events cannot be derived, because the previous version of the block is unknown.
     pub unreported: Vec<IpNet>,
@@ -250,8 +250,8 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
         .ok()
 }
 
-/// Derives the event of a changed affinity, unless `reported` has an event of the block that implies the affinity's
-/// change.
+/// Derives the event of a changed affinity. Skips the affinity if `reported` already has a block event from which its
+/// change follows.
 fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEvent> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
@@ -311,8 +311,8 @@ impl AddressVersion {
     }
 }
 
-/// Derives the events of an address. The event that the address lost its holder is added to `gone`; the event that the
-/// address got a holder is added to `come`.
+/// Derives the events of an address. Adds an event to `gone` if the address lost its holder, and to `come` if the
+/// address got a holder.
 fn of_address(
     address: IpAddr,
     before: AddressVersion,
@@ -503,7 +503,7 @@ impl EventRow {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
-    /// Creates the row of a part of the initial state at a revision.
+    /// Creates the row for one entry of the initial state at a revision, such as a block or an assigned address.
     pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }

@@ -192,8 +192,8 @@ async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<Pa
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
     // The binary search keeps two revisions, `old` and `young`, and narrows the range between them. The first change at
-    // or after the revision `old` is older than a week. The first change at or after the revision `young`, if any, is
-    // not older than a week.
+    // or after the revision `old` is older than a week. The first change at or after the revision `young`, if there is
+    // one, was made within the last week.
     let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
     while old + 1 < young {
         let middle = old + (young - old) / 2;

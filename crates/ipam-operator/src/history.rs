@@ -39,8 +39,8 @@ impl From<&str> for HistoryOf {
 impl HistoryOf {
     /// The key ranges whose changes can concern this address, handle, container or node. The returned key ranges can
     /// also contain unrelated keys. If the first returned key range has no matching event, the caller tries the next
-    /// key range. An address needs two ranges, because it can lie in a block of single addresses or inside an assigned
-    /// prefix.
+    /// key range. Finding an address needs two key ranges: it can lie in a block of single addresses or inside an
+    /// assigned prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {
@@ -67,7 +67,7 @@ impl HistoryOf {
 }
 
 impl HistoryOf {
-    /// True if the reported history is that of the handle, the container or the node in a block's entry.
+    /// True if the report covers the history of the handle, container or node that a block's entry names.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -80,7 +80,7 @@ impl HistoryOf {
         }
     }
 
-    /// True if the reported history is that of the given owner of a block.
+    /// True if the report covers the history of the given block owner.
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,

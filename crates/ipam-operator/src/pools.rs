@@ -1,8 +1,8 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
-//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from it. Then
-//! the pool's blocks are deleted, and finally the pool document. Each step of a pool's deletion has its own commits.
-//! After an interrupted deletion, a repeated deletion of the pool continues with the remaining steps.
+//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from it. After
+//! the pool is disabled, its blocks are deleted, and finally the pool document. Each step of a pool's deletion has its
+//! own commits. After an interrupted deletion, a repeated deletion of the pool continues with the remaining steps.
 //!
 //! A pool can be split into several smaller pools, called parts. The split of a pool does not change its blocks and
 //! addresses; afterwards, each block belongs to the part that contains it. A split into up to 60 parts is one commit
@@ -32,8 +32,8 @@ use crate::documents::{DocumentError, DocumentKind};
 /// began before the pool was disabled can add a block after the deletion has listed the blocks.
 const MAX_BLOCK_LISTINGS: usize = 3;
 
-/// After a pool that is to be deleted was disabled, how long the deletion waits for running assignments of other
-/// programs. Other programs, such as Calico, do not check before they write whether the pool was disabled.
+/// After disabling a pool for deletion, how long to wait for running assignments of other programs. Other programs,
+/// such as Calico, do not check before they write whether the pool was disabled.
 const ASSIGNMENT_GRACE: Duration = Duration::from_millis(500);
 
 /// Whether a pool with addresses in use may be deleted.
@@ -43,8 +43,8 @@ pub enum InUse {
     #[default]
     Refuse,
     /// The pool of a bridged network is deleted even if addresses are in use. The deletion of a pool that does not
-    /// belong to a bridged network fails if addresses of the pool are in use. Containers with an address of the deleted
-    /// pool keep the address, and can release it later. A block of a deleted pool exists until all addresses of the
+    /// belong to a bridged network fails if addresses of the pool are in use. Containers that have an address of the
+    /// deleted pool keep it, and a later DEL releases it. A block of a deleted pool exists until all addresses of the
     /// block are released.
     DeleteBridged,
 }
@@ -53,10 +53,10 @@ impl Operator {
     /// Deletes a pool without addresses in use, together with the pool's empty blocks and the reservations that were
     /// made for the pool.
     ///
-    /// The pool is disabled first, so that no address is assigned from the pool. Then the pool's blocks are deleted,
-    /// one commit each, and finally the pool document. If the deletion fails, for example because an address is in use,
-    /// the pool is enabled again. After an interrupted deletion the pool stays disabled, and the next call for this
-    /// pool continues the deletion.
+    /// The pool is disabled first, so that no address is assigned from the pool. After the pool is disabled, its blocks
+    /// are deleted, one commit each, and finally the pool document. If the deletion fails, for example because an
+    /// address is in use, the pool is enabled again. After an interrupted deletion the pool stays disabled, and the
+    /// next call for this pool continues the deletion.
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
@@ -90,7 +90,7 @@ impl Operator {
         done
     }
 
-    /// Reads the pool and checks that the pool can be deleted. Returns the pool and `in_use`, which becomes
+    /// Reads the pool and checks that the pool can be deleted. Returns the pool, and `in_use` reduced to
     /// [`InUse::Refuse`] if the pool does not belong to a bridged network.
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
@@ -260,9 +260,9 @@ impl Operator {
     /// pool must be changed to name the parts.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's error messages, for an impossible number of parts. `Invalid` also for a pool that does
-    /// not exist, is too small, belongs to a bridged network, or was defined by a network's own configuration.
-    /// `Document` if a pool with the name of a part exists.
+    /// `Invalid` for an impossible number of parts (with Calico's error message), and for a pool that is too small,
+    /// belongs to a bridged network, or was defined by a network's own configuration. `NotFound` if the pool does not
+    /// exist. `Document` if a pool with the name of a part exists.
     pub async fn split_pool(&self, which: PoolChoice<'_>, number: u32, deadline: Deadline) -> Result<SplitResult> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");
@@ -332,7 +332,7 @@ impl Operator {
         })
     }
 
-    /// Creates those of a split pool's parts in `some` that do not exist yet.
+    /// Creates the parts in `some` that do not exist yet; `some` is a subset of the parts of a split pool.
     async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;

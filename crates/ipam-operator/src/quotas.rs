@@ -13,8 +13,8 @@ use crate::Operator;
 /// Maximum number of quota counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota of a namespace, network or node, and the number of addresses that count against the quota. The command
-/// `margay quota list` (as JSON) and the daemon's web page show these rows.
+/// A quota of a namespace, network or node, and the number of addresses that count against the quota. A `QuotaRow` is
+/// an entry in the JSON output of `margay quota list` and a line in the quota table of the daemon's web page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
     /// The kind of the quota's subject, which is `namespace`, `network` or `node`.

@@ -72,9 +72,9 @@ impl Operator {
     /// The commit guards the address's block and the workload's record.
     ///
     /// # Errors
-    /// `Invalid` for an impossible workload name. `Invalid` also for an address that is in no pool, is reserved, is
-    /// kept for another workload, is in use in another network than `network`, or belongs to a virtual machine.
-    /// `CoolingDown` for an address in cooldown.
+    /// `Invalid` for an impossible workload name, and for an address that is in no pool, is reserved, is kept for
+    /// another workload, is used in a network other than `network`, or belongs to a virtual machine. `CoolingDown` for
+    /// an address in cooldown.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
         transact!(self.ipam(), deadline, |tx| {
@@ -138,8 +138,8 @@ impl Operator {
     }
 
     /// Ends the pin or the wait of an address, so that no workload keeps the address any more. If the address is in
-    /// use, it stays with its holder. If the address waits for its workload, it becomes free or starts its cooldown.
-    /// Returns the ended pin or wait.
+    /// use, it stays with its holder. If the address waits for its workload, the end of the wait frees the address or
+    /// starts its cooldown. Returns the address with the pin or wait that this call has ended.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -173,7 +173,7 @@ impl Operator {
         })
     }
 
-    /// Lists the addresses that workloads keep in ascending order, as of one revision.
+    /// Lists, in ascending order and at one revision, the addresses that are kept for workloads.
     ///
     /// # Errors
     /// Any store error; a damaged block is no error, but is logged, and its addresses are omitted.

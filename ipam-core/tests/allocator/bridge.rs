@@ -28,7 +28,7 @@ async fn bridge_reserves_ends_and_gateway_on_first_use() {
     let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
     assert_eq!(assigned[0].gateway, Some(ip("10.0.0.1")));
     let mut given: BTreeSet<_> = [assigned[0].ip].into();
-    // Containers on node `b` get addresses from the bridged network's pool, but on a routed network.
+    // On node `b`, containers of a routed network get addresses from the pool of the bridged network.
     for number in 1..5 {
         given.insert(world.one("b", &format!("c{number}")).await.unwrap());
     }

@@ -298,7 +298,7 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let refused = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await;
     assert!(refused.unwrap_err().to_string().contains("node a is registered"));
     world.deregister("a").await;
-    // Endpoints of other nodes are not deleted.
+    // A deletion for node `z` does not delete the endpoints of other nodes.
     assert!(world.ipam.delete_endpoints_of_gone("z", &estate.endpoints, soon()).await.unwrap().is_empty());
     world.store.delete(Range::Key(keys::workload_endpoint("default", &names[0]))).await.unwrap();
     let deleted = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await.unwrap();

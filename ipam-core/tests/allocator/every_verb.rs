@@ -16,8 +16,8 @@ use kv::{Range, StoreExt};
 use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::world::{World, soon};
 
-/// Runs one of the operations that are neither assignments nor releases, selected by `turn`. The allocator refuses many
-/// of the called operations.
+/// Runs one operation that is neither an assignment nor a release of an address; `turn` selects which one. The
+/// allocator rejects many of these operations.
 async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static str> {
     let pool: IpNet = "10.0.0.0/27".parse().unwrap();
     let part: IpNet = format!("10.0.0.{}/29", turn * 8 % 32).parse().unwrap();

@@ -165,7 +165,7 @@ async fn fallback_gives_attachment_address_of_each_set() {
     let error = world.assign(&defining("c3", &sets, 2, 1)).await.unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert_eq!(world.dump().await, before);
-    // If a request names an address, the assignment takes no further address from the set of ranges that contains it.
+    // If a request names an address, the set of ranges that contains this address gives no second address.
     world.release("a", "c0").await;
     let mut wanted = defining("c4", &sets, 1, 1);
     let free = seen.iter().find(|text| text.starts_with("10.1.0.2") && text.len() == 9).unwrap();
@@ -328,7 +328,8 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
     world.release("a", "w1").await;
     world.pass(3600);
-    // An overdue address of the first pool is assigned only after all free addresses of the second pool.
+    // An address of the first pool whose wait is over goes to other workloads only when the second pool has no free
+    // address either.
     for number in 0..9 {
         let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
         assert_ne!(assigned[0].ip, own);

@@ -218,8 +218,8 @@ async fn handle_gives_only_address_to_one_of_many() {
         tokio::spawn(async move {
             let node = ["a", "b", "c"][number % 3];
             let request = request("net.vmi.shop.cart", Owner::host(node), 1).with_most_per_family(1);
-            // In this test, some replies of the store are lost. If a reply is lost, two equal writes of one node could
-            // not be told apart, so each write has its own attribute.
+            // In this test, some replies of the store are lost. Each write gets its own attribute, because after a lost
+            // reply, two equal writes of one node could not be told apart.
             let own = [("caller".to_owned(), number.to_string())].into();
             give(&world, &request.with_attributes(own)).await
         })

@@ -17,7 +17,7 @@ use kv::{Operation, StoreExt};
 
 use crate::world::{World, attachment, ip, soon};
 
-/// A hints implementation that returns either what was recorded or always the same hints.
+/// Hints for tests: either the hints that were last recorded, or (if `is_stuck`) fixed ones.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
@@ -83,7 +83,7 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
 }
 
 /// A borrowed block is recorded before the commit, since the caller cannot know whether an unanswered commit happened.
-/// Only other nodes' blocks must be recorded before the commit; the node's own block need not be.
+/// Before the commit, only blocks of other nodes must be recorded on the host; the node's own block need not be.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -109,7 +109,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
     assert_eq!(world.dump().await, before);
     let all = noted();
     assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
-    // The recorded borrowed block does not change the read scope of node `a`.
+    // Recording the borrowed block does not change which blocks a scan of node `a` reads.
     assert_eq!(
         world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).read_scope_of("a"),
         ReadScope::default()
@@ -210,8 +210,8 @@ async fn hint_conflict_costs_two_round_trips() {
 async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
     // Each wrong hint is listed with the number of keys and ranges that the second request of the assignment reads. The
-    // second request reads the block, its affinity, and the ranges of neighbouring block keys that were not read for
-    // the wrong hint.
+    // second request reads the block, its affinity, and those ranges of neighbouring block keys that the first request,
+    // following the wrong hint, did not read.
     for (wrong, ranges) in [
         (&[] as &[&str], 3),
         (&["10.0.9.0/26"], 3),

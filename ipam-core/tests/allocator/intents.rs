@@ -66,20 +66,21 @@ fn request() -> AssignRequest {
 async fn world() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
-    // The world has a block before the test, because a commit that creates a block guards only the absence of keys.
+    // Creates a block before the test, so that the test's commit guards an existing block. A commit that creates a
+    // block guards only absent keys.
     world.one("a", "before").await.unwrap();
     world
 }
 
-/// Returns a world's store whose transaction number `reads` has the given fault and whose later calls hang, and a
-/// signal for the first hanging call.
+/// Returns a world's store and a signal. Transaction number `reads` gets the given fault, later calls hang, and the
+/// first hanging call triggers the signal.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
     let tell = Arc::clone(&reported);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         // The outcome of a commit that guards only absent keys is decided by reading the history. In this test, a read
-        // of the history hangs like a later commit.
+        // of the history after the faulty commit hangs, as a retry of the commit would.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
         match (begun, operation) {
             (before, _) if before < reads => None,
@@ -109,7 +110,8 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultySto
     faulty
 }
 
-/// Tests a late commit that guards only the absence of keys: its new block is deleted again before the commit arrives.
+/// Tests a late commit that guards only absent keys. The block that this commit creates is deleted before the late copy
+/// of the commit arrives, so the guarded keys are absent again.
 async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
     for fault in FAULTS {
         let world = World::new().await;
@@ -153,8 +155,8 @@ async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
-    // The first two transactions only read: the pools and other documents, and then the blocks in the search for a free
-    // block.
+    // The first two transactions only read: the first reads the pools and other documents, the second reads blocks to
+    // find a free one.
     let late = FaultyStore::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
     let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
     assert_eq!(ipam.assign(&request(), soon()).await.unwrap().len(), 1);
@@ -225,9 +227,9 @@ async fn note_does_no_harm_when_its_guards_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn note_stays_while_its_commit_could_come_again() {
-    // Each test case lists the store faults for the commit and for its repetition, and the number of pending commits
-    // that stay recorded. If the guards of a repeated commit fail, either the first commit or another writer may have
-    // changed the guarded keys.
+    // Each test case lists which store faults hit the first commit and its retry, and how many pending commits stay
+    // recorded. If the guards of a repeated commit fail, either the first commit or another writer may have changed the
+    // guarded keys.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),
@@ -252,8 +254,8 @@ async fn note_stays_while_its_commit_could_come_again() {
 async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
-    // All store calls after the commit fail, so the repeated commit is not sent, which says nothing about the outcome
-    // of the first commit.
+    // All store calls after the commit fail, so the retry of the commit is never sent; its failure does not tell
+    // whether the first commit happened.
     let commits = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };

@@ -42,8 +42,8 @@ trait OnNetworks {
     /// Checks that every block, affinity and reservation belongs to a pool, and returns the pools' networks by name.
     async fn pools(&self) -> BTreeMap<String, String>;
 
-    /// Asserts that the network is refused and the store stays unchanged, because a subnet overlaps with subnet `by` of
-    /// pool `net`.
+    /// Asserts that a network configuration is refused and the store unchanged, because its subnet overlaps with `by`,
+    /// a subnet of pool `net`.
     async fn is_refused(&self, of: &[&str], by: &str);
 
     async fn edit(&self, name: &str, edit: impl Fn(&mut Pool));

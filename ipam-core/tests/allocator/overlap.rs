@@ -137,7 +137,8 @@ async fn overlap_with_block_in_use_is_refused() {
         let (mut assigned, borrowed) = (vec![first], claimed.claimed.is_empty());
         for number in 0..3 {
             match add(&world, "a", &format!("c{number}"), false).await {
-                // A node that cannot get its own block borrows addresses from the block of the old size.
+                // A node that cannot claim its own block borrows addresses from the block that was made for the
+                // replaced pool.
                 Ok((ip, block)) => {
                     assert!(borrowed || block.prefix_len() == new, "{old} {new}: {block}");
                     assert!(!assigned.contains(&ip));
@@ -258,8 +259,8 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     are_apart(&world).await;
 }
 
-/// The creation of a pool deletes affinities to missing blocks of another block size. A stored block of another size in
-/// the new pool's range prevents the pool's creation.
+/// Creating a pool deletes the affinities in its range whose block does not exist and whose block size differs from the
+/// new pool's. A stored block of another size in the new pool's range prevents the pool's creation.
 #[tokio::test]
 async fn overlap_of_affinities_with_new_pool_ends_when_made() {
     let world = World::new().await;

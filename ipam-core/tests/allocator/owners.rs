@@ -1,4 +1,4 @@
-//! Tests changes of an address's owner attributes without a release.
+//! Tests that the owner attributes of an address can be changed while the address stays assigned.
 
 use std::collections::BTreeMap;
 

@@ -241,7 +241,7 @@ async fn prefix_is_given_once_with_many_callers_and_faults() {
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
 }
 
-/// In this test, the container's interface uses another address of its prefix than the recorded address.
+/// In this test, the container's interface uses an address of its prefix that differs from the recorded one.
 #[tokio::test]
 async fn prefix_on_interface_is_not_collected() {
     let world = world("2001:db8::/48").await;

@@ -35,8 +35,8 @@ async fn quarantine_releases_and_reserves_at_once() {
     assert_eq!(noted.keys().collect::<Vec<_>>(), [&first[0].ip]);
     assert_eq!((noted[&first[0].ip].reason.as_str(), noted[&first[0].ip].node.as_str()), (REASON, "a"));
 
-    // A repeated quarantine of an address changes nothing, and neither does a quarantine of another attachment's
-    // address.
+    // Quarantining an address twice changes nothing. Quarantining an address that a different attachment holds changes
+    // nothing either.
     assert!(world.ipam.quarantine(&mine, &found, soon()).await.unwrap().is_empty());
     assert!(
         world

@@ -1,4 +1,5 @@
-//! Measures, at the store, the cost of a scan of one node's addresses in a large cluster.
+//! Measures how many requests to the store, and how many bytes, a scan of one node's addresses in a large cluster
+//! costs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -125,8 +126,8 @@ async fn node_scan_costs_same_in_cluster_of_any_size() {
         assert_eq!((of_pool.blocks, of_pool.used, of_pool.borrowed), (2, 192, 64), "{share:?}");
         assert_eq!((share.boots["boot0001"], share.orphaned), (192, 0));
 
-        // A scan of all blocks finds blocks that the read scope does not name. The next scan of all blocks reads only
-        // the blocks that were written since the first scan.
+        // A scan of all blocks also finds blocks that are missing from the node's list of blocks to read. The next scan
+        // of all blocks reads only the blocks that were written since the first scan.
         let all =
             look(&world, &ReadScope { scan: ScanScope::Since(kv::Revision::UNSET), ..ReadScope::default() }).await;
         println!("{nodes} nodes, the first pass: {:?}", all.counts);
@@ -150,8 +151,8 @@ async fn node_scan_costs_same_in_cluster_of_any_size() {
     assert_eq!(costs[0], costs[1]);
 }
 
-/// A scan finds another node's block only if the read scope names the block. A block that the read scope names but the
-/// store lacks does no harm.
+/// A scan of one node reads another node's block only if the block is on the node's list of blocks to read
+/// ([`ReadScope`]). A block that the read scope names but the store lacks does no harm.
 #[tokio::test]
 async fn node_scan_sees_only_remembered_blocks() {
     let (world, borrowed) = cluster(3).await;

@@ -184,15 +184,16 @@ async fn release_leaves_handle_count_ahead_of_block_to_writer() {
         let stored = world.store.get(key.clone()).await.unwrap()?;
         Some(Handle::decode(&key, stored.value.as_bytes()).unwrap().count(cidr))
     };
-    // No address of the handle is held, so the release removes the handle's count. The release also writes the block,
-    // so that a writer that has read the block before must read it again.
+    // No address of the handle is held, so the release removes the handle's count. The release also rewrites the block,
+    // so that a concurrent writer that read the block earlier fails to commit and reads it again.
     ahead().await;
     let before = world.store.get(block.clone()).await.unwrap().unwrap();
     world.release("a", "c1").await;
     assert_eq!(counted().await, None);
     let after = world.store.get(block.clone()).await.unwrap().unwrap();
     assert!(after.mod_revision > before.mod_revision);
-    // An address of the handle is held, so the handle's count stays too high until the last address is released.
+    // The handle still holds an address, so its stored count, which is too high, is not corrected until the last
+    // address is released.
     ahead().await;
     world.one("a", "c1").await.unwrap();
     assert_eq!(counted().await, Some(2));

@@ -119,7 +119,7 @@ async fn full_pool_is_told_without_reading_blocks_again() {
     let (assigned, again) = add().await;
     assert!(is_exhausted(assigned) && again.bytes_received < 2_048 * 80, "{again:?}; a block has {block}");
 
-    // A released address is found immediately, and an address in cooldown is found as soon as the cooldown is over.
+    // An assignment can use a released address at once, and an address in cooldown as soon as its cooldown ends.
     let free = |text: &str, seconds| {
         let (ip, world) = (ip(text), &world);
         async move {
@@ -137,7 +137,7 @@ async fn full_pool_is_told_without_reading_blocks_again() {
     world.pass(31);
     assert_eq!(add().await.0.unwrap().to_string(), "10.0.66.0/28");
 
-    // After its wait for the workload has ended, a sticky address is also found by other assignments.
+    // Once a sticky address no longer waits for its workload, assignments for other workloads can use it.
     let mut kept = world.block("10.0.77.0/28").await.unwrap();
     let until = WaitEnd::At(world.ipam.now() + Duration::from_secs(30)).text();
     let waits = [(STICKY.to_owned(), "shop/web-0".to_owned()), (STICKY_UNTIL.to_owned(), until)];

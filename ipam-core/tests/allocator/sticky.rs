@@ -193,7 +193,7 @@ async fn sticky_overdue_longest_goes_to_others_when_pool_is_full() {
         world.pass(60);
     }
     world.pass(WAIT as i64);
-    // The pool has other free addresses, so both overdue addresses continue to wait for their workloads.
+    // The pool has other free addresses, so the two sticky addresses whose wait is over are not reassigned yet.
     for number in 0..2 {
         assert!(!own.contains(&world.one("a", &format!("o{number}")).await.unwrap()));
     }
@@ -322,7 +322,8 @@ async fn sticky_requested_address_is_taken_when_it_waits() {
     these.sticky = Some(Sticky { name: "w".into(), wait: None });
     assert_eq!(world.assign(&these).await.unwrap()[0].ip, own);
     world.check().await;
-    // An additional address that a request of the workload names is not kept for the workload.
+    // If a workload has a sticky address and a request names a second address for the workload, the second address does
+    // not become sticky.
     let mut other = AssignRequest::new(attachment("a", "c3"), RequestedAddresses::these([ip("10.0.0.3")]));
     other.sticky = Some(Sticky { name: "w".into(), wait: None });
     world.assign(&other).await.unwrap();

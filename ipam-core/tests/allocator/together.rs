@@ -49,8 +49,8 @@ fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     kvs.iter().map(document).collect()
 }
 
-/// Runs the requests one by one in one world, and in one common assignment in a second world. Asserts that both worlds
-/// have equal answers and documents, and that the common assignment needs only one commit.
+/// Runs the requests one by one in one test world, and as one batch in a second world. Asserts that both test worlds
+/// have equal answers and documents, and that the batch assignment took only one commit.
 async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<AssignedAddress>> {
     let worlds = [world().await, world().await];
     for one in &worlds {
@@ -75,7 +75,7 @@ async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) 
 
 #[tokio::test]
 async fn together_gives_what_each_gets_alone() {
-    // The requests want many more addresses than the four addresses of a block, in one family and in both families.
+    // The requests ask for many more than the four addresses of a block, some in one family and some in both.
     let wanted = [
         RequestedAddresses::any(1, 0),
         RequestedAddresses::any(1, 1),
@@ -90,7 +90,7 @@ async fn together_gives_what_each_gets_alone() {
     }
     let answers = the_same(&requests, async |_| ()).await;
     assert_eq!(answers.iter().map(Vec::len).sum::<usize>(), 8 * (1 + 2 + 1 + 5));
-    // If the node has a block with free addresses, the common assignment uses this block first.
+    // If the node has a block with free addresses, a batch assignment uses this block first.
     let answers = the_same(&requests[..5], async |world| {
         world.one("a", "before").await.unwrap();
     })
@@ -166,7 +166,7 @@ async fn together_serves_several_networks_of_node() {
 async fn together_reads_what_all_need_at_once() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
-    // Container `c3` has its address before the common assignment.
+    // Container `c3` already has its address when the batch assignment starts.
     world.one("a", "c3").await.unwrap();
     let (ipam, counting) = counted(&world, &Arc::default());
     ipam.assign(&requests(&["c0"])[0], soon()).await.unwrap();
@@ -201,7 +201,7 @@ async fn together_repeats_address_of_holder() {
     };
     let answers = the_same(&requests(&["c1", "c2", "c3"]), before).await;
     assert_ne!(answers[0], answers[1]);
-    // If all containers have their addresses already, the common assignment writes nothing to the store.
+    // If all containers of a batch already have their addresses, the batch assignment writes nothing to the store.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
     let first = world.ipam.assign_together(&requests, soon()).await.unwrap();
@@ -255,7 +255,7 @@ async fn together_is_for_one_node_and_each_attachment_once() {
     assert_eq!(world.dump().await, before);
 }
 
-/// A store wrapper that gives another container an address before the common assignment's first commit.
+/// A store wrapper that assigns an address to another container just before the first commit of a batch assignment.
 #[derive(Debug)]
 struct Meddled {
     world: World,
@@ -286,7 +286,7 @@ impl Store for Meddled {
     }
 }
 
-/// Runs a common assignment of three requests while `container` on `node` gets an address separately, and returns the
+/// Assigns three requests in one batch while `container` on `node` gets an address on its own, and returns the test
 /// world and the answers.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
@@ -309,8 +309,8 @@ async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<
 
 #[tokio::test]
 async fn together_serves_none_again_when_served_meanwhile() {
-    // One container gets its address separately during the common assignment, as when its plugin stops waiting for the
-    // daemon.
+    // One container gets its address on its own while the batch assignment runs, as when its plugin stops waiting for
+    // the daemon.
     let (world, answers) = meddled("a", "c2").await;
     each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }
@@ -329,7 +329,7 @@ async fn together_fits_many_blocks_in_commit_or_does_nothing() {
     world.configure(IpamConfig::default().with_max_blocks_per_host(200)).await;
     let names: Vec<String> = (0..92).map(|number| format!("c{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    // Each request in the common assignment changes a block, an affinity and a handle.
+    // Each request of a batch assignment changes a block, an affinity and a handle.
     assert_eq!(world.ipam.assign_together(&requests(&names[..32]), soon()).await.unwrap().len(), 32);
     let before = world.dump().await;
     world.ipam.assign_together(&requests(&names[32..]), soon()).await.unwrap_err();

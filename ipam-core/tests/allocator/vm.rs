@@ -159,8 +159,8 @@ async fn vm_address_is_kept_when_stopped() {
     untouched("stopped").await;
 }
 
-/// A plugin process dies while its commit is on the way to the store. The late commit must not make a pod an owner
-/// after the pod has ended.
+/// A plugin process dies while its commit is on the way to the store. The late commit must not make a pod the owner of
+/// an address after the pod has ended.
 #[tokio::test(start_paused = true)]
 async fn vm_add_when_killed_does_not_land_after_del() {
     for fault in [Fault::Held, Fault::ReplyLost] {
@@ -168,7 +168,8 @@ async fn vm_add_when_killed_does_not_land_after_del() {
         let held = addresses(&add(&world.ipam, "a", "first", PodRole::Source).await.unwrap());
         del(&world.ipam, "a", "first", VmFate::Stays).await;
         let notes = Arc::<Notes>::default();
-        // Range requests read the blocks of the machine's handle, so only one transaction precedes the commit.
+        // The blocks of the machine's handle are read with range requests instead of a transaction, so only one
+        // transaction precedes the commit.
         let (faulty, reported) = breaking(&world, fault, 1);
         let broken = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), &notes);
         let killed = tokio::spawn(async move { add(&broken, "a", "killed", PodRole::Source).await });
@@ -189,7 +190,7 @@ async fn vm_add_when_killed_does_not_land_after_del() {
 }
 
 /// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines. Persistent
-/// addresses stay on if the settings document is unreadable or contains any other word.
+/// addresses stay enabled if the settings document is unreadable or its value is not `Disabled`.
 #[tokio::test]
 async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     let world = world().await;

@@ -96,8 +96,7 @@ fn cursor_watch_is_read_while_receiver_works() {
     while !path("hook.busy").exists() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    // There are more changes than etcd buffers for a watch that is not read, but fewer than `margay watch` buffers
-    // itself.
+    // The test makes more changes than etcd buffers for an unread watch, but fewer than `margay watch` buffers itself.
     with_store(&location, Create::Never, async |open| {
         let store = open.store();
         let puts = (0..3000).map(|number| store.put(format!("/calico/ipam/v2/handle/{number}"), vec![b'x'; 2000]));

@@ -12,7 +12,7 @@ use testkit::certificates::Certificates;
 use crate::common::{Done, PATIENCE, margay};
 use crate::support::Etcd;
 
-/// An etcd, and a node on which `margay` keeps the notes of its earlier runs.
+/// An etcd, and a node's folder in which `margay` saves its compaction marks between runs.
 struct Node<'e> {
     etcd: &'e Etcd,
     notes: tempfile::TempDir,
@@ -210,13 +210,13 @@ fn etcd_check_warns_before_quota_is_used_up() {
         let codes = findings.iter().map(|finding| finding["code"].as_str().unwrap().to_owned());
         codes.filter(|code| code.starts_with("CLU")).collect::<Vec<_>>()
     };
-    // etcd counts pages, and frees the pages of deleted history, some time after a change.
+    // etcd updates its count of used pages, and frees the pages of deleted history, only some time after a change.
     let until = |expected: &[&str]| {
         let end = Instant::now() + PATIENCE;
         while check() != expected {
             assert!(Instant::now() < end, "{:?} instead of {expected:?}", check());
             thread::sleep(Duration::from_millis(100));
-            // etcd counts its pages again only with the next change.
+            // etcd updates its count of used pages only with the next change.
             with_client(&etcd, async |mut client| client.put("/y", "", None).await.unwrap());
         }
     };

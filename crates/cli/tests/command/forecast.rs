@@ -27,8 +27,9 @@ fn soon() -> Deadline {
 }
 
 /// Prepares the four pools `filling`, `steady`, `full` and `empty`, of four addresses each. In the pool `filling`, one
-/// address a day is assigned for two days. The two addresses of the pool `steady` are assigned before the readable
-/// history begins. The pool `full` has no free address, and the pool `empty` has no assigned address.
+/// address was assigned two days ago and a second one a day ago. The two addresses of the pool `steady` are assigned
+/// before the readable history begins. The pool `full` has no free address, and the pool `empty` has no assigned
+/// address.
 async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     let clock = {
         let ago = Arc::clone(ago);

@@ -20,8 +20,8 @@ use crate::book::machine::Machine;
 use crate::common::container::Container;
 use crate::common::{Done, Lab, PATIENCE, margay};
 
-/// Creates a pool in a range that no machine uses. Each test has its own range, because all tests share the machine's
-/// namespaces.
+/// Creates a pool in a range that no machine uses. Each test uses its own address range, because all tests run in the
+/// machine's network namespaces.
 fn lab(lab: &Lab, range: &str) {
     lab.margay(&format!("pool create lab {range}")).answer();
 }
@@ -166,8 +166,8 @@ fn gc_keeps_flushed_address_until_namespace_is_gone() {
         }
         drop(container);
         // The kernel gives the lowest free inode number to the next network namespace, which may be another test's
-        // namespace. If another test's namespace gets the inode number, the address counts as live until that test
-        // ends, and this test must repeat its scans.
+        // namespace. If another test's network namespace reuses the inode number of the removed namespace, the address
+        // counts as live, so the scans are repeated until that test ends.
         let look = || {
             let until = Instant::now() + LONGEST_TEST;
             loop {

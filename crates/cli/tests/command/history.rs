@@ -242,8 +242,8 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
-        // The assignments, the release and the compaction happen while the store is open here, so the watch cannot read
-        // the store between them.
+        // This process keeps the store open during the assignments, the release and the compaction, so the watch cannot
+        // read the store between them.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
                 let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));

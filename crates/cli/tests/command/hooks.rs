@@ -237,7 +237,8 @@ fn hook_example_keeps_hosts_file() {
     release(&location, "Web_1").unwrap();
     hook.catch_up(&location);
     assert_eq!(lines(), [format!("{second} c2.lab.margay.internal")]);
-    // A runtime's container id is too long for a DNS label, and a node's address gets no DNS name.
+    // Two cases without a DNS name: a container id that is too long for a DNS label, and an address that belongs to a
+    // node.
     let id = "3f0c".repeat(16);
     let long = assign(&location, &id).unwrap();
     with_store(&location, Create::Never, async |open| {

@@ -111,7 +111,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
     // The node `mine` borrows an address from another node's block after that node has released the address. The plugin
-    // has written no note for `gc` that the node `mine` uses the borrowed address's block.
+    // has not told `gc` that the node `mine` uses the block of the borrowed address.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
@@ -151,8 +151,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();
     both(cluster.candidates(""));
 
-    // Unlike the previous runs of `gc`, this run scans all blocks. A full scan also reads the blocks that were written
-    // since the last full scan.
+    // Unlike the previous runs of `gc`, this run scans all blocks. After the first full scan, a full scan reads the
+    // node's known blocks and the blocks written since the last full scan.
     both(cluster.candidates("--all-blocks"));
     let change = |name: &str, value: Value| {
         let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();

@@ -53,7 +53,7 @@ fn answers_match_for_check_status_and_refusals() {
             Call::new("CHECK", "c2", &after(&bridge, &[])),
             Call::new("STATUS", "", &modern),
             Call::new("STATUS", "", &wrong_pool),
-            // The next ADDs of container c1 run when c1 already has an address.
+            // From here on, container `c1` already has an address, so its ADDs are repeats.
             Call::new("ADD", "c1", &bridge),
             Call::new("ADD", "c1", &calico),
             Call::new("ADD", "c1", &calico).args(&format!("IP={address}")),

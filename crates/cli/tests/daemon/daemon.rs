@@ -42,7 +42,8 @@ impl Daemon {
         self.running.as_ref().unwrap().pid()
     }
 
-    /// Waits until the daemon has the requests of `count` plugins; it had `before` sockets open before they connected.
+    /// Waits until the daemon has received the requests of `count` plugins; `before` is the number of sockets that the
+    /// daemon had open before the plugins connected.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
         // Each connection uses one file descriptor, and its request uses a second descriptor of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);

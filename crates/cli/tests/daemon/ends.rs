@@ -50,8 +50,8 @@ impl Reported {
         }
     }
 
-    /// Calls the plugin from several threads while `work` runs. After `work`, the store must contain exactly the
-    /// addresses that the plugin calls have returned and not deleted.
+    /// Calls the plugin from several threads while `work` runs. After `work`, exactly those addresses must be assigned
+    /// that an ADD returned and no DEL released.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {

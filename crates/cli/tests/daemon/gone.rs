@@ -90,7 +90,7 @@ fn open_store_is_refused_when_replaced_by_another() {
             let error = read(of_a_maker).await;
             assert_eq!(error.kind(), &ErrorKind::Missing, "{error}");
             assert!(!folder.exists(), "the store was made anew");
-            // The copy of the store, which replaces the store, has the store's id.
+            // The copy that is put in place of the original store has the original's id.
             fs::rename(&copy, &folder).unwrap();
             let error = read(of_a_copy).await;
             assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
@@ -103,8 +103,8 @@ fn open_store_is_refused_when_replaced_by_another() {
     }
 }
 
-/// A daemon that is frozen during an operation keeps the store open. A program waits for the frozen daemon once, and
-/// then fails with an error that names the daemon's process.
+/// A daemon that is frozen during an operation keeps the store open. A program that needs the frozen daemon waits for
+/// one timeout, and then fails with an error that names the daemon's process.
 #[test]
 fn frozen_daemon_is_waited_for_once() {
     for engine in ENGINES {

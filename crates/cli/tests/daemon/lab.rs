@@ -68,7 +68,7 @@ impl Lab {
         self.root.path()
     }
 
-    /// Returns the location of a store in another folder, for the engine of the lab's store.
+    /// Returns the location of a store in `folder`, with the engine of the lab's store.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
         self.engine.at(folder)
     }

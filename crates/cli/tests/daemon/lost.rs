@@ -19,7 +19,7 @@ use crate::programs::{Call, PATIENCE};
 
 const POOL: &str = "10.73.0.0/24";
 
-/// The last step of handling a request that a daemon still completes before it dies.
+/// The last step that a fake daemon performs for a request before it dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     /// The daemon accepts the request.

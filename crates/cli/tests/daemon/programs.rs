@@ -196,7 +196,7 @@ impl Call {
         Self(self.0.by(program))
     }
 
-    /// Makes the plugin call run as the user with this id.
+    /// Sets the user id under which the plugin is run.
     pub(crate) fn by(self, uid: u32) -> Self {
         Self(self.0.as_user(uid))
     }

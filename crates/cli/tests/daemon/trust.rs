@@ -85,7 +85,7 @@ fn greeting_says_which_store_daemon_has() {
     }
 }
 
-/// Creates another store with another pool beside the lab's store.
+/// Creates a second store, beside the lab's store, with a different pool.
 fn another(lab: &Lab, cidr: &str) -> std::path::PathBuf {
     let folder = lab.root().join("another");
     let url = lab.location_of(&folder).to_string();

@@ -1,6 +1,6 @@
 //! Tests programs of this version beside programs of an earlier version that has another frame format. Programs of
-//! different versions do not misread each other's frames, open the store themselves, and lose no data.
-//! `scripts/build-earlier` builds the earlier programs.
+//! different versions detect that their frames differ. They then open the store themselves, and no data is lost.
+//! `scripts/build-earlier` builds the programs of the earlier version.
 
 use std::fs;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ fn plugin_opens_store_when_daemon_has_other_version() {
             let own = of_daemon.call(lab.add("own")).ok().by_daemon().address();
             let first = alone(of_plugin.call(lab.add("c1")).run()).address();
             assert_ne!(own, first);
-            // Each version of Margay finds the addresses that the other version has assigned.
+            // Margay's earlier version and this version each find the addresses that the other one has assigned.
             assert_eq!(of_daemon.call(lab.add("c1")).ok().by_daemon().address(), first);
             assert_eq!(alone(of_plugin.call(lab.add("own")).run()).address(), own);
             let calls: Vec<_> = (0..16).map(|number| BOTH[number % 2].call(lab.add(&format!("n{number}")))).collect();

@@ -60,7 +60,7 @@ fn host_lock_is_skipped_when_host_cannot_lock() {
 fn host_lock_gives_many_at_once_one_address_each() {
     const CALLERS: usize = 16;
     let lab = Lab::start();
-    // A separate lock file for each caller has the same effect as a timeout while waiting for the host lock.
+    // Giving each caller its own lock file simulates callers that time out while they wait for the host lock.
     for lock in ["shared", "own"] {
         let calls = |verb: &str, caller: usize| -> Vec<Outcome> {
             let mut conf = lab.conf();

@@ -31,8 +31,8 @@ fn lost_reply_costs_nothing_when_connection_breaks_anywhere() {
             proxy.cut_after(bytes);
             let outcome = Call::new(verb, &container, &conf).run();
             settled += usize::from(outcome.stderr.contains(SETTLING));
-            // If the reply to one of its reads was lost, the plugin call reports the failed read and has not changed
-            // the store.
+            // If the reply to one of a plugin call's reads is lost, the call reports the failed read and leaves the
+            // store unchanged.
             if outcome.exit != 0 {
                 assert!(outcome.refusal().text.contains("the connection broke"), "{bytes}: {outcome:?}");
             }

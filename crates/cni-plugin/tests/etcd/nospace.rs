@@ -1,5 +1,5 @@
-//! Tests a cluster under churn that runs into etcd's quota: ADDs fail with advice, DELs are repeated as a container
-//! runtime repeats them, and an operator types the commands that the error names.
+//! Tests a cluster under churn until it reaches etcd's quota. Then ADDs fail with advice, DELs are repeated as a
+//! container runtime repeats them, and an operator types the commands that the error names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -16,11 +16,11 @@ use crate::lab::Lab;
 use crate::process::Outcome;
 use crate::server::Etcd;
 
-/// The quota of the etcd. The containers of one round write about as much.
+/// The quota of the etcd. The containers of one test round together write about this amount of data.
 const QUOTA_BYTES: usize = 8 << 20;
 /// Number of callers that start and end containers at the same time.
 const CALLERS: usize = 4;
-/// Number of containers that each caller has at most.
+/// Maximum number of containers per caller.
 const MAX_CONTAINERS: usize = 12;
 /// Time limit for reaching the quota, and for leaving it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,14 +47,14 @@ struct Caller<'a> {
     number: usize,
     /// Containers that have an address.
     running: Vec<String>,
-    /// Containers whose DEL must be repeated, as a container runtime does.
+    /// Containers for which the caller must send DEL until it succeeds, as a container runtime does.
     ending: Vec<String>,
     started: usize,
     refused: usize,
 }
 
 impl Caller<'_> {
-    /// Starts a container, or ends the oldest container.
+    /// Starts a container, or ends the oldest one if the caller has [`MAX_CONTAINERS`] containers.
     fn step(&mut self) {
         self.end_all();
         if self.running.len() >= MAX_CONTAINERS {
@@ -148,7 +148,7 @@ fn nospace_is_left_without_a_lost_address() {
                     }
                 });
             }
-            // All callers work for some time on an etcd that refuses their changes.
+            // All callers keep sending ADDs and DELs for a while to an etcd that refuses every write.
             while refused.load(Ordering::Relaxed) < 8 * CALLERS && Instant::now() < until {
                 thread::sleep(Duration::from_millis(10));
             }

@@ -1,5 +1,5 @@
-//! Tests of pending commits that interrupted ADDs have recorded, if the DEL's configuration lists other etcd endpoints
-//! than the ADD's.
+//! Tests that a DEL settles the pending commits of interrupted ADDs even if its configuration lists different etcd
+//! endpoints than the ADD's.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use crate::proxy::{LinkCondition, Proxy};
 use crate::victim::Victim;
 use conformance::patient;
 
-// The tests in other files use the same network, node and folder of pending commits, so the tests in this file use
-// their own container names.
+// All test files share one network, node and folder of pending commits, so each test file must use container names of
+// its own.
 const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment was interrupted; sending its commit again";
 const SOON: Duration = Duration::from_secs(20);
 
-/// Kills an ADD after it has sent its commit to an etcd, and returns the address of this etcd, which is unreachable
-/// from then on.
+/// Kills an ADD that has recorded its pending commit, makes the ADD's etcd proxy unreachable, and returns the proxy's
+/// address as a store URL.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());
@@ -49,7 +49,8 @@ fn notes_of_add_are_settled_by_del_with_other_endpoints() {
     // No server listens at the first etcd endpoint of this configuration.
     let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
     let store = broken_off(&lab, "notes-1");
-    // A pending commit is not sent to another cluster, even if a DEL on the other cluster runs first.
+    // A pending commit is never sent to a cluster other than the one for which the ADD recorded it, even if a DEL runs
+    // there first.
     let other = Lab::start();
     let outcome = Call::new("DEL", "notes-1", &other.conf()).ok();
     assert!(passes_over(&outcome) && !outcome.stderr.contains(AGAIN), "{outcome:?}");

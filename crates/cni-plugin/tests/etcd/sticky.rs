@@ -18,7 +18,8 @@ fn sticky_address_costs_no_request() {
     let lab = Lab::start();
     let conf = conf(&lab);
     let own = call("ADD", "c0", "web-0", &conf).ok().address();
-    // Use up other blocks, so that the node's next block is not the block of the workload's sticky address.
+    // Fill the block of the workload's sticky address, so that the node claims its next addresses from a different
+    // block.
     for number in 0..70 {
         Call::new("ADD", &format!("o{number}"), &lab.conf()).ok();
     }

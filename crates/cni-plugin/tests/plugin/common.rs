@@ -25,7 +25,7 @@ pub(crate) struct Scripted {
     pub(crate) gc: Option<Result<GcSummary>>,
     pub(crate) collected: RefCell<Vec<Gc>>,
     pub(crate) asked: RefCell<Vec<Add>>,
-    /// The store access that the plugin passed with each recorded request.
+    /// For each recorded request, the [`StoreAccess`] that the plugin passed.
     pub(crate) at: RefCell<Vec<StoreAccess>>,
 }
 

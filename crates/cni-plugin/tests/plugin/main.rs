@@ -1,4 +1,4 @@
-//! Tests of the whole plugin, called as a function with an allocator of prepared answers, and as a process.
+//! Tests the whole plugin, both as a function call with an allocator that returns prepared answers, and as a process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

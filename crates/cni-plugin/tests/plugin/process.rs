@@ -22,7 +22,7 @@ fn process_says_what_it_is_without_verb() {
 }
 
 /// Returns what a plugin call prints to standard output while its standard input stays open and empty. A plugin call
-/// that reads its standard input would never end.
+/// that tried to read the open, empty standard input would hang.
 fn said_without_input(command: &mut Command) -> String {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let open = child.stdin.take();
@@ -68,7 +68,8 @@ fn process_ignores_arguments_that_are_no_options() {
     assert_eq!((argued.exit, argued.stdout), (plain.exit, plain.stdout));
 }
 
-/// Tests plugin arguments that are not options: Calico's test harness passes the network configuration as an argument.
+/// Tests positional arguments on the plugin's command line. Calico's test harness passes the network configuration as
+/// an argument.
 #[test]
 fn process_of_main_plugin_ignores_arguments() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +94,8 @@ fn process_of_main_plugin_ignores_arguments() {
             let usage = call(&[option], None);
             assert!((usage.exit, usage.stdout.as_str()) == (2, "") && usage.stderr.starts_with("Usage:"), "{usage:?}");
             match name {
-                // Under the name `calico`, the expected outcome is the recorded outcome of Calico's plugin.
+                // If the plugin is called as `calico`, the expected outcome is what Calico's plugin did in the
+                // recording.
                 "calico" => assert_eq!((called.exit, called.stdout.as_str()), (2, ""), "{called:?}"),
                 _ => assert_eq!(error_of(&called).0, 4, "{name} {option}"),
             }

@@ -202,8 +202,8 @@ fn del_releases_attachment_without_settings() {
     assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// Returns the outcome of a CHECK if the allocator reports `held` as the held addresses and `standings` as the states
-/// of addresses.
+/// Runs CHECK with a fake allocator that reports the addresses `held` and the address states `standings`; returns the
+/// outcome.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();

@@ -28,7 +28,7 @@ const CLIENTS: usize = 3;
 const REQUESTS: u64 = 12;
 /// Number of keys that each client uses.
 const KEYS: u64 = 4;
-/// Time to live of a lease, in seconds: so long that no lease expires during a test.
+/// Time to live of a lease, in seconds. Long enough that no lease expires during a test.
 const TTL: i64 = 3600;
 /// Approximate numbers of disk operations: for opening the store, and for all requests of a test round.
 const OPENING: u64 = 120;

@@ -22,12 +22,12 @@ const MOST: u64 = 2_000;
 /// Number of ADDs on redb after which at least one commit has moved the journal to redb's file.
 const COMMITS: u64 = 40;
 
-/// Maximum number of disk operations at which the ADD is killed. If an ADD has more disk operations than kills are
-/// allowed, as on sled, the kills are spread evenly over the operations.
+/// Maximum number of disk operations at which the ADD is killed. If an ADD has more disk operations than the maximum
+/// number of kills (as on sled), the kills are spread evenly over the operations.
 const KILLS: u64 = 60;
 
-/// Returns the kind of the power cut for an ADD that is killed at a disk operation: it keeps almost none or a part of
-/// the unsynced data.
+/// Chooses how much unsynced data survives the power cut after an ADD is killed at a disk operation: almost none, or a
+/// part.
 fn cut(operation: u64) -> Cut {
     let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
     Cut { seed: operation, folders }
@@ -40,8 +40,8 @@ pub(crate) fn while_it_is_made(engine: Engine) {
     println!("{engine:?}: killed at {operations} operations, which make a store and commit");
 }
 
-/// Kills an ADD on an existing store, at each disk operation in turn. On redb, the killed ADD finds the journal full,
-/// which makes it the ADD with the most disk operations.
+/// Kills an ADD on an existing store, at each disk operation in turn. On redb, the killed ADD is the one that finds the
+/// journal full, because that ADD has the most disk operations.
 pub(crate) fn in_a_commit(engine: Engine) {
     let mut world = World::empty(engine, Syncs::Kept);
     let mut before = (0, world.clone());

@@ -147,8 +147,8 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     // After the reboot, containerd still lists the containers, but cannot restart them with a network, so remove and
     // rerun them.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
-    // Start the containers in another order, so that they would exchange their addresses if Margay did not keep the
-    // addresses.
+    // Start the containers in a different order than before the reboot, so that they would swap addresses if Margay did
+    // not keep them.
     let idle = after.ctr_run("idle", &IDLE);
     assert_eq!(after.ctr_addresses(&idle), of_idle);
     for address in &of_web {

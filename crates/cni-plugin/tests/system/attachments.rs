@@ -56,7 +56,7 @@ fn attachment_has_one_address_until_del() {
     }
 }
 
-/// Tests that environment variables never select another store, because a runtime may run ADD and DEL with different
+/// Tests that environment variables never override the configured store: a runtime may run ADD and DEL with different
 /// environments.
 #[test]
 fn attachment_store_is_never_chosen_by_environment() {
@@ -186,7 +186,8 @@ fn bridged_network_gives_no_network_broadcast_or_gateway() {
         assert_eq!(held, (2..=14).map(|n| IpAddr::from([10, 2, 0, n])).collect());
         Call::new("ADD", "one-too-many", &conf).run().refusal().says(&["10.2.0.0/28"]);
         lab.add("one-too-many").run().refusal().says(&["margay ipam show"]);
-        // The DEL frees an address of the pool, which a network of any type may assign.
+        // The DEL of a routed container frees an address of the pool, and a container on the bridged network can get
+        // it.
         Call::new("DEL", "routed-5", &conf).ok();
         let address = lab.add("one-too-many").ok().address();
         assert!(held.contains(&address) && address != first.address());
@@ -269,8 +270,7 @@ fn host_local_keys_in_short_form() {
         assert_eq!(addresses, [ip("10.7.0.4"), ip("10.7.0.5")].into());
         let full = Call::new("ADD", "c", &conf).run();
         full.refusal().says(&["margay ipam show"]);
-        // A second subnet under the same network name works beside the first subnet, and can have containers with the
-        // same ids.
+        // A second subnet under the same network name works beside the first subnet, which stays full.
         let other = lab.conf_with("macvlan", json!({"subnet": "10.8.0.0/24"}));
         assert!(Call::new("ADD", "d", &other).ok().address().to_string().starts_with("10.8.0."));
         Call::new("ADD", "e", &conf).run().refusal().says(&["margay ipam show"]);

@@ -1,4 +1,5 @@
-//! Tests in which the system clock is wrong by up to ten years, in changing directions (libfaketime).
+//! Tests in which the system clock of all plugin calls (set by libfaketime) jumps between ten years early and ten years
+//! late.
 
 use std::collections::BTreeMap;
 use std::fs;

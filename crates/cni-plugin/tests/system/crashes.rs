@@ -23,8 +23,8 @@ fn kills_leave_all_or_nothing_on_redb() {
     rounds(Engine::REDB, ROUNDS);
 }
 
-/// Tests that the tests with kills detect an acknowledged attachment whose addresses are lost (all or some), or are
-/// held for another container.
+/// Tests the kill tests themselves: they must notice an acknowledged attachment that lost some or all addresses, or
+/// whose addresses another container holds.
 #[test]
 fn kills_check_notices_lost_address() {
     let mut world = World::new(Engine::REDB);
@@ -45,7 +45,8 @@ fn kills_check_notices_lost_address() {
     assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
 }
 
-/// Tests that the tests with kills detect a call that overtakes a stopped lock holder after the queue file was removed.
+/// Tests the kill tests themselves: they must notice a call that gets the lock before a stopped lock holder after the
+/// queue file was removed.
 #[test]
 fn kills_check_notices_caller_that_passes_holder() {
     let (mut world, life) = World::with_full_log(Engine::REDB);

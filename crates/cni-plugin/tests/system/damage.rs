@@ -27,9 +27,9 @@ const PAGE: u64 = 4096;
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// Strings of which the error about a damaged store must contain one; each names the remedy for a kind of damage. If
-/// the damaged files look like a valid store of a newer version or of another engine, the string says which program or
-/// setting the store needs.
+/// Strings of which the error about a damaged store must contain one; each names the remedy for a kind of damage.
+/// Damaged files can look like a store of a newer version or of another engine; the error text then says which program
+/// or setting is needed.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
 /// An undamaged store, and the address that each of its containers holds.

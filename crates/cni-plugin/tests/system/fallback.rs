@@ -168,7 +168,7 @@ fn fallback_subnet_is_chosen_once_per_network() {
     }
 }
 
-/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all these callers have ended,
+/// Runs callers of ADD and DEL on two small pools, and kills some of their calls. After all caller threads have ended,
 /// every address of the two pools must be assignable.
 fn killed(engine: Engine) {
     let lab = lab(engine);

@@ -165,8 +165,8 @@ fn probe_leaks_nothing_when_plugin_is_killed() {
 }
 
 /// Runs a plugin call, and kills it while it waits for an answer to its probe, after the call's commit. Returns false
-/// if the call was killed too early, or ended without being killed. The kill can come too early because the test waits
-/// for a change of the file `head`, which also changes when a store is opened.
+/// if the call was killed too early, or ended without being killed. The kill may come too early: the test waits until
+/// the file `head` changes, but opening the store changes `head` as well.
 fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
     let held = lab.books().held.len();
     let before = head(&lab.store);

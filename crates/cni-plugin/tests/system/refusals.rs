@@ -81,7 +81,8 @@ fn store_belongs_to_another_user() {
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();
         if !is_root {
-            // A test that does not run as root removes the permissions of the store's owner instead.
+            // Without root, the test cannot run the plugin as another user, so it removes the owner's permissions on
+            // the store.
             fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
         }
         let own = embedded_conf(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));

@@ -153,7 +153,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Returns true if the caller has added fewer attachments than `adds`, and no other caller has failed.
+    /// Returns true while the caller has added fewer than `adds` attachments and no other caller has failed.
     fn goes_on(&self, adds: u64) -> bool {
         self.rounds < adds && !self.shared.failed.load(Ordering::Relaxed)
     }
@@ -201,8 +201,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Runs a plugin call. In half of the cases, kills the plugin process some time after its start, and returns `None`
-    /// if the process had not ended before.
+    /// Runs a plugin call. In half of the cases, kills the plugin process some time after its start. Returns `None` if
+    /// the kill ended the process.
     fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
         if self.random.once_in(2) {
             return Some(Self::ok(call));

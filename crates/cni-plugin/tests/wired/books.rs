@@ -17,7 +17,7 @@ use crate::place::ETCD;
 use crate::record::Documents;
 use testkit::server::Etcd;
 
-/// How long a plugin call may wait for the store, and how long the test that has opened the store may wait for a plugin
+/// Time limit for two waits: of a plugin call for the store, and of the test, which holds the store open, for that
 /// call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -136,8 +136,8 @@ impl Books {
     }
 }
 
-/// Returns the store's part of a recorded state: how its documents differ from the start of the case, and a summary of
-/// the allocator's documents.
+/// Returns the part of a recorded state that describes the store: the documents that changed since the start of the
+/// case, and a summary of the allocator's documents.
 pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     let outside = |key: &str| match kind {
         Kind::Etcd => !key.starts_with("/calico/ipam/"),

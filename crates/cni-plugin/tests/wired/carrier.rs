@@ -54,8 +54,8 @@ where
     Served(task.abort_handle())
 }
 
-/// Forwards connections to an address in the calling thread's network namespace to an address in the machine's network
-/// namespace.
+/// Listens on `address` in the calling thread's network namespace, and forwards connections to `to` in the machine's
+/// network namespace.
 pub(crate) fn forward(address: SocketAddr, to: SocketAddr) -> Served {
     serve(address, move |mut stream| async move {
         if let Ok(mut beyond) = TcpStream::connect(to).await {

@@ -1,4 +1,4 @@
-//! Tests of the replay itself: the replay must accept a recorded outcome, and must report every other outcome.
+//! Tests the replay itself: it must accept the recorded outcome of a call and report any other.
 
 use std::fs;
 use std::panic::AssertUnwindSafe;
@@ -93,7 +93,7 @@ fn each_case_begins_as_recorded() {
     }
 }
 
-/// Tests that each exception names existing steps of the recording, and changes their recorded outcome.
+/// Tests that each entry of `EXCEPTIONS` names existing steps of the recording and changes their expected outcome.
 fn exceptions_are_of_the_recording() {
     for name in ON_ETCD_ONLY.iter().map(|(name, _)| name).chain(&SLOW) {
         assert!(case(name).is_some(), "there is no case {name}");
@@ -114,7 +114,7 @@ fn exceptions_are_of_the_recording() {
             let expect = |exceptions: &[&Exception]| {
                 expected(step, exception.case, before.unwrap_or(&state), exceptions, Mode::Child, (Kind::Etcd, ""))
             };
-            // An exception may change an outcome that was already changed by an exception above it in the list.
+            // Entries of `EXCEPTIONS` apply in order; an entry may change an outcome that an earlier entry has changed.
             let above: Vec<&Exception> = EXCEPTIONS
                 .iter()
                 .take_while(|other| !std::ptr::eq(*other, exception))
@@ -183,7 +183,7 @@ fn each_difference_is_told() {
     }
 }
 
-/// Tests that the replay reports an exception if the plugin has the recorded outcome despite the exception.
+/// Tests that the replay reports an entry of `EXCEPTIONS` as unnecessary if the plugin still has the recorded outcome.
 fn a_needless_exception_is_told() {
     for name in ["ipam-fails", "cluster-information-without-flag"] {
         let report = play(case(name).unwrap(), Kind::Etcd, Mode::Child, &as_recorded).unwrap_err();

@@ -22,18 +22,18 @@ pub(crate) enum Edit {
     /// The expected state after the plugin call is the state before the call, except for the containers' sysctls, which
     /// have their recorded values.
     AsBeforeButSettings,
-    /// The expected value at a path of the outcome is the value that was recorded for another step of the case.
+    /// At this path, the expected outcome has the value that was recorded for a different step of the same case.
     Copy(&'static [&'static str], usize),
-    /// The expected exit status, output, IPAM calls and state are those of a step of any case, with some strings
-    /// replaced.
+    /// The expected exit status, output, IPAM calls and state are taken from a recorded step, possibly of another case,
+    /// with some strings replaced.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
     /// The expected state is the recorded state after a step of any case, with some strings replaced.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// Adds an expected IPAM call at the end, which releases the addresses that the failed ADD has assigned.
+    /// Appends to the expected IPAM calls a DEL that releases the addresses of the failed ADD.
     TakenBack,
-    /// Expects another User-Agent in one program's requests to the Kubernetes API.
+    /// Replaces the first User-Agent by the second one in the expected requests to the Kubernetes API.
     CallsItself(&'static str, &'static str),
-    /// Expects another `Accept` header in requests to the Kubernetes API.
+    /// Replaces the first `Accept` header by the second one in the expected requests to the Kubernetes API.
     Accepts(&'static str, &'static str),
     /// Expects that a program sends no request to the Kubernetes API.
     AsksNothing(&'static str),
@@ -185,7 +185,7 @@ pub(crate) fn expected(
     Ok(outcome)
 }
 
-/// Changes the store in all network configurations that a recorded value contains.
+/// Replaces the store settings in every network configuration inside a recorded value.
 pub(crate) fn on_store(value: &Value, kind: Kind, path: &str) -> Value {
     match value {
         Value::Object(fields) => {

@@ -1,7 +1,7 @@
 //! Lists the plugin calls whose expected outcome differs from Calico's plugin, with the reasons.
 //!
-//! If the plugin has the recorded outcome despite an exception, the test of the exception's case fails, so that
-//! needless exceptions are noticed.
+//! If the plugin has the recorded outcome although [`EXCEPTIONS`] expects another, the test of that case fails, so that
+//! needless entries are noticed.
 
 use std::fmt;
 

@@ -48,7 +48,8 @@ impl Api {
         Self { content, _served: served }
     }
 
-    /// Replaces the API's objects and its kind of answers, as given in a case's setup or in a step.
+    /// Replaces the objects of the simulated Kubernetes API and selects how the API answers (for example with
+    /// refusals), as a case's setup or a step says.
     pub(crate) fn set(&self, kubernetes: &Value) {
         let mut content = locked(&self.content);
         content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();

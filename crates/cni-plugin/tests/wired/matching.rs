@@ -5,15 +5,14 @@ use std::fmt;
 
 use serde_json::Value;
 
-/// A placeholder that exceptions use for any value, or for the rest of a string.
+/// Placeholder in the entries of `EXCEPTIONS` that matches any value, or the rest of a string.
 pub(crate) const ANY: &str = "<any>";
 
 /// The beginnings of error messages of Go's JSON parser, which Margay's messages need not match. If a recorded string
 /// contains a message of Go's parser, only the part before this message is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// The strings for which numbered placeholders stand: one string for each placeholder of a case, and no string for two
-/// placeholders.
+/// One-to-one map from the numbered placeholders of a case to the strings that they stand for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 

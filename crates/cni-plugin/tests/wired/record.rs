@@ -34,7 +34,7 @@ pub(crate) struct Setup {
     pub(crate) nodename_file: Option<String>,
     #[serde(default)]
     pub(crate) store: Documents,
-    /// The keys of the `start` documents that the store lacks in the recorded case.
+    /// Keys of `start` documents that were not in the store when this case was recorded.
     #[serde(default)]
     pub(crate) without: Vec<String>,
     /// More files of the recorded case: the path and the content of each file.

@@ -1,5 +1,6 @@
-//! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node may first claim
-//! any block, so Margay's block may differ from the recorded block, but the two blocks must correspond from then on.
+//! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node's first claim
+//! may pick any block, so Margay's block may differ from the recorded one. After the first claim, the chosen block must
+//! always map to the same recorded block.
 
 use std::net::IpAddr;
 
@@ -10,14 +11,15 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Renamed {
     blocks: Vec<(IpNet, IpNet)>,
-    /// Addresses that have another ordinal in their block than the recorded address. The ordinals can differ because
-    /// Calico's ADD, unlike Margay's ADD, uses up an address even if the ADD fails early.
+    /// Addresses whose ordinal in the block differs from the ordinal of the corresponding recorded address. The
+    /// ordinals can differ because Calico's ADD, unlike Margay's ADD, uses up an address even if the ADD fails early.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Renamed {
-    /// Adds pairs for each handle that holds addresses both in Margay's state and in the recorded state. Within a
-    /// handle and an address family, the first block corresponds to the first recorded block, and so on.
+    /// For each handle that holds addresses in both Margay's state and the recorded state, adds pairs of Margay's block
+    /// or address and the recorded one. Within a handle and an address family, the first block corresponds to the first
+    /// recorded block, and so on.
     pub(crate) fn learn(&mut self, wanted: &Value, came: &Value) {
         for (handle, blocks) in wanted["etcd"]["ipam"]["handles"].as_object().into_iter().flatten() {
             for v4 in [true, false] {

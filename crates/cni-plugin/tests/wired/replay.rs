@@ -173,8 +173,8 @@ fn host_local_files() -> Value {
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
 }
 
-/// Two lists of a case's exceptions: those that changed an expected outcome, and those without which the outcome would
-/// not match.
+/// For a case, two lists of `EXCEPTIONS` entries: those that changed an expected outcome, and those that were needed
+/// for a match.
 #[derive(Debug, Default)]
 struct Needed {
     changing: Vec<&'static Exception>,
@@ -329,8 +329,8 @@ fn judge(
     Ok((wrong, unneeded))
 }
 
-/// Removes from a container's state the neighbour entry of its routes' next hop, which a container has only without
-/// Calico's agents.
+/// Removes the neighbour entry of the default gateway from a container's state. A container has this entry only if
+/// Calico's agents do not run.
 fn without_known_next_hop(state: &mut Value) {
     let containers = state["netns"].as_object_mut().into_iter().flatten();
     for (_, interface) in containers.flat_map(|(_, it)| it["interfaces"].as_object_mut().into_iter().flatten()) {

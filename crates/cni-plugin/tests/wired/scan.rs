@@ -133,8 +133,8 @@ impl Shown {
         })
     }
 
-    /// Returns the routes of one interface, or all routes, each with the name of its interface, if no interface is
-    /// given.
+    /// Returns the routes of one interface. If no interface is given, returns all routes, each with the name of its
+    /// interface.
     fn routes(&self, of: Option<&str>) -> Value {
         let chosen = self.routes.iter().filter(|route| of.is_none_or(|name| route["dev"] == name));
         let mut routes: Vec<Value> = chosen.map(|shown| route(shown, of.is_none())).collect();

@@ -16,7 +16,7 @@ use crate::place::{shell, within};
 use crate::record::{Documents, is_call, replaced};
 use crate::replay::Stage;
 
-/// Makes the changes of a recorded successful ADD, or of a recorded DEL.
+/// Acts as the main plugin in a replay: makes the changes that were recorded for a successful ADD, or for a DEL.
 pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     assert!(is_call(step));
     ask_api(step);
@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // The ADD's host interface is the recorded one that did not exist before the ADD.
+        // In the recording, the ADD's host interface is the interface that did not exist before the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()

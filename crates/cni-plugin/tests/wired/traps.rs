@@ -118,8 +118,8 @@ fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
 }
 
-/// Tests DEL with a network namespace that cannot be entered. DEL reports the namespace, but still removes the
-/// container's endpoint and address.
+/// Tests DEL with a network namespace that cannot be entered. DEL fails because of the unusable network namespace, but
+/// still removes the container's endpoint and address.
 fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let del = ("env", "CNI_COMMAND", json!("DEL"));
@@ -218,7 +218,8 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     for netns in ["a", "b", "c"] {
         assert_eq!(scan["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
     }
-    // A repeated ADD of the container whose interface has the usual name keeps that name.
+    // If the ADD is repeated for the container whose host interface has the default name, the interface keeps this
+    // name.
     succeed(&call(stage, "ADD", containers[0]));
     assert_eq!(stage.scan()["host"]["links"].as_array().unwrap().len(), 3);
     for container in containers {
@@ -303,7 +304,7 @@ fn is_fine(came: &Came) {
     assert_eq!(came.outcome, json!({"exit": 0, "stdout_text": "OK\n"}), "{}", came.stderr);
 }
 
-/// Runs the first ADD of a recorded case that `wanted` accepts, and then CHECK.
+/// Runs the first ADD that `wanted` accepts in a recorded case, and then CHECK.
 fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
     let steps = &case(name).unwrap().steps;
     let is_wanted = |step: &&Value| step["do"] == "ADD" && step["exit"] == 0 && wanted(&step["stdin"]);
@@ -324,8 +325,8 @@ fn check_of_pod_without_ipam(stage: &mut Stage) {
     add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
 }
 
-/// Tests a container that is in a second network, which adds no interface. CHECK of both networks succeeds, and GC of
-/// the second network changes nothing of the container.
+/// Tests a container that is in a second network, which adds no interface. CHECK succeeds for both networks, and GC for
+/// the second network does not touch the container.
 fn check_and_gc_of_second_network(stage: &mut Stage) {
     let adds: Vec<Value> = ["net1", "net2"]
         .map(|network| {

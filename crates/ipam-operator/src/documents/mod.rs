@@ -226,7 +226,7 @@ impl Manifest {
     /// document of a kind without namespaces is returned unchanged.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's error message, if the document itself names another namespace.
+    /// `Invalid`, with Calico's error message, if the document has a namespace that differs from `namespace`.
     pub fn within(self, namespace: &str) -> Result<Self, DocumentError> {
         if !self.kind.is_namespaced() {
             return Ok(self);

@@ -48,7 +48,7 @@ pub enum WriteOutcome {
     Created,
     /// The write changed the stored document.
     Changed,
-    /// The stored document is already equal to the written document; nothing was written.
+    /// The document to write equals the stored one, so nothing was written.
     Unchanged,
 }
 
@@ -57,7 +57,7 @@ impl Operator {
     /// are kept. If the written document has a `resourceVersion`, it must equal the version of the stored document.
     ///
     /// Before a new pool is written, stale affinities in the pool's range are deleted, one commit each. An affinity is
-    /// stale if its block does not exist and has another size than the pool's blocks.
+    /// stale if its block does not exist and the block size in its key differs from the pool's.
     ///
     /// The commit of a write guards the document's key. The commit that creates a pool fails if any other pool is
     /// created or changed meanwhile.
@@ -157,8 +157,8 @@ impl Operator {
     }
 
     /// Deletes a document. If the manifest has a `resourceVersion`, it must equal the version of the stored document. A
-    /// pool's version is checked before the deletion starts, because the deletion itself changes the pool document. A
-    /// pool is deleted as in [`Self::delete_pool_if`]. Before a node's document is deleted, the node's empty blocks are
+    /// pool's version is checked before the deletion starts, because the deletion itself changes the pool document. For
+    /// a pool, calls [`Self::delete_pool_if`]. Before a node's document is deleted, the node's empty blocks are
     /// released. Addresses in blocks that are not empty stay with their holders. After the settings are deleted, the
     /// default settings apply.
     ///
@@ -190,7 +190,7 @@ fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Resu
     Ok(read_settings(manifest, stored.unwrap_or_default())?.encode()?)
 }
 
-/// Fails if a document to be created has a `resourceVersion`, as Calico does.
+/// As in Calico, creating a document fails if the document has a `resourceVersion`.
 fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     match &manifest.version {
         None => Ok(()),

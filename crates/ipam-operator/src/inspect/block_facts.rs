@@ -38,7 +38,7 @@ pub(super) struct BlockSummary {
     owner: Option<Owner>,
     has_affinity: bool,
     owner_is_gone: bool,
-    /// One bit for each ordinal of the block, which is set if the ordinal's address is allocated.
+    /// A bit set with one bit per ordinal of the block; a set bit means that the address is allocated.
     allocated: Box<[u64]>,
     /// Number of host bits of each prefix, in a block of prefixes; 0 for a block of single addresses.
     host_bits: u8,
@@ -55,7 +55,7 @@ pub(super) enum BlockPresence {
     Readable,
 }
 
-/// Returns one bit for each ordinal of a block, which is set if the ordinal's address is allocated.
+/// Returns a bit set with one bit per ordinal of the block; a set bit means that the address is allocated.
 fn bits(block: &Block) -> Box<[u64]> {
     let mut bits = vec![0_u64; block.capacity().div_ceil(64)];
     for ordinal in block.allocated().filter_map(|(ip, _)| block.ordinal(ip)) {
@@ -178,8 +178,8 @@ impl BlockFacts {
     }
 
     /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. The function visits
-    /// the blocks in ascending order of their first addresses, larger blocks first. While it visits a block, a stack
-    /// holds the blocks that contain it.
+    /// the blocks sorted by first address; of blocks with the same first address, the larger comes first. While the
+    /// function visits a block, a stack holds all blocks that contain this block.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
@@ -223,9 +223,10 @@ pub(super) struct SecondaryBlocks {
 struct SecondaryNote {
     cidr: IpNet,
     is_nodes: bool,
-    /// True if a secondary network has used the block's pool, and Calico assigns from the pool only on request.
+    /// True if a secondary network has used the block's pool, and Calico assigns from this pool only if a request names
+    /// it.
     is_bridged: bool,
-    /// Number of the block's addresses with Margay's attribute names.
+    /// Number of the block's addresses whose attributes use Margay's names.
     own: u64,
     /// Number of the block's addresses with Calico's attribute names, by network.
     calicos: BTreeMap<String, u64>,
@@ -261,8 +262,8 @@ impl SecondaryBlocks {
         }
     }
 
-    /// Reports the findings about secondary networks. The caller must have added all blocks before, because any block
-    /// can show that a network is secondary.
+    /// Reports the findings about secondary networks. Add all blocks before calling this: any block can show that a
+    /// network is secondary.
     pub(super) fn finish(&self, findings: &mut Vec<Finding>) {
         for note in &self.notes {
             findings.extend(self.names(note));
@@ -270,7 +271,7 @@ impl SecondaryBlocks {
         }
     }
 
-    /// Reports a block's addresses of secondary networks that Calico's kube-controllers may release.
+    /// Reports the secondary-network addresses in a block that Calico's kube-controllers could release by mistake.
     fn names(&self, note: &SecondaryNote) -> Option<Finding> {
         let known: Vec<(&String, &u64)> = note.calicos.iter().filter(|(name, _)| self.known.contains(*name)).collect();
         let count: u64 = known.iter().map(|(_, count)| **count).sum();
@@ -280,8 +281,8 @@ impl SecondaryBlocks {
         (count > 0).then(|| finding.mendable(true).with_networks(networks))
     }
 
-    /// Reports a block with addresses of secondary networks whose owner is a node instead of the node's secondary
-    /// owner.
+    /// Reports a block that has addresses of secondary networks but is owned by a node itself, not by the node's
+    /// secondary owner.
     fn owner(&self, note: &SecondaryNote) -> Option<Finding> {
         let (networks, others): (Vec<&String>, Vec<&String>) =
             note.calicos.keys().partition(|network| self.known.contains(*network));

@@ -29,7 +29,7 @@ pub(super) struct ClusterDocuments {
 
 impl ClusterDocuments {
     /// Adds a document if its key is that of the settings, the cluster information, a pool, a reservation or a node.
-    /// Returns false for a key of any other kind of document.
+    /// Returns false, and adds nothing, if the key is that of another kind of document, such as a block.
     pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
         if kv.key == keys::config() {
             self.add_config(kv, &mut done.findings);
@@ -56,8 +56,8 @@ impl ClusterDocuments {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// The addresses of all reservations. The set of reserved addresses is computed on the first call, so the caller
-    /// must have added all reservations before.
+    /// The addresses of all reservations. The set of reserved addresses is computed on the first call. Add all
+    /// reservations before calling this.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }
@@ -73,7 +73,7 @@ impl ClusterDocuments {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
     }
 
-    /// True if a secondary network has used the pool and Calico assigns addresses from the pool only on request.
+    /// True if a secondary network has used the pool, and Calico assigns from it only if a request names the pool.
     pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
         let name = bridge::reservation_name(pool.name());
         pool.assignment_mode() == AssignmentMode::Manual

@@ -24,16 +24,15 @@ use super::finding::{Code, Finding, Inspection, Subject};
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// Minimum age of an address that is reported because its container has no endpoint. A younger address may be part of
-/// an unfinished ADD, because the CNI plugin stores the endpoint after it assigns the address.
+/// Minimum age of an address that is reported because its container has no endpoint. An address assigned less than this
+/// time ago may belong to an unfinished ADD: the CNI plugin stores the endpoint after it assigns the address.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
 /// Facts about the workload endpoints of a store.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// The state of each address of each endpoint, according to the blocks, by address and index of the endpoint in
-    /// `notes`.
+    /// Map from (address, index of the endpoint in `notes`) to the state of that address according to the blocks.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
@@ -55,8 +54,8 @@ struct EndpointNote {
     pod: String,
 }
 
-/// The state of an endpoint's address, according to the blocks. If several blocks contain the address, the greatest of
-/// the states in these blocks counts.
+/// The state of an endpoint's address, according to the blocks. If several blocks contain the address, its highest
+/// state in the order of the variants counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// The address is not assigned in any block.
@@ -65,7 +64,8 @@ enum EndpointStanding {
     InCooldown,
     /// Another container holds the address, under this handle.
     Other(String),
-    /// The endpoint's container holds the address, or the address's holder is unknown.
+    /// The endpoint's own container holds the address. An address whose holder is unknown also counts as held by that
+    /// container.
     Own,
 }
 
@@ -125,7 +125,7 @@ impl Endpoints {
         None
     }
 
-    /// Compares the block entry of an address or prefix with all endpoints that list an address of the entry.
+    /// Compares a block's entry for an address or prefix with every endpoint that lists an address from that entry.
     pub(super) fn see(&mut self, unit: IpNet, entry: &Attribute) {
         let inside = (unit.network(), 0)..=(unit.broadcast(), usize::MAX);
         for ((_, note), standing) in self.standings.range_mut(inside) {
@@ -138,9 +138,9 @@ impl Endpoints {
         }
     }
 
-    /// Reports an address of a Calico network if the container that holds it has no workload endpoint. Addresses that
-    /// are held for a node that is gone are not reported. If the store has no workload endpoints at all, the CNI plugin
-    /// keeps them in Kubernetes, so no address is reported.
+    /// Reports an address of a Calico network if the container that holds it has no workload endpoint. Addresses held
+    /// for a departed node are not reported as lacking an endpoint. If the store has no workload endpoints at all, the
+    /// CNI plugin keeps them in Kubernetes, so no address is reported as lacking an endpoint.
     pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;

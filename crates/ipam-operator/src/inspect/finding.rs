@@ -141,7 +141,7 @@ pub struct StoreCounts {
     pub held: usize,
     /// Number of addresses in cooldown.
     pub cooling: usize,
-    /// Number of addresses held for another node than the block's owner, which is not a problem.
+    /// Number of addresses held for a node in blocks that the node does not own. Borrowed addresses are not a problem.
     pub borrowed: usize,
     /// Number of addresses held for nodes that are no longer registered.
     pub of_gone_nodes: usize,

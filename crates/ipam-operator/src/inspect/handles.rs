@@ -16,8 +16,8 @@ use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
 /// The number of addresses by handle and block, for each handle whose document was not compared yet. A store can have
-/// half a million handles, and nearly all of them have addresses in one block only. To save memory, a map without a
-/// `Vec` stores the first block of each handle.
+/// half a million handles, and nearly all of them have addresses in one block only. To save memory, the first block of
+/// each handle is stored in a map whose values are not `Vec`s.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     /// For each handle, the first block with addresses of the handle, and how many addresses the handle has in this
@@ -51,23 +51,24 @@ impl Handles {
         }
     }
 
-    /// Removes and returns the address counts of a handle. The result is empty if no address is held under the handle,
-    /// or if the counts were already taken.
+    /// Removes and returns the address counts of a handle. The result is empty if the handle holds no address, or if an
+    /// earlier call has already removed and returned its counts.
     fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares a stored handle's counts with the numbers of its addresses, after the caller has added the addresses of
-    /// all blocks.
+    /// Compares the counts in a stored handle with how many addresses the blocks assign to it. Call it after adding all
+    /// blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         // The text after a carriage return is ignored, because an old migration of Calico appended such text to some
         // handle ids.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
-            // The valid handle, whose id lacks the appended text, was already compared, because its key sorts first.
+            // The valid handle, whose id lacks the text of Calico's old migration, was already compared, because its
+            // key sorts before this invalid handle's key.
             return;
         }
         let held: BTreeMap<IpNet, i64> =
@@ -112,7 +113,8 @@ impl Handles {
 /// Maximum number of a handle's blocks that one commit can guard.
 pub(super) const MAX_BLOCKS_OF_HANDLE: usize = 50;
 
-/// The differences between the counts of a handle and the addresses in the blocks, described with one text per block.
+/// For each block in which a handle's count differs from the number of its addresses, a text that describes the
+/// difference.
 #[derive(Default)]
 struct HandleDifference {
     more: Vec<String>,
@@ -178,8 +180,8 @@ pub(super) fn join(nets: &[impl ToString]) -> String {
 }
 
 impl Operator {
-    /// Recomputes the address counts of a handle. The repair counts the handle's addresses in the blocks that the
-    /// handle names, and in those in which the inspection found such addresses.
+    /// Recomputes the address counts of a handle. The repair counts the handle's addresses in two groups of blocks:
+    /// those that the handle names, and those where the inspection found addresses of the handle.
     ///
     /// The commit of the repair guards all blocks whose addresses it counts. If the handle's count for a block is too
     /// high, the commit also rewrites the block, because Calico may be in the middle of an assignment. In an

@@ -168,8 +168,8 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // The block is rewritten without a change, so that the commit of a concurrent writer that is about to
-                // claim it fails.
+                // Rewrites the block unchanged. A concurrent writer that is about to claim the block then fails to
+                // commit.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }
@@ -350,15 +350,15 @@ fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeS
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
 }
 
-/// True for an address of a secondary network that is held for a registered node. A report of calicoctl lists such an
-/// address as unused, since secondary networks have no workload endpoints.
+/// True for an address of a secondary network that is held for a registered node. calicoctl's report lists every
+/// address of a secondary network as unused, since secondary networks have no workload endpoints.
 fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
     let entry = block.attributes_of(request.address);
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
 }
 
-/// True if a requested address may be released: its handle and sequence number are those of the request, and it is not
-/// kept for a virtual machine or workload.
+/// True if a requested address may be released: its handle and sequence number match the request, and the address is
+/// not kept for a virtual machine or workload.
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };

@@ -44,16 +44,17 @@ use workloads::Workloads;
 /// Whether an inspection returns a list of every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressReporting {
-    /// The inspection returns only findings and counts.
+    /// With this setting, an inspection returns findings and counts, but no list of addresses.
     Findings,
-    /// The inspection returns its findings and counts, and a list of every address that is not free; the list takes far
-    /// more memory.
+    /// With this setting, an inspection returns findings, counts, and a list of every address that is not free. The
+    /// list takes far more memory than the findings and counts.
     Addresses,
 }
 
 /// An inspection in progress, to which the caller adds the keys of the store. The caller reads all ranges of
-/// [`Inspector::ranges`] at one revision, in the given order. Within a range, the caller adds every key with its value
-/// to the inspector, in ascending order of the keys. An inspector keeps only a small part of the added data in memory.
+/// [`Inspector::ranges`] at one revision, in the given order. The caller adds every key of a range of
+/// [`Inspector::ranges`] with its value, in ascending order of the keys. An inspector keeps only a small part of the
+/// added data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
@@ -89,7 +90,8 @@ impl Inspector {
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
         ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
         ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
-        // The common prefix of all IPAM keys covers the blocks, handles and affinities, and a second time the settings.
+        // The common prefix of all IPAM keys covers the blocks, handles and affinities; it also covers the settings,
+        // which are therefore read twice.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
         ranges.push(Range::Prefix(keys::sticky_prefix()));
         ranges
@@ -159,8 +161,8 @@ impl Operator {
     }
 }
 
-/// Tolerated lead of other machines' clocks over this machine's clock, if the settings have no cooldown. An address is
-/// reported if the release time in its block is later than the current time by more than this lead.
+/// Tolerated lead of other machines' clocks over this machine's clock, if the settings have no cooldown. An inspection
+/// reports an address whose recorded release time is in the future by more than this tolerance.
 const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {

@@ -37,8 +37,7 @@ impl Workloads {
         }
     }
 
-    /// Compares a workload's stored record with the addresses that blocks keep for it, after the caller has recorded
-    /// those of all blocks.
+    /// Compares a workload's stored record with the addresses that blocks keep for it. Call it after adding all blocks.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
@@ -82,8 +81,8 @@ fn lacks(missing: &[IpAddr]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a workload's record from the blocks. The repair reads the blocks in which the inspection found
-    /// addresses that the workload keeps, and the blocks of the addresses in the record.
+    /// Rewrites a workload's record from the blocks. The repair reads two groups of blocks: those where the inspection
+    /// found addresses kept for the workload, and those of the addresses in its record.
     ///
     /// The commit of the repair guards the workload's record and the blocks that keep an address for the workload.
     pub(super) async fn mend_record(

@@ -1,4 +1,5 @@
-//! Tests that several compactors delete the history of a store once, and that the age of a history is found.
+//! Tests that several compactors together compact the history of a store only once per interval, and that the age of
+//! the history is determined correctly.
 
 use std::time::{Duration, SystemTime};
 
@@ -88,7 +89,8 @@ async fn compaction_is_left_to_the_server_itself() {
     store.compact(Revision::new(3)).await.unwrap();
     assert_eq!(ours.run(&store, 600).await, CompactionOutcome::OtherCompaction);
     assert!(store.get(COMPACTION_KEY).await.unwrap().is_none());
-    // The server has not compacted by itself since the previous run, so the compactor continues.
+    // Since the previous run, the store's server has not compacted the history on its own, so Margay's compactor
+    // compacts again.
     assert!(matches!(ours.run(&store, 1200).await, CompactionOutcome::Compacted { .. }));
 }
 

@@ -100,8 +100,8 @@ async fn endpoint_stays_while_container_may_live() {
     let holds_of_some = with_endpoints(&some, &holdings, &known, &evidence(BTreeSet::new()));
     assert_eq!(named(&holds_of_some), ["a-cni-alone-eth0", "a-cni-live-eth0"].into());
 
-    // After a new request of the container in a later boot, the container's address and endpoint are not deleted. The
-    // endpoint of a pod is also kept if it belongs to a newer sandbox.
+    // After a new request of the container in a later boot, the container's address and endpoint are not deleted. A
+    // pod's endpoint is kept if the endpoint belongs to a newer sandbox of the pod.
     let mut again = AssignRequest::new(attachment("a", "alone"), RequestedAddresses::any(1, 0));
     again.attachment.boot = Some("boot0002".into());
     assert_eq!(world.assign(&again).await.unwrap()[0].ip, given[0]);

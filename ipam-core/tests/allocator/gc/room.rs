@@ -49,8 +49,8 @@ async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
     assert_eq!(machine.asked.load(SeqCst), 0, "no address is a leftover, so no scan runs");
 
-    // In the next boot of the machine, all addresses of the full pool can be leftovers. No address is freed if the scan
-    // is incomplete or if all addresses are live.
+    // After a reboot, every address of a full pool may be a leftover of a container that was not restarted. No address
+    // is freed if the scan is incomplete or if all addresses are live.
     for machine in [Machine::blind(), Machine::with(&given)] {
         with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
         let refused = with_liveness.assign(&request("new", "boot0003", 50)).await.unwrap_err();
@@ -69,7 +69,7 @@ async fn room_takes_whole_attachments_and_oldest_first() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(27)).await;
     world.add_pool("v6", "fd00::/120").await;
-    // The first address of the loop gets the latest date, and each further address gets an earlier date.
+    // The loop assigns the addresses with ever earlier dates: the first address gets the latest date.
     for number in (0..32).rev() {
         let mut both = request(&format!("c{number}"), "boot0001", number);
         both.wanted = RequestedAddresses::any(1, 1);

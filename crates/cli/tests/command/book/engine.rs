@@ -7,7 +7,7 @@ use crate::tested::{drivers, instead};
 /// The store engines that the book's pages use.
 const OF_THE_BOOK: [&str; 2] = ["sled", "redb"];
 
-/// Returns the text of a page, in which the engine under test replaces the page's engines.
+/// Returns the text of a page after replacing every store engine in it by the engine under test.
 pub(crate) fn text(text: &str) -> String {
     match instead() {
         Some(engine) => OF_THE_BOOK.iter().fold(text.to_owned(), |text, name| text.replace(name, engine)),
@@ -33,8 +33,8 @@ pub(crate) fn command(line: &str) -> String {
     }
 }
 
-/// Returns the output that a page expects. With a replaced engine, the command gets the store's URL, so the `store:`
-/// line is missing from the expected output.
+/// Returns the command output that a page of the book shows. If the test replaces the page's engine, the command names
+/// the store by URL, so `margay` does not print the page's `store:` line, and the line is removed.
 pub(crate) fn expected(page: &str) -> &str {
     match (instead(), page.split_once('\n')) {
         (Some(_), Some((first, rest))) if first.starts_with("store: ") => rest,

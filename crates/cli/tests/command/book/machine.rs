@@ -103,7 +103,8 @@ impl Machine {
         self.meanwhile = Some(happen);
     }
 
-    /// Keeps a store open, so that no other process can open the store until this machine is cleared.
+    /// Keeps a store open until [`clear`](Self::clear) resets the test machine, so that no other process can open the
+    /// store.
     pub(crate) fn hold(&mut self, store: Location) {
         let (end, ended) = channel();
         let (begun, has_begun) = channel();

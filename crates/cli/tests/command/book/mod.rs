@@ -1,5 +1,6 @@
 //! Runs the sessions of the book and compares the output with the pages. Each page runs from top to bottom on its own
-//! machine (see [`machine`]). If a page expects an initial state of the machine, a scene prepares this state.
+//! machine (see [`machine`]). If a page of the book needs an initial state of the machine, a function in [`scenes`]
+//! prepares it.
 //!
 //! With `MARGAY_BOOK=write`, the test writes the output into the pages instead of comparing it.
 

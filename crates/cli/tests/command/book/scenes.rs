@@ -1,4 +1,5 @@
-//! Prepares the initial states of the book's pages and sections, and runs the events that a reader does not see.
+//! Sets up the initial state of each page and section of the book, and performs the steps that happen outside the shown
+//! sessions.
 
 use std::net::IpAddr;
 use std::path::Path;

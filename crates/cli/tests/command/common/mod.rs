@@ -93,7 +93,8 @@ impl Lab {
         })
     }
 
-    /// Returns whether the parent folder of the store's folder exists, which only a `margay` command creates.
+    /// Returns whether the parent of the store's folder exists. Only a `margay` command creates it, so it shows whether
+    /// a command has created anything.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }

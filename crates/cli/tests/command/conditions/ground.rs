@@ -133,7 +133,7 @@ impl Ground {
     }
 }
 
-/// Returns a process that runs `program` with an empty environment, as an argument of the wrapper command `before`.
+/// Builds the command `before ... program`: the wrapper command `before` runs `program` with an empty environment.
 pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Process {
     let mut words: Vec<&str> = before.to_vec();
     words.push(program);

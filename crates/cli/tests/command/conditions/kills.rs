@@ -13,7 +13,7 @@ use crate::conditions::ground::{Ground, content, copy, process, run};
 /// Number of times that each command is killed on each engine.
 const ROUNDS: u32 = 4;
 
-/// Commands whose kills are tested in other files, each with the name of the file.
+/// Commands for which other test files contain the kill tests, each with the name of the file.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("import", "moving/kill.rs, with more in it, and on etcd"),
     ("migrate", "moving/kill.rs"),
@@ -64,7 +64,7 @@ fn kill_all(ground: &Ground) {
         for round in 0..ROUNDS {
             begin_anew(ground, command, &place);
             let mut child = process(&[], env!("CARGO_BIN_EXE_margay"), &args).spawn().unwrap();
-            // Each test round kills the command at another point of its measured duration.
+            // Each test round kills the command at a different point of its measured duration.
             thread::sleep(whole.mul_f64((f64::from(round) + fastrand::f64()) / f64::from(ROUNDS)));
             child.kill().unwrap();
             killed += u32::from(!child.wait().unwrap().success());

@@ -86,8 +86,8 @@ const SOMETIMES: &[&str] = &[
     "addresses",
 ];
 
-/// Returns the name of the documented row for a command's JSON output. The names of some documented rows include an
-/// option or an argument of the command.
+/// Returns the name of the row in the book's table that documents a command's JSON output. In the book's table of JSON
+/// outputs, some rows name an option or argument in addition to the command.
 fn row(command: &Command) -> String {
     let words = command.words();
     let option = words
@@ -123,7 +123,8 @@ fn answer_members_match_book() {
         let json: Value = serde_json::from_str(&done.out).unwrap();
         let has: BTreeSet<String> = json.as_object().unwrap().keys().cloned().collect();
         let mut named = documented(&rows, &row(command));
-        // `create`, `apply`, `replace` and `delete` share one documented row, which has the JSON field of `create`.
+        // The book's table has one row for `create`, `apply`, `replace` and `delete`; the row names the JSON field of
+        // `create`.
         let verb = match command.name {
             "apply" => Some("applied"),
             "replace" => Some("replaced"),

@@ -52,7 +52,7 @@ fn gc_in_container_judges_only_what_was_given_inside() {
     let refused = wrapped(lab_, &enter, "--node dead --free --apply");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("in a container nothing is seen of the machine"), "{said}");
-    // A scan of the whole machine also finds the network namespace of the container.
+    // Outside the container, `gc` scans the whole machine and finds the container's network namespace.
     let report = gc(lab_, "--netns -o json").json();
     assert_eq!(report["stores"][0]["left"]["live"], 1, "{report}");
     assert_eq!(list(&report, "waiting").len(), 3, "{report}");

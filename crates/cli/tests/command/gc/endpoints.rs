@@ -7,7 +7,7 @@ use crate::common::Lab;
 use crate::common::container::Container;
 use crate::common::endpoint::{Endpoint, named, stored};
 
-/// Stores the workload endpoint of a pod on `node1`, whose name is that of its container.
+/// Stores the workload endpoint of a pod on `node1`. The pod has the name of its container.
 fn store(lab: &Lab, container: &str, address: &str) {
     let endpoint = Endpoint { node: "node1", container, pod: Some(("shop", container)), address };
     lab.with_ipam(async |ipam| endpoint.store(ipam).await);

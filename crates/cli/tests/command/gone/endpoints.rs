@@ -10,7 +10,7 @@ use crate::common::Lab;
 use crate::common::endpoint::{Endpoint, named, stored};
 use crate::gone::{attachment, give, give_dated, held, in_order, list, on, pool, revision, run};
 
-/// Stores the workload endpoint of a pod, whose name is that of its container.
+/// Stores the workload endpoint of a pod. The pod has the name of its container.
 fn store(lab: &Lab, node: &str, container: &str, address: &str) {
     let endpoint = Endpoint { node, container, pod: Some(("shop", container)), address };
     on(&lab.location, async |ipam| endpoint.store(ipam).await);
@@ -56,8 +56,8 @@ fn endpoints_of_dead_node_go_before_its_addresses() {
         assert_eq!(stored(lab), ["node1-k8s-mine-eth0"]);
         assert_eq!(lab.margay("gc --node stranger --free").answer(), "node stranger has nothing in the store\n");
 
-        // The address of a workload endpoint can show that its node is this machine: every machine has the loopback
-        // address.
+        // A workload endpoint's address can show that its node is this machine. The test uses the loopback address,
+        // because every machine has it.
         store(lab, "former", "here", "127.0.0.1");
         let said = lab.margay("gc --node former --free --apply").failure();
         assert!(said.contains("an interface of this machine has its address 127.0.0.1"), "{said}");

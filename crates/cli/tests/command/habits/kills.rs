@@ -38,7 +38,7 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     for round in 0..ROUNDS {
         copy(&kept, &store);
         let mut child = start(lab, args);
-        // Each test round kills the command at another point of its measured duration.
+        // Each test round kills the command at a different point of its measured duration.
         let part = (f64::from(round) + fastrand::f64()) / f64::from(ROUNDS);
         let until = whole.mul_f64(part);
         thread::sleep(until);

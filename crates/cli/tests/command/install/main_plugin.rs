@@ -181,7 +181,8 @@ fn installed_main_plugin_wires_container() {
         assert_eq!(ip(&["route"]), "");
         let shown = tree.margay(&["ipam", "show", "-o", "json", "--store", &tree.store()]).ok().json();
         assert_eq!(shown["pools"][0]["in_use"], "0");
-        // The tree's main plugin is a stand-in for Calico's, which connects no container.
+        // The main plugin in the installation tree is a fake that replaces Calico's main plugin and connects no
+        // container.
         tree.install(&["--undo"]).ok();
         assert!(call("ADD").ok().json()["ips"].is_null());
     };

@@ -98,7 +98,8 @@ impl Tree {
         tree
     }
 
-    /// Creates a node with both of Calico's plugins, and with the documents of a Calico that is ready in etcd.
+    /// Creates a node with both Calico plugins, and an etcd that contains Calico's `ClusterInformation` of a ready
+    /// datastore.
     pub(crate) fn with_main_plugin() -> Self {
         let tree = Self::new();
         tree.put_document("ClusterInformation", "clusterinformations", "default", &json!({"datastoreReady": true}));

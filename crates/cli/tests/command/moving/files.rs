@@ -66,8 +66,8 @@ fn import_is_refused_when_store_is_not_empty() {
     assert_eq!(content(&to), before);
 }
 
-/// The import was killed after it had copied everything, but before it printed its answer; its repetition reports
-/// success.
+/// An import that was killed after it had copied everything, but before it printed its answer, reports success when it
+/// is run again.
 #[test]
 fn import_finds_itself_done_when_repeated() {
     let places = Places::with_etcd();

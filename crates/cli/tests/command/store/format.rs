@@ -61,8 +61,8 @@ fn format_upgrade_is_refused_while_older_plugin_is_there() {
         assert!(refused.err.contains("/opt/cni/bin/margay-ipam is of a version that cannot read"), "{}", refused.err);
         assert!(refused.err.contains("nothing was changed"), "{}", refused.err);
         assert!(lab.margay("store status").answer().contains("format 1\n"));
-        // An upgrade is not prevented by other programs with the plugin's file name, or by plugins that can read the
-        // new format.
+        // An upgrade proceeds even if other programs have the plugin's file name, or if the installed plugins can read
+        // the new format.
         assert_eq!(upgrade("another plugin\\n").code, 0);
         assert_eq!(upgrade("margay-ipam 0.1.0\\nCNI versions: 1.0.0\\nFormats of stores: 1, 2\\n").code, 0);
         assert!(lab.margay("store status").answer().contains("format 2\n"));

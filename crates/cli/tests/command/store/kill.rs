@@ -24,7 +24,7 @@ fn measure(location: &Location, args: &[&str]) -> Duration {
 
 /// Kills a `margay` process at some point of its run, and returns whether the process was still running.
 fn kill_within(mut child: Child, whole: Duration, round: u32) -> bool {
-    // Each test round kills the process at another point of its measured duration.
+    // Each test round kills the process at a different point of its measured duration.
     let part = f64::from(round) / f64::from(ROUNDS) + fastrand::f64() / f64::from(ROUNDS);
     thread::sleep(whole.mul_f64(part));
     child.kill().unwrap();

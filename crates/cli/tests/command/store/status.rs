@@ -73,8 +73,8 @@ fn status_shows_store_from_outside_when_in_use() {
             held.1.recv().unwrap();
             let waiting: Vec<_> =
                 (0..3).map(|_| scope.spawn(|| with_store(&lab.location, Create::Never, async |_| ()))).collect();
-            // The three waiting threads join the queue for the store lock at different times, so ask until all of them
-            // wait.
+            // The three threads queue for the store lock at different times, so poll the length of the queue until it
+            // is three.
             let status = loop {
                 let status = margay(["--store", &url, "store", "status", "-o", "json"]);
                 let found: serde_json::Value = serde_json::from_str(&status.out).unwrap();

@@ -11,7 +11,8 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// Number of blocks: so many that a backup reads only a part of them before it closes the store for waiting processes.
+/// Number of blocks. Large enough that a backup must close the store for waiting processes before it has read all of
+/// them.
 const BLOCKS: usize = 4000;
 
 /// Uses the store as a plugin does: opens the store, commits once and closes the store.

@@ -65,8 +65,8 @@ fn history_bounds_need_store_that_can_have_them() {
         let refused = run(margay(words.iter().map(String::as_str)));
         assert!(refused.code == Some(1) && refused.err.contains("invalid value"), "{wrong}: {refused:?}");
     }
-    // A daemon without options for history limits can serve etcd's API for a store whose format keeps no history
-    // limits.
+    // A daemon started without history-limit options can serve etcd's API even if the store's format does not record
+    // such limits.
     Api::start(&lab).end();
     assert_eq!(bounds(&lab)[3], None);
 }

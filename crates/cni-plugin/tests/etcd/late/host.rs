@@ -112,7 +112,7 @@ impl<'a> Host<'a> {
         self.notes.recorded_here(&attachment).unwrap()
     }
 
-    /// Runs an operation on the store, connected to one etcd member.
+    /// Runs a store operation through one particular etcd member.
     fn through<T>(&self, member: &Etcd, work: impl AsyncFnOnce(&Ipam) -> Option<T>) -> Option<T> {
         let location = stores::at(&format!("etcd://{}", member.address())).unwrap();
         runtime().block_on(async {
@@ -123,7 +123,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Releases the node's empty blocks, connected to an etcd member that keeps running.
+    /// Releases the node's empty blocks through an etcd member that keeps running.
     pub(super) fn give_back(&self) {
         let owner = Owner::host(NODE);
         let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
@@ -133,8 +133,8 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until the etcd member that was stopped has forwarded all its received requests, and has applied all
-    /// commits. The wait ends with a write through the continued etcd member, because etcd orders a write after all
-    /// earlier requests.
+    /// commits. The wait ends when a write through the resumed member succeeds, because etcd orders that write after
+    /// all earlier requests.
     pub(super) fn until_all_has_landed(&self) {
         until_disconnected(self.stopped());
         let until = Instant::now() + WAIT;

@@ -6,9 +6,9 @@
 //! stops the member that the ADDs have queried. On the three-member cluster, the DEL succeeds before the stopped member
 //! reads the requests of the ADDs. In a test round, one or several concurrent ADDs run on a node that may or may not
 //! have a block. The ADDs are killed, or stopped until the end of the round (as if their death went unnoticed), or time
-//! out. After the ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and repeats each until it
-//! succeeds. After all late commits have arrived, the store must contain nothing of a deleted container, and no pending
-//! commit may remain.
+//! out. After the ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and retries each call until
+//! it succeeds. After all late commits have arrived, the store must contain nothing of a deleted container, and no
+//! pending commit may remain.
 //!
 //! `MARGAY_LATE_SEED` sets the random seed and `MARGAY_LATE_ROUNDS` the number of rounds; `make torture MODE=late` sets
 //! both variables.

@@ -1,4 +1,4 @@
-//! Draws the plan of a test round from the round's random numbers.
+//! Decides by random numbers what a test round does: how etcd stops, how the ADDs end, and what the runtime calls next.
 
 use crate::random::Random;
 
@@ -30,7 +30,7 @@ pub(super) enum HostLocks {
     Apart,
 }
 
-/// When etcd is stopped, relative to the progress of an ADD.
+/// The point in an ADD's progress at which etcd is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// etcd is stopped at a random moment of the ADD.
@@ -47,8 +47,8 @@ pub(super) enum Pace {
 pub(super) enum Fate {
     /// The ADDs are killed while etcd is stopped.
     Killed,
-    /// The ADDs are stopped together with etcd, and killed after etcd has read the ADDs' requests, so the ADDs'
-    /// connections stay open until then.
+    /// The ADDs are stopped together with etcd and killed only after etcd has read their requests, which keeps their
+    /// connections open until then.
     Frozen,
     /// The ADDs are stopped by their own time limit.
     TimedOut,
@@ -62,10 +62,10 @@ pub(super) enum Next {
     AddAgain,
 }
 
-/// When the runtime's calls after the ADDs start, relative to the moment when etcd continues.
+/// Whether the runtime's next calls, after the ADDs, start before, at or after the moment when etcd resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// The runtime's calls run while etcd is stopped; on a cluster, they also end before the stopped member continues.
+    /// The runtime's calls start while etcd is stopped. On a cluster, they also end before the stopped member resumes.
     Before,
     /// The runtime's calls start at the moment when etcd continues.
     With,
@@ -86,8 +86,8 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// True if the node releases its blocks while an etcd member is stopped. Only a cluster can release blocks while
-    /// one member is stopped, because the other members process the request.
+    /// True if the node releases its blocks while an etcd member is stopped. This step runs only on an etcd cluster,
+    /// because the remaining members must process the release while one member is stopped.
     pub(super) gives_back: bool,
 }
 

@@ -22,9 +22,9 @@ const LONGEST_STEP: Duration = Duration::from_millis(10);
 pub(super) struct Timing {
     /// The measured duration of an ADD, plus a margin.
     pub(super) life: Duration,
-    /// Estimate of the processor time that an ADD has used when etcd has answered its last read, before it records its
-    /// pending commit. The estimate is decreased after a test round that stopped etcd too late, and increased after a
-    /// test round without a recorded pending commit.
+    /// Estimated CPU time of an ADD from its start until etcd has answered the ADD's last read; after that the ADD
+    /// records its pending commit. `Timing::stop` lowers this estimate after a test round that stopped etcd too late,
+    /// and raises it after a round in which the ADD recorded no pending commit.
     until_answered: Cell<Duration>,
 }
 

@@ -6,19 +6,20 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// In a test run of at least this many rounds, a fifth of the rounds must have a commit in flight.
+/// In a test run of at least this many rounds, a fifth of the rounds must have a commit without an answer when the ADD
+/// is killed, is stopped or times out.
 const MANY: u64 = 100;
 
-/// A commit of an ADD that was killed, was stopped, or has timed out.
+/// The commit of an ADD that did not end normally: it was killed or stopped, or it timed out.
 #[derive(Debug)]
 pub(super) struct Commit {
     /// Bytes that identify the ADD's commit in etcd's write-ahead log.
     pub(super) mark: Vec<u8>,
     /// How often etcd's write-ahead log contained the ADD's commit when etcd was stopped.
     pub(super) before: usize,
-    /// How often etcd's write-ahead log contained the ADD's commit when etcd had read all data, before the runtime's
-    /// next call. On a cluster, the commits in the stopped member's write-ahead log are counted after the runtime's
-    /// next call, before the member continues.
+    /// How often etcd's write-ahead log contained the ADD's commit once etcd had read all its input; measured before
+    /// the runtime's next call. On a cluster, the commits in the stopped member's write-ahead log are counted after the
+    /// runtime's next call, before the member continues.
     pub(super) between: Option<usize>,
 }
 
@@ -43,7 +44,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts a test round by its situation at the moment when etcd was stopped.
+    /// Counts a test round by what its ADDs had done when etcd was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));

@@ -10,7 +10,8 @@ pub(crate) struct Deviation {
     /// The index of the call's step in the recorded case.
     pub(crate) step: usize,
     _why: &'static str,
-    /// Changes the recorded outcome to the better, expected outcome, given the state of the store before the call.
+    /// Replaces a recorded outcome with the outcome that Margay should have, which depends on the store's state before
+    /// the call.
     pub(crate) better: fn(&mut Expected, &Value),
 }
 

@@ -147,7 +147,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
     let begun = Instant::now();
     let (exit, said) = match step["plugin"].as_str() {
         Some("calico-ipam") => stage.call(&step["env"], &step["stdin"]),
-        // If the recorded call is of the main plugin, replay only its calls of the IPAM plugin.
+        // If the recorded call invoked the main plugin, replay only the IPAM plugin calls that the main plugin made.
         _ => {
             let calls = step["ipam_calls"].as_array().unwrap();
             let mut said = Vec::new();

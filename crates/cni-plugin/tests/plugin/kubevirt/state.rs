@@ -130,8 +130,9 @@ pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     numbers.collect()
 }
 
-/// Returns a function that replaces addresses in any JSON value. The returned function maps the addresses that a plugin
-/// call has added to the store to the addresses that it should have added, in ascending order within each family.
+/// Returns a function that replaces addresses in any JSON value. The returned function maps each address that a plugin
+/// call added to the store to the address that the call should have added. Both lists are sorted within each family and
+/// paired in order.
 pub(crate) fn renaming(before: &Value, expected: &Value, found: &Value) -> impl Fn(&Value) -> Value + use<> {
     let new = |state: &Value| -> Vec<IpAddr> {
         let named = state["addresses"].as_object().unwrap().keys();
@@ -156,7 +157,8 @@ fn renamed(value: &Value, pairs: &[(IpAddr, IpAddr)]) -> Value {
         if net.addr() != net.network() || net.prefix_len() == net.max_prefix_len() {
             return other(net.addr()).map_or_else(|| text.clone(), |to| format!("{to}/{}", net.prefix_len()));
         }
-        // A CIDR string without host bits is a block, or the first address of a block.
+        // A CIDR string without host bits is treated as a block; a block's first address in CIDR notation looks
+        // identical.
         let in_block = pairs.iter().find(|(from, _)| net.contains(from));
         in_block.map_or_else(|| text.clone(), |(_, to)| IpNet::new(*to, net.prefix_len()).unwrap().trunc().to_string())
     };
