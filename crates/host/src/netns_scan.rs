@@ -53,10 +53,10 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
 /// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
-/// higher process id than its parent, and `/proc` is listed in ascending order. Because `/proc` is listed in ascending
-/// order, a round also visits children that start during the round. A round can miss a namespace that is handed from
-/// process to process only if process ids wrap around. The second round finds the namespaces that a wrap-around of
-/// process ids hid from the first round. More rounds follow while new namespaces are found.
+/// higher process id than its parent. Because `/proc` is listed in ascending order, a round also visits children that
+/// start during the round. A round can miss a namespace that is handed from process to process only if process ids wrap
+/// around. The second round finds the namespaces that a wrap-around of process ids hid from the first round. More
+/// rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
 /// Time after which a scan gives up if every round has found new namespaces. On a machine that starts many containers,
 /// almost every round of a scan finds new namespaces.
