@@ -20,8 +20,7 @@ const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
-/// The values of `ipam.type` for the IPAM plugins that assign addresses from pools: Calico's and Margay's. Calico's and
-/// Margay's.
+/// The values of `ipam.type` for the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
 /// Maximum length of a label's value, in bytes. The pods of a service account with a longer name have no service
 /// account label.
