@@ -369,9 +369,9 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to an etcd cluster by sending a request whose result is ignored. Callers connect before they take the host
-/// lock. If 16 concurrent plugin calls connected under the host lock, each would spend a third of its locked time on
-/// it.
+/// Connects to an etcd cluster by sending a request whose result is ignored. A plugin connects while it waits for the
+/// host lock. If 16 concurrent plugin calls connected under the host lock, each would spend a third of its locked time
+/// on it.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
     // An error of the first request is ignored, because the verb's own requests get and report the same error.
