@@ -79,8 +79,8 @@ impl dyn Allocator + '_ {
     /// Checks for a STATUS whether this ADD would succeed now.
     ///
     /// # Errors
-    /// The problem with the store or the configuration that would make an ADD fail. STATUS prints the problem with the
-    /// CNI error code 50.
+    /// The problem with the store or the configuration that would make an ADD fail. STATUS reports a problem with the
+    /// store or the configuration with CNI error code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
             tracing::info!(
@@ -172,9 +172,9 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// Returns the verb with which the plugin continues after the daemon received this verb but did not answer; `None`
-    /// if the plugin can simply repeat this verb. A repeated ADD returns the addresses that the daemon may already have
-    /// assigned to the attachment.
+    /// Returns the verb to run instead when the daemon received this verb and did not answer. `None` if the verb can be
+    /// repeated unchanged. A repeated ADD returns the addresses that the daemon may already have assigned to the
+    /// attachment.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -229,8 +229,8 @@ fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
 
 /// Time limit for carrying out a STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The part of [`STATUS_TIMEOUT`] that a STATUS may spend waiting for the store lock. If STATUS does not get the store
-/// lock in this time, finding out which process holds the lock takes another 300 ms.
+/// The part of [`STATUS_TIMEOUT`] that a STATUS may spend waiting for the store lock. If a STATUS times out waiting for
+/// the store lock, finding out which process holds the lock takes another 300 ms.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An allocator that opens the store in this process.
@@ -372,9 +372,9 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to an etcd cluster by sending a request whose result is ignored. Without this first request, the verb would
-/// connect under the host lock. With sixteen concurrent plugin calls, each call would spend a third of its time under
-/// the host lock on connecting.
+/// Connects to an etcd cluster by sending a request whose result is ignored. A plugin connects while it waits for the
+/// host lock. If 16 concurrent plugin calls connected under the host lock, each would spend a third of its locked time
+/// on it.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
     // An error of the first request is ignored, because the verb's own requests get and report the same error.

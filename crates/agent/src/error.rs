@@ -88,8 +88,7 @@ impl CniError {
     }
 
     /// Creates a CNI error with code 999. The message of the CNI error consists of the messages of `error` and of all
-    /// its sources, joined with colons. A source of the error is left out if the joined message already contains its
-    /// message.
+    /// its sources, joined with colons. Skips a source whose message is already part of the joined text.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();

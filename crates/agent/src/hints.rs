@@ -3,9 +3,9 @@
 //!
 //! The hint files are in a folder in memory (`/run`), which only its owner can read. There is one small hint file for
 //! each store, network and node. A hint file is ignored if it is unreadable, damaged, or about another store, network
-//! or node. Without a hint file, an ADD needs one more round trip to the store, and writes a new hint file. After an
-//! ADD has found that all blocks of a pool are claimed, a second file lists the full blocks for a minute. If a network
-//! has several pools, a third file lists the full pools for a minute.
+//! or node. Without a hint file, an ADD needs one more round trip to the store, and writes a new hint file. When all
+//! blocks of a pool are claimed, the ADD that finds this writes the full blocks to a separate file, which is valid for
+//! one minute. For a network with several pools, a separate file lists the full pools for one minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ impl FullKind {
 
 /// How long a list of full blocks or full pools is used, in seconds since its first entry was read from the store.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that lists full blocks, in bytes. The file lists at most tens of thousands of full blocks.
+/// Maximum size of the file that lists full blocks, in bytes; enough for tens of thousands of blocks.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {

@@ -67,8 +67,8 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting until another process releases the IPAM lock file of this host");
-    // The kernel grants the file lock to waiting processes in their order of arrival. After the waiting time, the
-    // thread that waits for the file lock may keep waiting until the process ends.
+    // The kernel grants the file lock to waiting processes in their order of arrival. A blocked `flock` cannot be
+    // cancelled: after the timeout, the helper thread may stay blocked in it until the process ends.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {
         Either::Left((locked, _)) => locked,

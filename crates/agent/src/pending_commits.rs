@@ -21,17 +21,16 @@
 //! The file of a pending commit consists of fixed magic bytes, the number of the file's form, a CRC-32 of the content,
 //! and the content. This version of Margay writes files of form 3. The content of form 3 is the store, the attachment
 //! and the transaction in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the
-//! form's number. Later versions may add fields or variants to the types in `kv`. An addition to the types of a
-//! transaction changes the bytes of the file, so it needs a new form. A test fails if the bytes of a file of form 3
-//! have changed.
+//! form's number. If a later version of Margay extends the types in `kv::Txn`, the encoded bytes change, so the file
+//! needs a new form number. A test fails if the bytes of a file of form 3 have changed.
 //!
 //! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
-//! bincode encoding of the `LegacyRecord` types. In form 2, which is for several attachments, the length of the content
-//! precedes the checksum, the additional attachments are at the end of the content, and steps follow the content. A
-//! step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each other, only
-//! the earlier step counts. Steps exist because one of a file's attachments may be released before the file's
-//! transaction is first sent. Without steps, a transaction sent after the release would assign an address to a released
-//! attachment, and no later call would release this address.
+//! bincode encoding of the `LegacyRecord` types. Form 2, for several attachments, adds three parts to form 1: the
+//! length of the content before the checksum, the additional attachments at the end of the content, and steps after the
+//! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
+//! other, only the earlier step counts. Form 2 has steps because one of a file's attachments may be released before the
+//! file's transaction is first sent. The steps prevent a transaction that is sent late from assigning an address to an
+//! attachment that was released meanwhile.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -109,7 +108,7 @@ impl PendingCommitFolder {
     pub(crate) fn check(&self) -> io::Result<()> {
         whole_file::replace(&self.folder, TRIAL_FILE, &[0; 4096])?;
         match fs::remove_file(self.folder.join(TRIAL_FILE)) {
-            // Another process that makes the same check has already removed the trial file.
+            // Another process that checked the folder at the same time has already removed the trial file.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             done => done,
         }
@@ -147,8 +146,7 @@ impl PendingCommitFolder {
         Ok(is_here)
     }
 
-    /// Returns the pending commits of an attachment that were recorded under exactly this store's address; changes no
-    /// file.
+    /// Returns the attachment's pending commits whose recorded store address equals this store's address. Read-only.
     ///
     /// # Errors
     /// Any error of [`PendingCommits::pending`].
@@ -240,26 +238,27 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the common prefix of the names of all files that record pending commits of an attachment. The prefix is a
-/// checksum, which two attachments may share, so the content of each file also names its attachment.
+/// Returns the common prefix of the names of all files that record pending commits of an attachment. The prefix of the
+/// file name is a checksum, which can collide, so the content of each file also names its attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
 }
 
-/// The step "closed" means that the writer of the file is about to send the transaction. The step "void" means that
-/// another process found the file earlier, so the transaction must never be sent.
+/// "Closed" means that the file's writer is about to send the transaction, so other processes can no longer void it.
+/// "Void" means that another process found the file before the transaction was sent, so the writer must not send it any
+/// more.
 const STEP_CLOSED: u8 = b'c';
 const STEP_VOID: u8 = b'v';
-/// The step "done" means that the writer of the file knows the transaction's outcome and removes the file for all
-/// attachments. The step "found" means that another process found the file earlier, so each attachment settles the
-/// transaction itself.
+/// "Done" means that the file's writer knows the outcome of the transaction and will remove the file for all
+/// attachments. "Found" means that another process found the file before its writer knew the outcome, so each
+/// attachment settles the transaction itself.
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// Appends the steps "void" and "found" to a file of form 2 that a process other than the file's writer has found.
-/// Returns whether the transaction in the file was sent and its outcome is unknown. If the function returns false, the
-/// transaction need not be settled, because a writer that still runs obeys the appended steps.
+/// Marks a file of form 2 that another process wrote, by appending the steps "void" and "found". Returns whether the
+/// transaction in the file was sent and its outcome is unknown. False means that nothing needs settling: the
+/// transaction is never sent, or the file's writer knows its outcome.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;

@@ -2,9 +2,9 @@
 //!
 //! The rights check is a transaction that changes nothing ([`Txn::trial`]). Like a write, the rights check needs the
 //! agreement of the etcd cluster's members. Runtimes call STATUS every few seconds, so the result of a rights check is
-//! kept for a minute in a file in memory (`/run`). There is one file with a kept result for each login, network and
-//! node. An ADD that fails with a store error always removes the file with the kept result. An ADD that succeeds
-//! removes the file only if the kept result is a refusal.
+//! kept for a minute in a file in memory (`/run`). One file per login, network and node caches the result of the rights
+//! check. An ADD that fails with a store error always removes the file with the cached rights check. A successful ADD
+//! removes the file with the cached rights check only if the file contains a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ use crate::whole_file;
 
 /// How long STATUS reuses the result of an earlier check of the node's rights, in seconds.
 const MAX_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that keeps the result of a rights check, in bytes. The longest kept result is a refusal,
-/// which names a key and some etcd endpoints.
+/// Maximum size of the file that keeps the result of a rights check, in bytes. The largest result that is cached is a
+/// refusal, which names a key and some etcd endpoints.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
 /// The kept result of the last check whether a node may write a network's keys to etcd.
@@ -91,19 +91,19 @@ impl WriteRights {
 
     /// Discards the kept result of the rights check, so that the next STATUS queries the cluster again.
     pub(crate) fn forget(&self) {
-        // If the file cannot be removed, STATUS uses the outdated result for at most one more minute.
+        // If the cached rights check cannot be removed, STATUS uses it for at most one more minute.
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
-    /// Discards a kept refusal after a successful ADD, because the ADD shows that the refusal is outdated.
+    /// Deletes a cached refusal after a successful ADD, which shows that the refusal is outdated.
     pub(crate) fn forget_refusal(&self) {
         if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
             self.forget();
         }
     }
 
-    /// Checks that this node may write `keys` to etcd. If a result that is less than a minute old has been kept, the
-    /// cluster is not queried.
+    /// Checks that this node may write `keys` to etcd. Does not query the cluster if a cached result is less than a
+    /// minute old.
     ///
     /// # Errors
     /// An error with the reason why the node may not write the keys, and any store error.

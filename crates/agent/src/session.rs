@@ -40,9 +40,8 @@ pub struct StoreAccess {
 }
 
 impl StoreAccess {
-    /// Returns a copy whose time limit is what is left of the plugin call's time limit, which covers all steps of the
-    /// call. The copy's time limit is at least [`MIN_STEP_BUDGET`], which is enough time to report a failure to the
-    /// runtime.
+    /// Returns a copy with the remaining time of the plugin call as its time limit. The copied `StoreAccess` has at
+    /// least [`MIN_STEP_BUDGET`] left, which is enough time to report a failure to the runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
@@ -137,15 +136,15 @@ pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
 /// Returns the IPAM allocator on an open store.
 ///
 /// On etcd, a commit that a process has sent may still be carried out after the process is killed. The allocator
-/// therefore records each commit as pending before it sends the commit. On an embedded store, nothing is committed
-/// after the process has died, so the allocator records no pending commits. On etcd, the allocator also remembers in
-/// which blocks it found free addresses, which saves a round trip to the store. On every store, the allocator remembers
-/// which pools of a network were full.
+/// records each commit as pending before it sends the commit, so that a later process can settle it. On an embedded
+/// store, nothing is committed after the process has died, so the allocator records no pending commits. On etcd, the
+/// allocator also remembers in which blocks it found free addresses, which saves a round trip to the store. On every
+/// store, the allocator remembers which pools of a network were full.
 pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     if location.is_shared() {
         let intents = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, location.to_string()).with_cluster(cluster);
-        // The name of the store in hints lacks the cluster's id, because hints are read before the cluster has answered
-        // any request.
+        // Hint files name the store without the cluster's id, because they are read before the cluster has answered any
+        // request.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
         Ipam::new(store, Nodes::Registered).with_pending_commits(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {

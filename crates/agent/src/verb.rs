@@ -36,9 +36,9 @@ pub struct VerbRequest {
 pub enum Verb {
     /// Assigns all requested addresses, or none of them.
     ///
-    /// If the same attachment repeats its ADD, the answer contains the same addresses. There is one exception, as in
-    /// Calico's plugin: on a Calico network, repeating an ADD that requests a specific address is an error. The
-    /// returned addresses stay assigned until a DEL, even if the CNI result never reaches the runtime.
+    /// If the same attachment repeats its ADD, the answer contains the same addresses. On a Calico network, repeating
+    /// an ADD that requests a specific address is an error, as in Calico's plugin. The returned addresses stay assigned
+    /// until a DEL, even if the CNI result never reaches the runtime.
     Add(Box<Add>),
     /// Releases all addresses that the attachment holds. A DEL succeeds even if the attachment holds no address or the
     /// store does not exist.
@@ -79,8 +79,8 @@ pub struct Del {
     /// or only the container id.
     pub old_handle: String,
     /// The addresses that the runtime reports for the attachment; may be empty. The DEL first reads the blocks that
-    /// contain the reported addresses. A DEL also releases addresses of the attachment that the runtime does not
-    /// report.
+    /// contain the reported addresses. A DEL releases all addresses of the attachment, including addresses that the
+    /// runtime does not report.
     pub addresses: Vec<IpAddr>,
     /// The WorkloadEndpoint to delete from the store. The commit that releases the attachment's addresses also deletes
     /// the WorkloadEndpoint, unless the pod runs a virtual machine.
@@ -111,8 +111,8 @@ pub struct Gc {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that still exist, as pairs of container id and interface name. If the set is empty, no
-    /// attachment exists.
+    /// The attachments that still exist, as pairs of container id and interface name. An empty set of valid attachments
+    /// means that no attachment exists.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the GC call, in nanoseconds since 1970.
     pub now: i128,
@@ -227,8 +227,8 @@ impl Verb {
         }
     }
 
-    /// Returns whether the answer is of a kind that this verb has, other than [`Answer::Declined`] and
-    /// [`Answer::Refused`].
+    /// Returns whether `answer` is of a kind that belongs to this verb. [`Answer::Declined`] and [`Answer::Refused`]
+    /// belong to no particular verb.
     pub(crate) fn is_answered_by(&self, answer: &Answer) -> bool {
         matches!(
             (self, answer),
@@ -280,8 +280,9 @@ impl Add {
         ipam.assign(&self.request, deadline).await.map_err(|error| explain(error, self.rules()))
     }
 
-    /// Checks whether the ADD of a STATUS would succeed now. A full pool is not a failure of STATUS. A runtime evicts
-    /// the pods of a node whose STATUS fails, although a pod without a free address would only have to wait.
+    /// Checks whether an ADD with the configuration of this STATUS would succeed now. STATUS succeeds even if a pool is
+    /// full. A runtime evicts the pods of a node whose STATUS fails, although a pod without a free address would only
+    /// have to wait.
     async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), VerbFailure> {
         match ipam.would_assign(&self.request, deadline).await {
             Ok(trial) => {
@@ -360,8 +361,8 @@ impl Gc {
 /// Converts the result of a verb into the answer that the daemon sends. If the daemon reports a store error, the plugin
 /// opens the store itself, because only the plugin decides which store errors count as success of a verb. On a full
 /// disk, a DEL that the plugin itself carries out may use reserved disk space. If the daemon found no free address for
-/// an ADD, the plugin repeats the ADD. During the repeated ADD, the plugin may scan the machine and release leftover
-/// addresses of earlier boots, which the daemon never does.
+/// an ADD, the plugin repeats the ADD. When the plugin repeats the ADD, it may scan the machine and release leftover
+/// addresses of earlier boots; the daemon never scans.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

@@ -43,7 +43,8 @@ pub(crate) struct BridgedNetwork {
     /// configuration defines pools, an ADD uses only these pools, and creates the store and the configured pools if
     /// they are missing.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// The weight of each pool, with the pool's name or subnet as the key. The weight of a pool without an entry is 1.
+    /// The weight of each pool, with the pool's name or subnet as the key. A pool that is missing from `weights` has
+    /// weight 1.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
@@ -99,16 +100,16 @@ impl OwnPool {
 }
 
 /// Returns the definitions of the pools in a network's configuration. The pools that a network configuration defines
-/// are named after the network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6
-/// addresses later, and the reverse. The names of the second and all later pools of an address family end with the
-/// pool's number.
+/// are named after the network. The name of an IPv6 pool ends with `-ipv6`, so that an IPv4 network can get IPv6
+/// addresses later, and an IPv6 network IPv4 addresses. The names of the second and all later pools of an address
+/// family end with the pool's number.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
         // Two network names may become equal when characters that a pool name does not allow are replaced. With
-        // `"subnet": "auto"`, two networks could therefore share a pool by mistake, so a checksum of the network's name
+        // `"subnet": "auto"`, networks whose names become equal would share a pool, so a checksum of the network's name
         // is added to the pool's name.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
@@ -325,7 +326,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
 }
 
 /// Refuses a configuration whose pool keys are present but define no address, as in a template that was rendered
-/// without values. Without this check, the network would use an arbitrary pool of the store.
+/// without values. If accepted, a configuration without addresses would make the network use an arbitrary pool of the
+/// store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -440,7 +442,8 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
     Ok(ResultRoute { dst, gw, options })
 }
 
-/// The weight of each pool. The key is the pool's entry in `ipv4_pools` or `ipv6_pools`, or the pool's subnet.
+/// The weights with which pools are tried first, keyed by the pool's entry in `ipv4_pools` or `ipv6_pools`, or by the
+/// pool's subnet.
 pub(crate) type PoolWeights = BTreeMap<String, u32>;
 
 /// Reads the weights of pools in `ipam.weights`.
@@ -471,7 +474,7 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
 }
 
 /// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, each pool
-/// is at the front in proportion to its weight, which is 1 by default. All other pools keep their order in `pools`.
+/// is tried first in proportion to its weight (default 1). The pools that were not chosen keep their order in `pools`.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;

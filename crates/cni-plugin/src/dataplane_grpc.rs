@@ -84,7 +84,7 @@ impl Dataplane {
 
 impl GrpcDataplane {
     /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
-    /// The gRPC call may take at most five seconds and at most the time `left`.
+    /// Time limit of the gRPC call: `left`, but at most five seconds.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -98,8 +98,8 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Asks the external data plane to remove a container's interface. The gRPC call may take at most five seconds and
-    /// at most the time `left`.
+    /// Asks the external data plane to remove a container's interface. Time limit of the gRPC call: `left`, but at most
+    /// five seconds.
     ///
     /// # Errors
     /// Any error of [`add`](Self::add).

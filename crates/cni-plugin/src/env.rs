@@ -107,8 +107,8 @@ pub(crate) enum OwnNetns {
     Accepted,
 }
 
-/// The values of the `CNI_*` environment variables, as passed to the plugin. The field of a variable that the CNI verb
-/// does not need is empty.
+/// The values of the `CNI_*` environment variables, as passed to the plugin. A variable that the CNI verb does not need
+/// may be unset; its field is then empty.
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
@@ -272,7 +272,7 @@ impl CniArgs {
     /// parse of `CNI_ARGS` refuses the keys that name the pod.
     ///
     /// # Errors
-    /// CNI error code 999 for a key of `CNI_ARGS` that the second parse does not know.
+    /// CNI error code 999 for a key that Calico's ADD refuses when it parses `CNI_ARGS` for the second time.
     pub(crate) fn check_again(text: &str) -> Result<()> {
         load_args(text, &ADDRESS_KEYS, AddressForm::Bare).map(|_| ())
     }

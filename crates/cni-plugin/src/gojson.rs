@@ -27,8 +27,8 @@ impl GoJson {
     /// Parses a complete JSON document. Objects and arrays in the document may be nested at most 127 levels deep.
     ///
     /// # Errors
-    /// A description of the JSON syntax error, with its position. The description contains no part of the JSON text,
-    /// which may contain secrets.
+    /// A description of the JSON syntax error, with its position. The description of the syntax error contains no part
+    /// of the JSON text, which may contain secrets.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         if text.starts_with(b"\xef\xbb\xbf") {
             return Err("it begins with a byte order mark; save the file without one".to_owned());
@@ -63,7 +63,7 @@ impl GoJson {
     /// field.
     ///
     /// # Errors
-    /// If a field with this name is not a string, the [kind](Self::kind) of the first such field.
+    /// The [kind](Self::kind) of the first field with this name that is neither null nor a string.
     pub(crate) fn text_member(&self, name: &str) -> Result<&str, &'static str> {
         let Self::Object(members) = self else { return Ok("") };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
@@ -153,8 +153,8 @@ pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. These characters occur in JSON only inside strings, so the function
-/// need not parse the JSON.
+/// Escapes the characters that Go escapes in JSON. `<`, `>`, `&`, U+2028 and U+2029 occur in JSON only inside strings,
+/// so the text can be escaped without parsing it.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -199,13 +199,12 @@ fn push_escape(out: &mut String, c: char) {
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
-/// Formats a list of strings as Go's format verb `%q` does: `["a" "b"]`.
+/// Formats a list of strings like `["a" "b"]`, as Go's format verb `%q` does.
 pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of the beginning of a `serde_json` error message and the corresponding text in Go's error message, which
-/// follows the invalid character.
+/// Maps the start of a `serde_json` message to the words that Go prints after the invalid character.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -238,8 +237,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Translates a syntax error of `serde_json` to Go's error message. The returned message is a guess if `serde_json` and
-/// Go check the text in different orders.
+/// Translates a syntax error of `serde_json` to Go's error message. If the text has several errors, the message can
+/// differ from Go's, because `serde_json` and Go may report different ones.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -397,11 +396,11 @@ mod tests {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
-            // The following error messages are from recordings of Calico's plugin.
+            // Error messages that were recorded from runs of Calico's plugin.
             ("10.66.0.0/24", "invalid character '.' after top-level value"),
             ("IPv4", "invalid character 'I' looking for beginning of value"),
             ("x", "invalid character 'x' looking for beginning of value"),
-            // The following error messages are from the documentation and source of Go.
+            // Error messages from the documentation and source of Go.
             ("", "unexpected end of JSON input"),
             (r#"["a""#, "unexpected end of JSON input"),
             (r#"["a" "b"]"#, "invalid character '\"' after array element"),

@@ -121,7 +121,8 @@ impl ContainerIdentity {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([
             ("node".to_owned(), node.clone()),
-            // Every change of a block rewrites the timestamps of its addresses, so a timestamp has only milliseconds.
+            // Timestamps have only milliseconds to keep blocks small, because every change of a block rewrites the
+            // timestamps of all its addresses.
             ("timestamp".to_owned(), go_string(whole_milliseconds(now))),
             ("margay.io/net".to_owned(), network.clone()),
             ("margay.io/ifname".to_owned(), interface.clone()),

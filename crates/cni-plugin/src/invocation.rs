@@ -152,8 +152,8 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences Rust's panic messages in the whole process. Panics are reported as errors instead: [`run`](crate::run) and
-/// each store's adapter catch panics.
+/// Silences Rust's panic messages in the whole process. [`run`](crate::run) and each store's adapter catch panics and
+/// report them as errors.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
@@ -173,8 +173,8 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
 /// The value of `argv[0]` that makes this program the remover, the second process of a DEL.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
-/// Starts the remover in the network namespace of the current thread. The remover does not inherit the plugin's
-/// standard output, because a runtime reads this pipe until no process has the pipe open any more.
+/// Starts the remover in the network namespace of the current thread. The remover's standard output is `/dev/null`,
+/// because a runtime reads the plugin's output until no process has the pipe open.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();

@@ -183,8 +183,7 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 /// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
 /// on the log file when it writes a log line.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock the log file. Processes lock the log file only while they write one line, which
-/// takes less time than this pause.
+/// Pause between two attempts to lock the log file; longer than a process needs to write one line and unlock the file.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
@@ -206,8 +205,8 @@ pub(crate) struct RotationLimits {
 }
 
 impl RotationLimits {
-    /// Converts the configured limits in megabytes, days and files. A configured limit of 0 means the default limit,
-    /// and a negative value means no limit.
+    /// Converts the configured log limits (megabytes, days, number of files) to bytes, seconds and a count. A
+    /// configured limit of 0 means the default limit, and a negative value means no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -295,8 +294,8 @@ impl LogFile {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest rotated file gets the name that sorts last, even if several files are rotated within one
-        // millisecond. If the system clock was far ahead at an earlier rotation, the name of that rotated file still
-        // sorts last.
+        // millisecond. An older rotated file sorts last only if the system clock was far ahead when that file was
+        // rotated.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -334,8 +333,8 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may already have removed the same rotated file. If removing a rotated file fails for
-                // another reason, the next rotation of the log tries again.
+                // Another process may already have removed the same rotated file. If a rotated file cannot be removed,
+                // the next rotation of the log tries again.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! musl's own allocator needs many system calls for small allocations. Allocators for servers reserve more memory than
 //! a short plugin call ever needs, and reserving it takes a tenth of the call's time. dlmalloc needs few system calls
-//! and reserves little memory. For a zeroed allocation, however, dlmalloc also zeroes pages that the kernel has just
+//! and reserves little memory. When dlmalloc allocates zeroed memory, it zeroes even pages that the kernel has just
 //! zeroed. An open sled store allocates 25 MB of zeroed memory, but uses only a small part of it. With dlmalloc alone,
 //! a cold ADD on sled took three times as long, with 7,200 page faults instead of 1,100. Large allocations therefore
 //! use musl's allocator, which maps zeroed pages without touching them.
@@ -53,7 +53,8 @@ unsafe impl GlobalAlloc for SizedAllocator {
         match (is_large(layout.size()), is_large(size)) {
             (true, true) => unsafe { System.realloc(memory, layout, size) },
             (false, false) => unsafe { GlobalDlmalloc.realloc(memory, layout, size) },
-            // The reallocation crosses `LARGE_BYTES`, so its content must be copied from one allocator to the other.
+            // If only one of the old and new sizes is large, the content must be copied from one allocator to the
+            // other.
             _ => unsafe {
                 let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
                 if !moved.is_null() {

@@ -63,7 +63,8 @@ pub(crate) struct NetConf {
 /// The `ipam` object of a network configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamConf {
-    /// The value of `assign_ipv4`. Only the string `false` has an effect: the network then assigns no IPv4 addresses.
+    /// The value of `assign_ipv4`. With the string `false`, the network assigns no IPv4 addresses; all other values of
+    /// `assign_ipv4` have no effect.
     pub(crate) assign_ipv4: Option<String>,
     /// The value of `assign_ipv6`. With the string `true`, the network assigns IPv6 addresses. With the string `false`,
     /// the network assigns no IPv6 addresses, even if its configuration defines IPv6 pools.

@@ -369,8 +369,8 @@ mod tests {
         request.into()
     }
 
-    /// Runs an ADD on a layer-2 segment on which devices use the addresses `devices`. Returns the result of the ADD,
-    /// and the addresses that the ADD probed.
+    /// Runs an ADD on a layer-2 segment where the addresses in `devices` are already in use. Returns the result of the
+    /// ADD, and the addresses that the ADD probed.
     fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
         let probed = RefCell::new(Vec::new());
         let devices = ips(devices);

@@ -63,7 +63,7 @@ Pools and addresses are managed with the command margay: margay --help
 /// Container runtimes never pass command-line arguments to the plugin.
 pub fn answer_option(option: Option<&OsStr>) -> Option<ProcessOutcome> {
     let stdout = match option?.to_str()? {
-        // Calico's plugins also accept `-v`.
+        // `-v` prints the version, as in Calico's plugins.
         "-V" | "-v" | "--version" => {
             let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED_VERSIONS.join(", "));
             // The command `margay store upgrade` parses the last line of this version text.

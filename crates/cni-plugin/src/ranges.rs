@@ -23,8 +23,8 @@ pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. The arguments `setting` and `or` are for the error message: the name of the setting, and what it
-/// allows besides an address.
+/// Parses an address. `setting` (the name of the setting) and `or` (what it accepts besides an address) only appear in
+/// the error message.
 ///
 /// # Errors
 /// CNI error code 7 if the configured value is not an IP address.
@@ -148,8 +148,8 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range
-/// in whereabouts' notation, the other keys of whereabouts have no effect.
+/// Returns the first whereabouts key that a configuration without a whereabouts range has. Without a range in
+/// whereabouts' notation, the other keys of whereabouts have no effect.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),

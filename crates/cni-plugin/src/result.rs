@@ -86,7 +86,7 @@ impl AddResult {
     /// the result has the network mask of its pool or, if so configured, of its block.
     ///
     /// # Errors
-    /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
+    /// An error if an address has an invalid prefix length. The allocator never returns such an address.
     pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),
@@ -143,8 +143,8 @@ impl AddResult {
 
     /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
     /// result, the main plugin's own interfaces follow the interfaces of the IPAM plugin. Each address in the main
-    /// plugin's result belongs to the last interface and has no gateway. The prefix length of an address is that of the
-    /// assigned prefix if there is one, or else that of a host address.
+    /// plugin's result belongs to the last interface and has no gateway. An address has the prefix length of its
+    /// assigned prefix, or /32 or /128 if no assigned prefix contains the address.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;

@@ -317,8 +317,8 @@ impl<'a> CniContext<'a> {
 
     /// Returns how many IPv4 addresses and how many IPv6 addresses the allocator must choose. If the configuration
     /// defines pools, the allocator chooses addresses only in the address families of the configured pools. On a
-    /// secondary network, the allocator chooses one address less for each requested address. On a Calico network, the
-    /// allocator chooses no address if any address is requested.
+    /// secondary network, the allocator chooses no address in a set of ranges from which an address is requested. On a
+    /// Calico network, the allocator chooses no address if any address is requested.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -397,8 +397,8 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
 }
 
 /// Returns the requested addresses, which come from `IP` in `CNI_ARGS`, from `args.cni.ips` and from
-/// `runtimeConfig.ips`, in this order. The addresses of all three sources are requested, because the CNI specification
-/// does not rank these sources. Duplicates are dropped.
+/// `runtimeConfig.ips`, in this order. Addresses from `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips` are all
+/// requested, because the CNI specification does not rank them. Duplicates are dropped.
 ///
 /// # Errors
 /// CNI error code 7 if a requested address is not an IP address.

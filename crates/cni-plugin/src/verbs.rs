@@ -9,10 +9,10 @@
 //! evicted.
 //!
 //! GC releases the addresses of all attachments that are not in the runtime's list. By the CNI specification, the
-//! runtime's list of attachments is authoritative: an attachment that is not in the list is gone. GC therefore releases
-//! the addresses of such an attachment even if an interface still has them, for example in a container that the runtime
-//! failed to remove. Unlike the verb GC, the command `margay gc` finds unused addresses by the state of the machine,
-//! for example by its network namespaces.
+//! runtime's list of attachments is authoritative: an attachment that is not in the list is gone. GC releases the
+//! addresses of an unlisted attachment even if an interface still has them, for example because the runtime failed to
+//! remove the container. Unlike the verb GC, the command `margay gc` finds unused addresses by the state of the
+//! machine, for example by its network namespaces.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

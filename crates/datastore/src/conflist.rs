@@ -73,7 +73,7 @@ pub struct ConfiguredNetwork {
     /// The store that the network's plugin section names in its own settings. Environment variables of the container
     /// runtime may select another store, but `store` does not consider them.
     pub store: Location,
-    /// The network's configured subnets, and those of its pools that the configuration file gives as CIDRs.
+    /// The subnets and ranges in the network's configuration, and the pools that it names by CIDR.
     pub subnets: Vec<String>,
 }
 
@@ -174,7 +174,7 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
 }
 
 /// Returns the plugin sections of a network list, each with the list's name and version, or the single section of a
-/// `.conf` file. The result includes the sections of plugins to which these plugins delegate.
+/// `.conf` file. Includes the sections of delegated plugins, as in Multus and flannel configurations.
 fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
     let sections = match list.remove("plugins") {
@@ -201,8 +201,8 @@ fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     Ok(all)
 }
 
-/// Returns the configurations that a plugin passes to other plugins: Multus' `delegates`, and flannel's `delegate`,
-/// which inherits the name and the `ipam` of flannel's own section.
+/// Returns the nested plugin configurations in a plugin section. Multus lists nested plugins in `delegates`; flannel
+/// has one `delegate`, which inherits the section's name, version and `ipam`.
 fn delegates(plugin: &Value) -> Vec<Value> {
     let Some(conf) = plugin.as_object() else { return Vec::new() };
     let mut found = field(conf, "delegates").and_then(Value::as_array).cloned().unwrap_or_default();

@@ -99,7 +99,7 @@ pub async fn preview_upgrade(location: &Location, wait: Duration) -> Result<Form
     on_engine(location, move |engine, path| kv_local::preview_upgrade_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// A folder beside an embedded store, in which the store's replacement a program builds (see
+/// A folder beside an embedded store, in which a program builds the replacement store (see
 /// [`kv_local::FolderStaging`]).
 #[derive(Debug)]
 pub struct StoreStaging {
@@ -107,7 +107,7 @@ pub struct StoreStaging {
     replaced: Location,
 }
 
-/// The old store, which is locked and about to be replaced.
+/// The store that will be replaced, with its lock held.
 #[derive(Debug)]
 pub struct StoreReplacement(kv_local::FolderReplacement);
 

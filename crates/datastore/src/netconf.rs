@@ -14,8 +14,8 @@ pub struct NetConfStore {
     /// `etcd_endpoints`: the endpoint URLs of etcd, separated by commas.
     pub etcd_endpoints: String,
     /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An endpoint
-    /// setting is empty if the NetConf was made from a template without a value for the endpoints. A NetConf with an
-    /// empty endpoint setting is still for a cluster, and must never select a separate store on each host.
+    /// setting is empty if the NetConf was made from a template without a value for the endpoints. An empty endpoint
+    /// setting still means a cluster. It must never select a separate embedded store on each host.
     pub has_endpoints: bool,
     /// `etcd_discovery_srv`: the domain whose SRV records list the etcd endpoints.
     pub etcd_discovery_srv: String,
@@ -89,7 +89,8 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
         // Ignore a store path in the environment, because it belongs to the embedded store of another network on this
         // host.
         merged.path = own.path;
-        // An empty environment variable can remove the etcd endpoints, but the NetConf is still for a cluster.
+        // An empty `ETCD_ENDPOINTS` clears the configured endpoints, but the store is still a cluster, never an
+        // embedded store.
         merged.orchestrator = Orchestrator::Kubernetes;
     }
     if conf.called_as_calico_ipam && merged.path.is_empty() && !names_embedded(drivers, &merged) {

@@ -133,10 +133,10 @@ impl OpenStore {
 
 /// Opens the store at a location.
 ///
-/// Only one process at a time can have an embedded store open. All other processes wait for the store lock for at most
-/// [`OpenOptions::wait`], unless a daemon has the store open. [`OpenOptions::sharing`] selects how this process shares
-/// the store with other processes. For a cluster, `open` checks that the cluster responds, accepts the login and has a
-/// supported version.
+/// Only one process at a time can have an embedded store open. A second process waits for the store lock, for at most
+/// [`OpenOptions::wait`], or uses the store through the daemon that has it open. [`OpenOptions::sharing`] selects how
+/// this process shares the store with other processes. For a cluster, `open` checks that the cluster responds, accepts
+/// the login and has a supported version.
 ///
 /// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that performs one operation at a
 /// time. With `InPlace`, an embedded store does its work on the calling thread, which saves the cost of additional
@@ -170,8 +170,8 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     Ok(OpenStore { opened: OpenKind::Shared(shared_store) })
 }
 
-/// A store that this process reaches through a daemon until the daemon ends, and is then opened in this process. All
-/// clones of a `ServedOrDirect` switch from the daemon to the direct store together.
+/// A store that is used through a daemon, and is opened in this process once the daemon has ended. All clones of a
+/// `ServedOrDirect` switch from the daemon to the direct store together.
 #[derive(Clone)]
 struct ServedOrDirect {
     served: ServedStore,
@@ -210,7 +210,7 @@ impl ServedOrDirect {
         self.shared.direct.get()
     }
 
-    /// Opens the store in this process after the daemon failed before it began to work on a request.
+    /// Opens the store in this process after the daemon has failed without starting on a request.
     ///
     /// # Errors
     /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if a different
@@ -227,8 +227,8 @@ impl ServedOrDirect {
             let wait = until.saturating_duration_since(Instant::now());
             let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
             let shared_store = begun.map_err(|error| match error.kind() {
-                // A caller with a deadline for all its waits can tell that the deadline has passed, and therefore gets
-                // `Locked` unchanged.
+                // A caller that set a deadline gets `Locked` unchanged, because it can tell that its own deadline has
+                // passed.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
                 }
@@ -295,7 +295,7 @@ impl Store for ServedOrDirect {
 /// A watch through the daemon, which continues without the daemon after the daemon has ended.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The watch request for those event batches that have not arrived yet.
+    /// The request that resumes the watch after the last received batch.
     request: WatchRequest,
     /// The stream of events of the watch; `None` once the watch has ended.
     stream: Option<WatchStream>,
@@ -316,7 +316,7 @@ impl FallbackWatch {
         Some((item, self))
     }
 
-    /// Restarts the watch through a newly started daemon if there is one, or else in this process.
+    /// Restarts the watch: through a daemon if one has started since, otherwise in this process.
     async fn go_on(&mut self) -> Result<Batch> {
         let mut stream = match self.store.served.watch(self.request.clone()).await {
             Err(error) => self.store.open_directly(error).await?.watch(self.request.clone()).await?,

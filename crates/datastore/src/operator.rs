@@ -52,8 +52,8 @@ impl ChosenStore {
     }
 }
 
-/// Chooses the store that the operator's command works on. The store is chosen by the first of these sources that names
-/// a store:
+/// Chooses the store that the operator's command works on. The sources in the list below are tried in order, and the
+/// first one that names a store wins.
 ///
 /// 1. The store URL that the operator specified.
 /// 2. The operator's configuration file; its settings are not merged with the environment.
@@ -63,8 +63,8 @@ impl ChosenStore {
 /// 5. The default store.
 ///
 /// If a URL names an etcd, the credentials for it come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
-/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that a file of the CNI configuration lacks come
-/// from these environment variables as well.
+/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that are missing in a CNI configuration file are
+/// also read from the environment variables `ETCD_...`.
 ///
 /// The environment variable `KUBECONFIG` is ignored, because operators set it for other purposes. An optional
 /// configuration file about the Kubernetes API is skipped if another source names a store, because every host that

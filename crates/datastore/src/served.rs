@@ -40,8 +40,8 @@ pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity contains this description of
-/// its access, so a client never uses a daemon that has other credentials.
+/// Describes a cluster's endpoints and credentials without secrets. A daemon's identity includes the description of its
+/// endpoints and login, so a client with another login never uses the daemon.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -68,7 +68,7 @@ fn canonical(path: &Path) -> PathBuf {
 }
 
 /// Returns true if this process trusts a daemon that runs as user `uid` with the store: only root and the store's owner
-/// are trusted. If the store does not exist, the user of this process counts as its owner.
+/// are trusted. If the store does not exist yet, the user of this process counts as the store's owner.
 pub fn is_trusted(location: &Location, uid: u32) -> bool {
     let owner = location.path().and_then(|path| fs::metadata(path).ok()).map(|folder| folder.uid());
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())

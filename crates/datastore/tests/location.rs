@@ -163,7 +163,7 @@ async fn etcd_error_when_no_server_listens() {
     refused_with("etcd+unix:///nowhere/etcd.sock", Access::default(), &["check the address"]).await;
 }
 
-/// Starts a server that sends the bytes `says` on each connection and then closes it; returns the store URL of the
+/// Starts a server that sends `says` on each connection and then closes the connection. Returns the store URL of the
 /// server.
 fn stranger(says: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -49,8 +49,8 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Errors
     /// The error `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock
-    /// did not become free in time. The error `Unsupported` if the driver cannot open stores of the place's kind.
-    /// Otherwise any store error that opening the store causes.
+    /// did not become free in time. The error `Unsupported` if the driver cannot open stores of the place's kind. Any
+    /// other store error from opening the store.
     async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
     /// The engine of this driver's stores, if the driver keeps stores in folders; `None` for other kinds of stores.
@@ -258,8 +258,8 @@ impl<E> LocalDriver<E> {
         self
     }
 
-    /// Sets the maximum number of keys that a long reader reads before it yields the store to waiting processes. A
-    /// larger maximum suits an engine that is slow to open.
+    /// Sets the maximum number of keys that a long reader reads before it yields the store to waiting processes. An
+    /// engine that is slow to open should allow more keys to be read before the store is yielded.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.facts = self.facts.with_keys_in_a_turn(keys);

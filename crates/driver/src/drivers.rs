@@ -99,9 +99,9 @@ impl Drivers {
     }
 
     /// Returns the driver of the store in a folder, or `None` if the folder has no store of a known engine. If the
-    /// folder has a file `store.id`, the returned driver is that of the engine named in `store.id`. The result is
-    /// `None` if the program has no driver for the engine in `store.id`. Without the file `store.id`, the returned
-    /// driver is the first one whose engine's files are in the folder.
+    /// folder has a file `store.id`, the returned driver is that of the engine named in `store.id`. Returns `None` if
+    /// the program has no driver for the engine named in `store.id`. Without the file `store.id`, the returned driver
+    /// is the first one whose engine's files are in the folder.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
         match kv_local::engine_in(folder) {
             Some(engine) => self.local_named(&engine),
@@ -250,14 +250,14 @@ impl Location {
         self.facts().scope == Scope::Cluster
     }
 
-    /// Returns the location of a store in the folder `path`, for the same driver.
+    /// Returns the location of the store in folder `path`, opened by the driver of `self`.
     #[must_use]
     pub fn moved_to(&self, path: impl Into<PathBuf>) -> Self {
         Self { place: StorePlace::Folder(path.into()), ..self.clone() }
     }
 
-    /// Returns this location with the credentials for its cluster that `change` returns; a location without a cluster
-    /// stays unchanged.
+    /// Returns this location with its cluster's credentials replaced by the result of `change`. A location without a
+    /// cluster is returned unchanged.
     ///
     /// # Errors
     /// Any error that the function `change` returns.
@@ -280,8 +280,7 @@ impl Location {
         }
     }
 
-    /// Returns true if both locations lead to the same store, whatever their credentials and the order of their
-    /// endpoints.
+    /// Returns true if both locations name the same store. Credentials and the order of endpoints are ignored.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {

@@ -1,4 +1,4 @@
-//! Defines the errors of configurations that do not lead to a store.
+//! Defines the errors of reading a store configuration.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ pub struct Candidate {
     pub file: PathBuf,
 }
 
-/// The reason why a configuration does not lead to a store, without text that may be a secret.
+/// The reason why no store can be determined from a configuration. Contains no text that may be a secret.
 ///
 /// [`Display`](std::fmt::Display) says what is wrong with the configuration, with Calico's message if Calico has an
 /// equal error. [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.

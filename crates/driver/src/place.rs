@@ -33,8 +33,8 @@ pub struct ClusterAddress {
 }
 
 impl ClusterAddress {
-    /// Parses the address of a cluster from a URL: `NAME://host:port[,host:port]`, `NAME+https://` for TLS, or
-    /// `NAME+unix:///path` for a unix socket.
+    /// Parses the address of a cluster from a URL of the form `NAME://host:port[,host:port]`, `NAME+https://` for TLS,
+    /// or `NAME+unix:///path` for a unix socket.
     ///
     /// # Errors
     /// An error that says what is wrong with the URL, without text that may be a secret.
@@ -79,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// Returns the store URL of the cluster, which begins with the driver's name. An SRV domain, or a mix of endpoints
-    /// with and without TLS, has no URL, for which the result is a description of the cluster's address.
+    /// Returns the store URL of the cluster, which begins with the driver's name. If the address has no URL (an SRV
+    /// domain, or endpoints with and without TLS), returns a description of the address.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);
@@ -127,7 +127,7 @@ fn with_lower_scheme(endpoint: &str) -> String {
     }
 }
 
-/// The credentials with which a client connects to a cluster; `Debug` prints no secret of them.
+/// A client's credentials for a cluster. `Debug` omits the secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     /// The CA that has signed the servers' certificates; if unset, the operating system's CAs are trusted.
@@ -201,7 +201,7 @@ impl fmt::Debug for Login {
 
 /// The settings that select a store, from a NetConf, a file or the environment. The settings of a store include
 /// Calico's settings for etcd, and the path of a store in a folder. A setting with an empty value counts as not set.
-/// `Debug` prints only the datastore type of the settings, since others may be secrets.
+/// `Debug` prints only the datastore type, because other settings may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// The value of `datastore_type`: the kind of store.

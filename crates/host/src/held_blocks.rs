@@ -1,12 +1,12 @@
-//! Records, for the time since boot, in which blocks of a shared store this node holds addresses. Thanks to this
-//! record, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all blocks of
-//! the cluster.
+//! Records in which blocks of a shared store this node holds addresses. The record is lost on reboot. With the record
+//! in `held.json`, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all
+//! blocks of the cluster.
 //!
-//! For each store and node, the record of blocks with the node's addresses is in a folder of its own. Before an ADD
-//! takes an address from another node's block, the ADD writes a note. A note is an empty file named after the block and
+//! Each pair of store and node has its own folder with the record of the node's blocks. Before an ADD takes an address
+//! from another node's block, it records the block in a note file. A note is an empty file named after the block and
 //! the current minute. Processes need no lock to write notes, because there is one file for each block and minute. An
-//! ADD that crashes leaves at most one unneeded note. A scan writes the blocks in which it found addresses of the node
-//! to the file `held.json`, and then removes the notes that are older than the longest possible CNI call. The file
+//! ADD that crashes leaves at most one unneeded note file. A scan writes the blocks in which it found addresses of the
+//! node to the file `held.json`, and then removes the notes that are older than the longest possible CNI call. The file
 //! `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong owner or mode.
 //! If `held.json` is missing, the next scan reads all blocks of the store and writes the file again.
 
@@ -24,11 +24,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age at which a scan removes a note file. Every ADD commits or fails long before its note file reaches this
-/// age.
+/// Minimum age at which a scan removes a note file. An ADD commits or fails long before a scan removes its note file.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
-/// Maximum size of `held.json`, in bytes. The record for the blocks of one node is far smaller than this limit.
+/// Maximum size of `held.json`, in bytes; far more than the record of one node needs.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 const FILE_NAME: &str = "held.json";
 
@@ -66,7 +65,7 @@ struct StoredScanRecord {
 /// The notes that ADDs have written about blocks of other nodes.
 #[derive(Clone, Debug, Default)]
 pub struct BlockNotes {
-    /// The blocks that the notes are about, as CIDRs.
+    /// The CIDRs of the blocks that are named in the note files.
     pub blocks: BTreeSet<String>,
     /// The note files that are too old to belong to an ADD that is still running.
     old: Vec<PathBuf>,
@@ -123,8 +122,8 @@ impl HeldBlocks {
         notes
     }
 
-    /// Loads `held.json`, which the last scan in this boot has saved. Returns `None` if the file is missing or damaged,
-    /// is of another boot, or could have been written by another user.
+    /// Loads `held.json`, which the last scan in this boot has saved. Returns `None` if `held.json` is missing,
+    /// damaged, from an earlier boot, or accessible to another user.
     pub fn load(&self, boot_id: &str) -> Option<ScanRecord> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE_NAME)).ok()?;
@@ -150,7 +149,7 @@ impl HeldBlocks {
     /// `notes` was listed.
     ///
     /// # Errors
-    /// Any error of writing `held.json`, after which no notes are removed.
+    /// Any error of writing `held.json`. In that case, the note files are kept.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };

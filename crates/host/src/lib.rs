@@ -2,8 +2,7 @@
 //! addresses that other devices on a link use.
 //!
 //! The crate does not depend on Margay's stores or on CNI. Callers use the result of [`scan`] as evidence that an
-//! address can be released. Therefore a scan either covers every network namespace of the machine, or returns
-//! [`IncompleteScan`].
+//! address can be released. A scan covers every network namespace of the machine, or fails with [`IncompleteScan`].
 
 mod held_blocks;
 mod machine;

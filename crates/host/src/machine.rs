@@ -51,7 +51,7 @@ pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
 
-/// The sources from which a node's name can come, as in Calico. A source with an empty name is skipped.
+/// The sources from which a node's name can come, as in Calico. A source whose node name is empty is skipped.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
     /// The node name in the configuration.
@@ -65,9 +65,9 @@ pub struct NodeNames<'a> {
 }
 
 impl NodeNames<'_> {
-    /// Returns the first node name that is not empty. The sources are tried in this order: the configured name, the
-    /// name in the file, the name from the old field, and the host name in lower case. Returns an empty string if none
-    /// of the sources has a node name.
+    /// Returns the first node name that is not empty. The order of the sources is the configured name, the node name
+    /// file, the `hostname` field of old configurations, and the host name in lower case. Returns an empty string if
+    /// none of the sources has a node name.
     ///
     /// White space around a node name is removed: a file that was written by hand ends with a newline, and no node name
     /// contains white space. Zero bytes around a node name are also removed, because a power cut can leave zero bytes
@@ -85,8 +85,7 @@ impl NodeNames<'_> {
     }
 }
 
-/// The name of the node on this machine, which is `given` if it is not empty, or else the name that
-/// [`NodeNames::choose`] returns.
+/// Returns the name of the node on this machine: `given`, or the result of [`NodeNames::choose`] if `given` is empty.
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }

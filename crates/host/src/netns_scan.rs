@@ -1,10 +1,10 @@
 //! Finds all network namespaces of this machine and the addresses of the interfaces in them.
 //!
-//! A network namespace exists while a thread is in it, or while an open file or a mount refers to it. The scan
-//! therefore visits all threads and open files of all processes, and the mounts of every mount namespace. A helper
-//! thread enters each network namespace, asks the kernel for the addresses in that namespace, and ends after the scan.
-//! If a security module denies access to a process, the scan reads the world-readable address lists in the process's
-//! `/proc` folder instead.
+//! A network namespace exists while a thread is in it, or while an open file or a mount refers to it. The scan visits
+//! all threads and open files of all processes, and the mounts of every mount namespace. A helper thread enters each
+//! network namespace, asks the kernel for the addresses in that namespace, and ends after the scan. If a security
+//! module denies access to a process, the scan reads the world-readable address lists in the process's `/proc` folder
+//! instead.
 //!
 //! The result of a scan must be complete: if an address is in no namespace, Margay may release the address. It does no
 //! harm if a network namespace disappears during the scan, because its addresses disappear with it. If a network
@@ -17,9 +17,9 @@
 //! # The name of a network namespace
 //!
 //! The name of a network namespace, as recorded with an address, is the `DEVICE:INODE` of the namespace's file, for
-//! example `4:4026532201`. If the recording process is not in the machine's initial process id namespace, a slash and
-//! the inode of its process id namespace follow, as in `4:4026532201/4026532300`. Only a process that sees all
-//! processes of that process id namespace can decide whether the network namespace still exists.
+//! example `4:4026532201`. A recording process outside of the initial PID namespace appends a slash and the inode of
+//! its own PID namespace, as in `4:4026532201/4026532300`. Only a process that sees all processes of the recorded PID
+//! namespace can tell whether the recorded network namespace still exists.
 //!
 //! The kernel may reuse the inode of a network namespace that no longer exists. If the inode is reused, the recorded
 //! name of the old namespace looks alive: the address is kept too long, but it is never released too early. After a
@@ -48,15 +48,15 @@ use crate::machine::ip_of;
 /// The inode of the machine's initial user namespace, which is the same in every kernel. Capabilities apply to the
 /// whole machine only in the initial user namespace.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
-/// The capabilities that a scan of all namespaces needs: CAP_SYS_ADMIN for entering namespaces, and CAP_SYS_PTRACE for
-/// seeing the namespaces of other users' processes.
+/// A full scan needs CAP_SYS_ADMIN for entering namespaces, and CAP_SYS_PTRACE for seeing the namespaces of other
+/// users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
 /// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
-/// higher process id than its parent, and `/proc` is listed in ascending order. A round of a scan therefore also visits
-/// child processes that start during the round. A namespace that is handed from process to process can only escape a
-/// round if process ids wrap around. The second round finds namespaces that escaped because of a wrap-around, and
-/// further rounds follow while new namespaces are found.
+/// higher process id than its parent. Because `/proc` is listed in ascending order, a round also visits children that
+/// start during the round. A round can miss a namespace that is handed from process to process only if process ids wrap
+/// around. The second round finds the namespaces that a wrap-around of process ids hid from the first round. More
+/// rounds follow while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
 /// Time after which a scan gives up if every round has found new namespaces. On a machine that starts many containers,
 /// almost every round of a scan finds new namespaces.
@@ -99,8 +99,7 @@ pub struct NetnsScan {
     /// of the process id namespace. `None` if this process cannot find out the name of a network namespace, because a
     /// security module denies access to all processes in that namespace.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the scan ran; `None` for the machine's initial process id namespace. The scan
-    /// visited only processes in this process id namespace.
+    /// The process id namespace to which the scan was limited; `None` for the machine's initial process id namespace.
     pub within: Option<String>,
 }
 
@@ -136,8 +135,8 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
 /// process's process id namespace, or `None` for the machine's initial process id namespace.
 ///
 /// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
-/// inside a container with its own user namespace belong to that user namespace. A scan in such a container cannot
-/// enter namespaces that were created outside of the container, and reports them as a failure.
+/// inside a container with its own user namespace belong to that user namespace. In a container with its own user
+/// namespace, a scan cannot enter namespaces that were created outside of the container, and reports them as failures.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -178,12 +177,12 @@ struct NetnsSearch {
     addresses: BTreeSet<IpAddr>,
     /// Inodes that identify network namespaces by their address lists (see [`listing_inode`]). The set `entered` is for
     /// namespaces that the scan has entered, and the set `shielded` for namespaces of threads to which access was
-    /// denied. Each network namespace has its own address list, so an inode in both sets means that the scan entered
-    /// the shielded thread's namespace by another path.
+    /// denied. Each network namespace has its own address list. An inode in both `entered` and `shielded` means that
+    /// the scan entered the shielded thread's namespace by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
-    /// Network namespaces that could not be visited, each with its inode if known, because another path may still lead
-    /// to that namespace.
+    /// Network namespaces that could not be visited. The inode is kept if known, because the scan may still reach the
+    /// namespace by another path.
     obstacles: Vec<(Option<u64>, String)>,
 }
 
@@ -252,7 +251,8 @@ impl NetnsSearch {
         }
     }
 
-    /// Lists a folder in a process's `/proc` folder. If the folder cannot be listed, the scan is incomplete.
+    /// Lists a folder in a process's `/proc` folder. A folder of a process that cannot be listed makes the scan
+    /// incomplete.
     fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
@@ -385,8 +385,8 @@ fn pid_namespace() -> Option<u64> {
 enum ProcessView {
     /// This process can see every process of the machine.
     Machine,
-    /// This process can see only the processes of its process id namespace, which is not the machine's initial one. The
-    /// field is the inode of the process id namespace.
+    /// This process can see only the processes of its process id namespace, which is not the machine's initial one.
+    /// `Container` contains the inode of the process id namespace.
     Container(String),
 }
 
@@ -418,8 +418,8 @@ fn net_inode(text: &[u8]) -> Option<u64> {
 
 /// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field of a `mountinfo` line
 /// is the device number as `major:minor`. The fourth field is the root of the mount; for a mounted namespace, it is the
-/// name of the namespace. The fifth field of a `mountinfo` line is the mount point. The type of the mounted file system
-/// follows the field `-`.
+/// name of the namespace. The fifth field of a `mountinfo` line is the mount point. In a `mountinfo` line, the type of
+/// the mounted file system is the field after `-`.
 fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }
@@ -463,8 +463,8 @@ fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // If the file `if_inet6` does not exist, the kernel has no IPv6. The file is not missing because the thread has
-        // ended: reading the list of IPv4 addresses would have failed before.
+        // If the file `if_inet6` does not exist, the kernel has no IPv6. A missing file cannot mean that the thread has
+        // ended: in that case, reading the list of IPv4 addresses would have failed already.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -477,8 +477,8 @@ fn listing_inode(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
-/// Parses the machine's own addresses in the file `fib_trie`. In `fib_trie`, each own address has two lines: a line
-/// that ends with the address, and then a line `/32 host LOCAL`.
+/// Parses the machine's own addresses in the file `fib_trie`. In `fib_trie`, each of the machine's addresses takes two
+/// lines: a line that ends with the address, and then a line `/32 host LOCAL`.
 fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     let mut last = None;
     text.lines().filter_map(move |line| {

@@ -1,9 +1,10 @@
 //! Checks whether a device on the link of an interface already uses an address.
 //!
-//! An IPv4 address is checked with the ARP probe of RFC 5227, a request with the sender address 0.0.0.0. This ARP probe
-//! does not change the ARP tables of other devices. An IPv6 address is checked with a neighbour solicitation (RFC
-//! 4862). The solicitation is sent from the unspecified address to the solicited-node multicast group of the checked
-//! address. Each probe is sent twice, at the beginning and after half of the timeout, since one packet may be lost.
+//! An IPv4 address is checked with the ARP probe of RFC 5227, a request with the sender address 0.0.0.0. An ARP request
+//! with sender 0.0.0.0 does not change the ARP tables of other devices. An IPv6 address is checked with a neighbour
+//! solicitation (RFC 4862). The solicitation is sent from the unspecified address to the solicited-node multicast group
+//! of the checked address. Each probe is sent twice, at the beginning and after half of the timeout, since one packet
+//! may be lost.
 
 use std::fmt;
 use std::fs;
@@ -36,8 +37,8 @@ const READ_GRACE: Duration = Duration::from_millis(10);
 pub enum ProbeResult {
     /// No device has answered the probe before the deadline.
     Silent,
-    /// A device on the link uses the probed address. The field is the MAC address of that device, if its answer
-    /// contains one.
+    /// A device on the link uses the probed address. `Answered` contains the MAC address of the device that answered,
+    /// if the answer contains one.
     Answered(Option<Mac>),
     /// The address could not be probed; the string is the reason.
     Unable(String),
@@ -174,7 +175,7 @@ impl Probe {
         }
     }
 
-    /// Reads packets until a device has answered for the probed address, or until the time `until`.
+    /// Reads packets until a device has answered for the probed address, or the deadline `until` has passed.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
         while self.outcome == ProbeResult::Silent {
@@ -247,8 +248,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. The inner value is the MAC
-/// address of the advertisement's sender, if the advertisement contains one.
+/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the probed address. `Some(None)` means that the
+/// advertisement does not contain its sender's MAC address.
 fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;

@@ -131,8 +131,8 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // The outer shell runs `sleep` after the process in the network namespace has ended. After that process has ended,
-    // only the shell's open file keeps the network namespace alive.
+    // The outer shell runs `sleep` after the process in the network namespace has ended. Once the process in the
+    // network namespace has ended, only the shell's open file keeps the namespace alive.
     let is_left = (0..PATIENCE).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
@@ -164,8 +164,8 @@ fn scan_sees_hidden_mount() {
     }
 }
 
-/// Tests containers that have passed their interface to a virtual machine or to user space, so their network namespace
-/// has no addresses.
+/// Scans a network namespace without addresses, as in a container whose interface was given to a virtual machine or to
+/// user space.
 #[test]
 fn scan_sees_namespace_without_addresses_until_it_ends() {
     let process = Ended::start("unshare", &["--net", "sleep", "600"]);
@@ -209,8 +209,8 @@ fn scan_in_container_sees_only_what_is_in_it() {
 #[test]
 fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
-        // Without the variable `INSIDE`, this test runs on the host. The test
-        // `scan_in_container_sees_only_what_is_in_it` runs this test again in containers.
+        // Without the variable `INSIDE`, this test runs on the host. `scan_in_container_sees_only_what_is_in_it` sets
+        // `INSIDE` and runs this test in containers.
         assert_eq!(scan().within, None);
         return;
     }
@@ -243,7 +243,7 @@ fn scan_says_so_when_not_privileged() {
     assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
     let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
     assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
-    // The command below runs in the machine's process id namespace, but in a new user namespace.
+    // `unshare --user` runs in the machine's process id namespace, but in a new user namespace.
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user"])
         .arg(&status)
@@ -252,7 +252,7 @@ fn scan_says_so_when_not_privileged() {
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains("has other users than the machine"), "{said}");
-    // The command below runs with an empty `/proc`, which does not show the processes of its process id namespace.
+    // An empty file system on `/proc` hides the processes of the test's process id namespace.
     let done = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
         .arg(&status)

@@ -34,8 +34,8 @@ pub struct DaemonConnection {
 
 impl DaemonConnection {
     /// Connects to a daemon's socket. The client waits at most `within`, and never longer than [`FROZEN_TIMEOUT`], for
-    /// a place in the socket's backlog and for the daemon's greeting. The function `is_trusted` decides whether the
-    /// client accepts a daemon that runs as this user.
+    /// a place in the socket's backlog and for the daemon's greeting. `is_trusted` gets the user id of the daemon and
+    /// decides whether the client accepts the daemon.
     ///
     /// # Errors
     /// `NotFound` or `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not trusted;

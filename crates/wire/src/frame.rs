@@ -46,8 +46,8 @@ pub enum FrameKind {
     Verb = b'v',
     /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
-    /// The client's announcement that it is about to wait for the store lock. The body of the announcement is empty,
-    /// and the daemon does not answer it.
+    /// The client's announcement that it is about to wait for the store lock. A `Yield` frame has an empty body, and
+    /// the daemon does not answer it.
     Yield = b'y',
     /// The daemon's answer to a request, or one item of a watch that a client has requested.
     Answer = b'a',
@@ -63,8 +63,8 @@ impl FrameKind {
 /// A report of the daemon on the progress of its store, sent while a CNI verb waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
-    /// Time since the store last finished an operation, but at most the time since the request arrived. While another
-    /// process has the store open, this time is zero.
+    /// Time since the store last finished an operation, but at most the time since the request arrived. `stalled_for`
+    /// is zero while another process has the store open.
     pub stalled_for: Duration,
 }
 
@@ -152,7 +152,7 @@ impl Frame {
     /// Returns this frame if it is of the expected kind.
     ///
     /// # Errors
-    /// `InvalidData` if the frame is of another kind.
+    /// `InvalidData` if the frame is not of the expected kind.
     pub fn expect(self, kind: FrameKind) -> io::Result<Self> {
         match self.kind == kind {
             true => Ok(self),
@@ -234,14 +234,14 @@ pub enum StoreIdentity {
     Embedded {
         /// The id that the store was given when it was created.
         id: String,
-        /// The identity of the file `queue` in the store's folder. If a client finds a different file under that name,
-        /// the client's store is not the daemon's.
+        /// The identity of the file `queue` in the store's folder. If a client finds a different file at the path
+        /// `queue` in its own store's folder, the daemon serves another store.
         queue: FileId,
     },
     /// A cluster's store.
     Cluster {
         /// The way to log in to the cluster, without secrets: endpoints, user, the client's certificate. The daemon
-        /// serves only clients that use the same login.
+        /// serves only clients whose login equals the daemon's.
         access: String,
     },
 }
@@ -258,7 +258,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Creates the greeting of this program.
+    /// Creates the greeting of this process, with its version and process id.
     pub fn new(store: StoreIdentity) -> Self {
         Self { program: env!("CARGO_PKG_VERSION").to_owned(), process: std::process::id(), store }
     }

@@ -74,7 +74,7 @@ mod tests {
             ("/ä", "\\xc3\\xa4"),
         ] {
             assert_eq!(of_folder(Path::new(path)), name, "{path}");
-            // The comparison is skipped on machines without systemd-escape.
+            // Names are compared with the output of `systemd-escape` only where it is installed.
             if let Ok(said) = Command::new("systemd-escape").args(["--path", path]).output() {
                 assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), name, "{path}");
             }

@@ -32,8 +32,8 @@ const DOWN_INTERVAL: Duration = Duration::from_millis(50);
 /// The result of [`connect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectResult {
-    /// The MAC address of the pair's end in the container, in lower case with colons. If the plan has a MAC address of
-    /// more than six bytes, this field contains the plan's whole address, although the kernel uses only six bytes.
+    /// The MAC address of the pair's end in the container, in lower case with colons. If [`Plan::mac`] has more than
+    /// six bytes, the result contains all of them, although the kernel uses only the first six.
     pub mac: String,
 }
 
@@ -191,8 +191,8 @@ impl ConnectTask {
             }
         }
         // The netlink message contains two requests: to create the pair, and to look up the index of the container's
-        // end. If the interface name was taken, the second answer describes the older interface, but then the first
-        // answer is an error.
+        // end. If the interface name was taken, the lookup finds the older interface, but then the request to create
+        // the pair has failed.
         let mut answers = container
             .exchange(&[request(Device::Veth), messages::look_up(&self.plan.interface)])
             .map_err(refused)?
@@ -217,7 +217,7 @@ impl ConnectTask {
     }
 
     /// Finds the host's end of the pair, and makes sure that it has the MAC address [`HOST_MAC`]. The pair was created
-    /// with this MAC address, but other software on the host may have changed the address since.
+    /// with [`HOST_MAC`], but other software on the host may have changed the address since.
     fn host_end(&self, host: &NetlinkSocket) -> Result<HostEnd, Error> {
         let name = &self.plan.host_interface;
         let find = || look_up(host, name).map_err(|errno| not_found(name, errno));
@@ -404,8 +404,8 @@ fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNe
     Ok(())
 }
 
-/// Checks that the existing route to a destination is identical to the route that was to be added. If the two routes
-/// differ, the error names the existing route.
+/// Checks that the existing route to a destination is identical to the route that was to be added. If a different route
+/// to the destination exists, the error names it.
 fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in
@@ -429,8 +429,8 @@ fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNe
     ))
 }
 
-/// Returns whether a host route has the same scope as the routes that this crate adds. The result is true for every
-/// IPv6 route, because the kernel has no link scope for IPv6.
+/// Returns whether a host route has the same scope as the routes that this crate adds. Always true for IPv6 routes,
+/// because the kernel has no link scope for IPv6.
 pub(crate) fn scope_is_link(route: &Route) -> bool {
     route.scope == RT_SCOPE_LINK || route.destination.addr().is_ipv6()
 }
@@ -463,8 +463,8 @@ fn scope_text(scope: u8) -> String {
     }
 }
 
-/// Increasing pauses between repeated checks of a condition. The first pause is short, so that little time is lost if
-/// the condition holds soon. Each later pause is twice as long as the pause before, up to `longest`.
+/// Increasing pauses between repeated checks of a condition. The first pause is short, because the awaited condition
+/// usually holds soon. The pause between two checks doubles each time, up to `longest`.
 struct Backoff {
     next: Duration,
     longest: Duration,
@@ -479,7 +479,7 @@ impl Backoff {
         Self { next: first, longest, until }
     }
 
-    /// Sleeps for the next pause between two checks. Returns `false` if no pause is left, because the time is over.
+    /// Sleeps for the next pause between two checks. Returns `false` if the deadline has passed.
     pub(crate) fn pause(&mut self) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         sleep(self.next.min(left));

@@ -2,8 +2,8 @@
 //!
 //! The kernel immediately removes both interfaces of a pair, with their addresses and routes. After the removal, the
 //! kernel blocks the removing thread for 15 ms or more, until no processor can still see the interfaces (`rcu_barrier`
-//! in `netdev_run_todo`). A process cannot exit while one of its threads is blocked in the kernel. Therefore a second
-//! process removes the interfaces, and the caller does not wait for the exit of that process.
+//! in `netdev_run_todo`). A process cannot exit while one of its threads is blocked in the kernel. A second process
+//! removes the interfaces, because the kernel blocks the remover, and the caller does not wait for it to exit.
 
 use std::io;
 use std::path::Path;
@@ -17,9 +17,8 @@ use crate::messages;
 use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
-/// The pause before the second check whether the interface still exists. Each later pause between two checks is twice
-/// as long as the pause before, up to [`MAX_POLL_INTERVAL`]. The kernel does not answer a check while another process
-/// changes interfaces.
+/// The pause before the second check whether the interface still exists. The pause between two checks doubles each
+/// time, up to [`MAX_POLL_INTERVAL`]. The kernel does not answer a check while another process changes interfaces.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 
@@ -90,7 +89,7 @@ fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
         match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
             Ok(None) => pause = pause.saturating_mul(2).min(MAX_POLL_INTERVAL),
             Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
-            // The process that should remove the interface was killed, or a new interface of the same name exists.
+            // The remover was killed, or it succeeded and a new interface with the removed interface's name exists.
             Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
         }
     }

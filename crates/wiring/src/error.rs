@@ -7,8 +7,8 @@ use nix::libc;
 
 /// Why a container's network could not be set up, inspected or removed.
 ///
-/// The error's message is the message that Calico's plugin prints for the same failure, without a prefix. A CNI plugin
-/// can therefore print the message unchanged.
+/// The error's message is the message that Calico's plugin prints for the same failure, without a prefix. Because the
+/// messages equal Calico's, a CNI plugin can print them unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The kernel refused a step of the call, or a precondition of a step does not hold.

@@ -97,8 +97,7 @@ impl Inspection {
             return Ok(None);
         };
         self.link("in the container", &link);
-        // Of a longer MAC address in the plan, only the first six bytes are compared, because the kernel keeps only
-        // these bytes.
+        // Only the first six bytes of the plan's MAC address are compared, because the kernel keeps no more.
         if let Some(wanted) = &self.plan.mac
             && wanted.get(..link.mac.len()) != Some(link.mac.as_slice())
         {

@@ -1,18 +1,18 @@
 //! Masquerades packets from containers. An nftables rule set translates the source addresses of packets that a store's
 //! containers send to destinations outside all pools.
 //!
-//! Packets to an address in any pool keep their source address, so that containers see each other's addresses. All
-//! other packets from a masqueraded pool get the source address of the interface by which they leave the host. The
+//! Packets to an address in any pool keep their source address, so that containers see each other's addresses. Packets
+//! from a masqueraded pool to destinations outside all pools get the source address of the outgoing interface. The
 //! masquerading rules do not process packets to the host itself.
 //!
-//! The rules of a store are in the nftables tables `ip margay-NAME` and `ip6 margay-NAME`. No other store uses a
-//! store's two tables, and this module neither reads nor changes any other table. The kernel translates a packet's
-//! address if the rules of any table require the translation. The masquerading rules therefore work beside the rules of
-//! Docker, firewalld or iptables. A program that removes all nftables rules (`nft flush ruleset`) also removes this
-//! module's rules. The next call of [`ensure`] restores the removed rules.
+//! The rules of a store are in the nftables tables `ip margay-NAME` and `ip6 margay-NAME`. Each store has two nftables
+//! tables of its own, and this module touches no other table. The kernel translates a packet's address if the rules of
+//! any table require the translation. The masquerading rules work beside the rules of Docker, firewalld or iptables,
+//! which are in other tables. If a program removes all nftables rules (`nft flush ruleset`), the next call of
+//! [`ensure`] restores this module's rules.
 //!
 //! Each table has one chain of the type `nat`, which processes the packets that are about to leave the host. The first
-//! rules of each chain exempt packets by their destination. The other rules of each chain masquerade packets by their
+//! rules of each chain exempt packets by their destination. The rules after the exemptions masquerade packets by their
 //! source. Each rule has a comment, which `nft` shows. This module recognizes its rule set by the comments in a chain.
 //!
 //! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as this
@@ -51,13 +51,13 @@ fn table(store: &str) -> String {
 /// `masqueraded` leave the host with the host's address; `pools` are all pools of the store. If no pool of an address
 /// family is masqueraded, that family's table is removed.
 ///
-/// Programs that pass the same name as `store` share one rule set. If the wanted rules already exist, the call only
-/// sends two read requests to the kernel. The existing and the wanted rules are compared by their comments, so a rule
-/// that was edited by hand is kept if its comment is unchanged. Concurrent calls are allowed, and the rules match the
-/// pools of the last call.
+/// The argument `store` is a name, and programs that pass equal names share one rule set. If the wanted rules already
+/// exist, the call only sends two read requests to the kernel. The existing and the wanted rules are compared by their
+/// comments, so a rule that was edited by hand is kept if its comment is unchanged. Concurrent calls are allowed, and
+/// the rules match the pools of the last call.
 ///
-/// The process needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If the capability or the kernel feature
-/// is missing, the call fails only if at least one pool is to be masqueraded.
+/// The process needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. Without `CAP_NET_ADMIN` or nf_tables,
+/// the call fails only if at least one pool is to be masqueraded.
 ///
 /// # Errors
 ///
@@ -212,9 +212,9 @@ impl IpFamily {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainRule {
-    /// Packets to this network keep their source address.
+    /// A destination network; packets to it keep their source address.
     Keep(IpNet),
-    /// Packets from this network leave with the host's address.
+    /// A pool's network; packets from it leave with the host's address.
     Masquerade(IpNet),
 }
 
@@ -232,7 +232,8 @@ impl ChainRule {
     fn user_data(self) -> Vec<u8> {
         let mut text = self.comment().into_bytes();
         text.push(0);
-        // The conversion cannot fail: a comment of a network and a few words is shorter than nft's limit of 128 bytes.
+        // `try_from` cannot fail, because a comment (a CIDR and a few words) is always shorter than nft's limit of 128
+        // bytes.
         let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
         [vec![COMMENT, length], text].concat()
     }
@@ -315,8 +316,8 @@ fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<Netl
     requests
 }
 
-/// Returns the requests that remove an nftables table. The first request creates the table, because removing a missing
-/// table fails.
+/// Returns the requests that remove an nftables table. The table is created first, because the kernel refuses to remove
+/// a missing table.
 fn remove_table(family: IpFamily, table: &str) -> Vec<NetlinkRequest> {
     let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named(table) });
     let failure = format!("failed to remove the nftables table {}", family.spelled(table));

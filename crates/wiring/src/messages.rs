@@ -36,8 +36,8 @@ pub(crate) const HOST_MAC: [u8; 6] = [0xee; 6];
 
 /// Returns the request that creates the interface pair of a plan. The request for a veth pair must be sent in the
 /// container's network namespace. The request for a netkit pair must be sent in the host's network namespace, because
-/// the first end of a netkit pair must be the host's end. The request names the network namespace of the pair's other
-/// end.
+/// the first end of a netkit pair must be the host's end. The request names the network namespace in which the kernel
+/// creates the second end of the pair.
 pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: &NetNamespace) -> NetlinkRequest {
     let queues = plan.queues.max(1);
     let mut both = vec![LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
@@ -140,8 +140,8 @@ pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     NetlinkRequest::change(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Returns the request that lists an interface's addresses of one address family. A kernel before 4.20 lists the
-/// addresses of all interfaces in reply.
+/// Returns the request that lists an interface's addresses of one address family. A kernel before 4.20 ignores the
+/// interface in the request and lists the addresses of all interfaces.
 pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family;
@@ -199,8 +199,8 @@ pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkReq
     NetlinkRequest::change(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
 }
 
-/// Returns the request that lists the main table's routes of one address family. A kernel before 4.20 lists the routes
-/// of all tables in reply.
+/// Returns the request that lists the main table's routes of one address family. A kernel before 4.20 ignores the table
+/// in the request and lists the routes of all tables.
 pub(crate) fn routes(family: AddressFamily) -> NetlinkRequest {
     let mut message = RouteMessage::default();
     message.header.address_family = family;

@@ -96,7 +96,7 @@ pub(crate) type ResultSender<T> = SyncSender<Result<T, Error>>;
 ///
 /// Each call starts a new thread, because a thread that has entered another namespace must not be reused. The thread
 /// may still run after its first result and after the deadline, because a thread that is blocked in the kernel cannot
-/// be stopped. A result that the thread sends after the deadline is dropped.
+/// be stopped. If the thread finishes after the deadline, its result is dropped.
 ///
 /// # Errors
 ///

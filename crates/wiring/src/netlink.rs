@@ -1,9 +1,9 @@
 //! Sends netlink requests to the kernel, with as few system calls as possible.
 //!
 //! A netlink message may contain several requests. The kernel processes the requests of a message in order, before the
-//! system call `send` returns. The kernel reports each failed request, and continues with the next request. Therefore
-//! only the last request of a message needs an acknowledgement. Once the acknowledgement has arrived, every request
-//! without a reported error has succeeded.
+//! system call `send` returns. The kernel reports each failed request, and continues with the next request. Only the
+//! last request of a message needs an acknowledgement, because the kernel processes requests in order. Once the
+//! acknowledgement has arrived, every request without a reported error has succeeded.
 
 use std::cell::{Cell, RefCell};
 
@@ -231,7 +231,7 @@ impl NetlinkSocket {
         Ok(whole.then_some(listed))
     }
 
-    /// Sends a netlink message whose requests have `count` sequence numbers, starting with `first`.
+    /// Sends a netlink message of `count` requests, numbered from `first`.
     fn send(&self, message: &[u8], first: u32, count: usize) -> Result<(), Errno> {
         let used = u32::try_from(count).map_err(|_| Errno::TOO_LONG)?;
         self.sequence.set(first.wrapping_add(used).wrapping_sub(1));

@@ -10,7 +10,8 @@ use crate::error::{Errno, Error};
 
 const FOLDER: &str = "/proc/sys/net";
 
-/// Writes a kernel setting (sysctl), for example `ipv4/ip_forward`. The kernel must already have this setting.
+/// Writes a kernel setting (sysctl), for example `ipv4/ip_forward`. Fails if the kernel has no setting with the name
+/// `key`.
 ///
 /// # Errors
 ///
@@ -38,10 +39,10 @@ pub(crate) fn read(key: &str) -> Option<String> {
 ///
 /// IPv4 between containers of this host works even without `net.ipv4.ip_forward`. For IPv4, the kernel checks the
 /// forwarding setting of the interface by which a packet arrives. `connect` turns forwarding on for each container's
-/// host interface. A packet from outside arrives by an interface of the host, for which `connect` does not turn
-/// forwarding on. For IPv6, the kernel checks only the setting of the whole host, so even IPv6 between containers needs
-/// `net.ipv6.conf.all.forwarding`. With `net.ipv6.conf.all.forwarding`, the host no longer accepts a default route from
-/// router advertisements, except on interfaces with `accept_ra=2`.
+/// host interface. Packets from outside of the host arrive by other interfaces, which `connect` does not change; for
+/// them, `net.ipv4.ip_forward` is needed. For IPv6, the kernel checks only the setting of the whole host, so even IPv6
+/// between containers needs `net.ipv6.conf.all.forwarding`. With `net.ipv6.conf.all.forwarding`, the host no longer
+/// accepts a default route from router advertisements, except on interfaces with `accept_ra=2`.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! Tests masquerading with real packets between containers of two pools on a host, and another machine ("the world")
 //! without routes to the pools.
 //!
-//! Each test runs on its own host: a thread in a new network namespace. Each container has its own network namespace,
-//! and so does the world. A sleeping process keeps each network namespace of the test alive.
+//! Each test runs on its own host: a thread in a new network namespace. Each container, and the machine outside ("the
+//! world"), has its own network namespace. A sleeping process keeps each network namespace of the test alive.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -88,7 +88,8 @@ struct Place {
 }
 
 impl Place {
-    /// Creates the world and the containers, which are connected to this thread's host.
+    /// Creates an outside machine ("the world") and containers, all connected to the network namespace of this thread,
+    /// which acts as the host.
     fn new(family: &'static Family) -> Self {
         let Family { host, world: there, length, .. } = family;
         let world = Netns::new();
@@ -137,8 +138,8 @@ struct Talk {
 
 fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let target = ip(target);
-    // Bind to port 0, so that the kernel chooses a port. A fixed port could still be in use, because a process that
-    // another test has just forked may have inherited its socket.
+    // Bind to port 0, so that the kernel chooses a port. A fixed port could still be in use, because a child process
+    // forked by another test may have inherited the socket that was bound to it.
     let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
@@ -193,7 +194,8 @@ fn rules_stay_when_set_again() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
     let (before, generation) = (listed(), generation());
-    // The listing of all nftables objects has two tables, two chains, 4 + 3 rules for IPv4, and 1 + 1 rules for IPv6.
+    // nftables now has one table with one chain per family: 4 exemptions and 3 masquerading rules for IPv4, and one of
+    // each for IPv6.
     assert_eq!(before.len(), 2 + 2 + 7 + 2);
     let backwards: Vec<IpNet> = pools.iter().rev().copied().collect();
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
@@ -269,7 +271,7 @@ fn rules_leave_other_tables() {
 
 fn rules_are_apart_for_each_store() {
     let (first, second) = (nets(&["10.65.0.0/16"]), nets(&["10.66.0.0/24"]));
-    // The name of this store contains a character that nft cannot read in a table name.
+    // A store name with a character that nft cannot read in a table name.
     let other = r"var-lib-other\x2dlab.sled";
     masquerade::ensure(STORE, &first, &first).unwrap();
     let before = listed();
@@ -277,7 +279,7 @@ fn rules_are_apart_for_each_store() {
     assert_eq!(listed().len(), 2 * (1 + 1 + 2));
     let named = b"margay-var-lib-other_x2dlab.sled\0";
     assert!(listed().iter().any(|found| found.windows(named.len()).any(|part| part == named)));
-    // The pool of the second store is not masqueraded any more.
+    // Stop masquerading the pool of the second store, which removes this store's rules.
     masquerade::refresh(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
     masquerade::ensure(other, &[], &second).unwrap();
@@ -342,7 +344,8 @@ fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
             if kind == 3 {
                 return messages;
             }
-            // Of the nftables header keep only the family, because the rest changes with each generation of the rules.
+            // Keep only the family of the nftables header: the header also contains the generation number, which every
+            // change of the rules increases.
             messages.push([&rest[16..17], &rest[20..length]].concat());
             rest = &rest[length.next_multiple_of(4).min(rest.len())..];
         }

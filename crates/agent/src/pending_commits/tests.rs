@@ -175,7 +175,7 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
 }
 
 /// Writes the file of a pending commit for two attachments, with a hard link for the second attachment. Returns the
-/// path of the file and the path of the hard link.
+/// path of the pending commit's file and the path of its hard link.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     let paths = ["c", "d"].map(|container| folder.join(format!("{}old{FILE_SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
@@ -328,8 +328,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // A process that finds the file of a pending commit appends the steps "void" and "found" to the file. The
-    // transaction in the file is pending if the step "closed" precedes "void" and the step "found" precedes "done".
+    // A process that finds the file of a pending commit appends the steps "void" and "found" to the file. A transaction
+    // is pending if "c" (closed) precedes "v" (void) in the steps of its file, and "f" (found) precedes "d" (done).
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in
@@ -393,7 +393,8 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     leave_for_two(folder.path(), &in_first_form(&sent), "c");
     fs::remove_file(note).unwrap();
 
-    // The release of container `d` sends the transaction again, so container `c` has an address until its own release.
+    // Releasing container `d` resends the transaction, which assigns an address to container `c`; releasing `c` frees
+    // the address.
     assert_eq!(sound.release_attachment(&attachment("d"), &[], soon()).await.unwrap(), Vec::<std::net::IpAddr>::new());
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
     assert_eq!(sound.release_attachment(&attachment("c"), &[], soon()).await.unwrap().len(), 1);

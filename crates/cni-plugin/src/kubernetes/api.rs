@@ -16,8 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::dial::{self, ApiFailure, ApiProblem, ApiRoute};
 
-/// Maximum size of the body of a Kubernetes API response, in bytes. Real responses about namespaces, pods and virtual
-/// machines are smaller than this size limit.
+/// Maximum size of the body of a Kubernetes API response, in bytes; larger than any namespace, pod or virtual machine.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
 /// Maximum number of characters of a Kubernetes API error message that Margay's own error message quotes.
 const MAX_MESSAGE_CHARS: usize = 1000;
@@ -65,7 +64,8 @@ impl Api {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path of the Kubernetes API. The request and its retries take at most the time `left`.
+    /// Sends a GET request for a path of the Kubernetes API. Time limit of the request and its retries together:
+    /// `left`.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -178,7 +178,7 @@ impl Api {
     }
 }
 
-/// Returns the deadline of a request that has the time `left`, at most [`MAX_REQUEST_TIMEOUT`] from now.
+/// Returns the deadline of a request: `left` from now, but at most [`MAX_REQUEST_TIMEOUT`] from now.
 pub(super) fn deadline(left: Duration) -> Instant {
     Instant::now() + left.min(MAX_REQUEST_TIMEOUT)
 }

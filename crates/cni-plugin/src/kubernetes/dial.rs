@@ -289,7 +289,7 @@ impl ServerCertVerifier for UncheckedVerifier {
     }
 }
 
-/// Maximum size of a credential file, in bytes. Real credential files are far smaller than this size limit.
+/// Maximum size of a credential file, in bytes; far larger than any real one.
 const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";

@@ -26,11 +26,11 @@ struct GatePace {
 
 /// Waits until all readiness gates are open, one gate after another. A readiness gate is open once it responds with an
 /// HTTP status from 200 to 399; the rest of the response is ignored. Each readiness gate must open within 30 seconds,
-/// and all readiness gates together within the time `left`.
+/// and all readiness gates together within `left`.
 ///
 /// # Errors
-/// CNI error code 999 with Calico's message if a gate is not a URL, or did not open within its 30 seconds. CNI error
-/// code 11 if the time `left` ended before the gates were open.
+/// CNI error code 999 with Calico's message if a gate is not a URL, or does not open within 30 seconds. CNI error code
+/// 11 if the gates were not all open within `left`.
 pub(crate) async fn wait(urls: &[String], left: Duration) -> Result<()> {
     wait_at(urls, left, GATE_PACE).await
 }
@@ -79,7 +79,7 @@ impl ReadinessGate {
     /// failure is stored in `last`.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
-        // After a slow query of a gate, the later queries keep their distance instead of catching up.
+        // After a slow query of a gate, the next query waits a full interval (`MissedTickBehavior::Delay`).
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tries.tick().await;

@@ -74,10 +74,10 @@ impl HostLocal {
         Ok(self)
     }
 
-    /// Returns the network configuration for host-local's DEL, which needs only the container's id. Each placeholder is
-    /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If the configuration
-    /// has another range of the same address family, the placeholder is removed instead, because newer versions of
-    /// host-local refuse overlapping ranges even on DEL, and the address would never be released.
+    /// Returns the network configuration for host-local's DEL, which needs only the container's id. Replaces each
+    /// placeholder with `0.0.0.0/0` or `::/0`, so that DEL needs no request to the Kubernetes API. If the configuration
+    /// has another range of the same address family, the range with the placeholder is deleted. Newer versions of
+    /// host-local refuse overlapping ranges even on DEL and would never release the address.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -85,7 +85,8 @@ impl HostLocal {
                 taken[family(&net)] = true;
             }
         }
-        // The closure `settle` returns false if the range of this subnet must be removed from the configuration.
+        // `settle` replaces a placeholder; it returns false if the subnet's range must be deleted from the
+        // configuration.
         let mut settle = |subnet: &mut Value| match placeholder(subnet) {
             Some(family) if taken[family] => false,
             Some(family) => {
@@ -187,7 +188,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // This is Calico's error message for a route without a destination.
+        // Calico's error message for a route without a destination.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {

@@ -123,7 +123,7 @@ impl Kubernetes {
     /// Reads the labels of a namespace with one API request, which takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// An error with Calico's message and the reason, and advice in the error's `details`.
+    /// An error with Calico's message, followed by the cause; its `details` contain advice.
     pub(crate) fn labels(&self, namespace: &str, patience: Duration) -> Result<Labels> {
         self.read_labels(namespace, patience.min(API_TIMEOUT)).map_err(|problem| {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
@@ -358,7 +358,7 @@ pub(crate) struct VmInstance {
     /// The uid of the migration that moves the virtual machine to this pod; `None` if the virtual machine is not being
     /// migrated here.
     pub(crate) migration: Option<String>,
-    /// True if the virtual machine (or an instance without an owner) is deleted or being deleted.
+    /// True if the VirtualMachine (or a VirtualMachineInstance without an owner) is deleted or being deleted.
     pub(crate) ends: bool,
 }
 
@@ -369,8 +369,8 @@ pub(crate) enum Launcher {
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod no longer exists. The field is the virtual machine that the deleted pod ran, judged by the pod's name,
-    /// or `None` if the Kubernetes API does not report the machine's state.
+    /// The pod no longer exists. `Gone` contains the virtual machine of the deleted pod, guessed from the pod's name;
+    /// `None` if the Kubernetes API does not report the machine's state.
     Gone(Option<VmInstance>),
 }
 
@@ -452,7 +452,7 @@ impl LauncherQuery<'_> {
         }))
     }
 
-    /// Reads the metadata of an API object that must exist because a virtual machine's instance exists.
+    /// Reads the metadata of an object that the VirtualMachineInstance implies; a missing object is an error.
     async fn get_required(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, ApiProblem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
         found.map_err(|problem| {
@@ -476,8 +476,8 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an API object. If the object does not exist, the inner error is the Kubernetes API's
-    /// message about the missing object.
+    /// Reads the metadata of an API object. Returns `Ok(Err(message))` with the Kubernetes API's message if the object
+    /// does not exist.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

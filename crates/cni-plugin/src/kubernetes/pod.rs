@@ -20,7 +20,7 @@ const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
-/// The types of the IPAM plugins that assign addresses from pools: Calico's and Margay's.
+/// The values of `ipam.type` for the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
 /// Maximum length of a label's value, in bytes. The pods of a service account with a longer name have no service
 /// account label.
@@ -67,7 +67,8 @@ pub(crate) struct PodFacts {
     pub(crate) families: Option<(bool, bool)>,
     /// The addresses to request from the IPAM plugin, at most one of each address family.
     pub(crate) ip_addrs: Option<Vec<IpAddr>>,
-    /// The addresses to use without the IPAM plugin, at most one of each address family.
+    /// The addresses that the pod's annotation prescribes without a call of the IPAM plugin, at most one of each
+    /// address family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     pub(crate) mac: Option<HardwareAddress>,
     /// The CIDRs of the additional source addresses that the pod may use, without host bits, in the order of the

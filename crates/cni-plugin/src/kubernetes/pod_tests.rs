@@ -33,7 +33,7 @@ fn refused(annotations: &[(&str, &str)], allowed: &AllowedAnnotations<'_>, text:
     assert_eq!((error.code().number(), error.message()), (999, text), "{annotations:?}");
 }
 
-/// The pod of the test case `pod` in the recording of Calico's plugin.
+/// The pod of the test case `pod`, for which the output of Calico's plugin was recorded.
 const POD: &str = r#"{"kind":"Pod","metadata":{"name":"pod1","labels":{"app":"web","tier":"front"},"annotations":null,"generateName":"pod-"},
     "spec":{"nodeName":"node1","containers":[{"name":"c","ports":[{"name":"http","containerPort":8080,"protocol":"TCP"},
     {"containerPort":9090},{"containerPort":5353,"hostPort":53,"hostIP":"10.1.2.3","protocol":"UDP"},

@@ -1,9 +1,9 @@
 //! Carries out ADD of the main plugin. This module contains the steps of an ADD, how to undo them, and the ADD of a
 //! plain container, which belongs to no pod.
 //!
-//! The kernel or an external data plane creates the interfaces of a container. With a store of one machine, the plugin
-//! enables forwarding on the host, and masquerades addresses of pools with `natOutgoing`. With etcd, or on a machine
-//! where calico-node runs, the plugin does neither, because Felix sets up forwarding and masquerading.
+//! The kernel or an external data plane creates the interfaces of a container. With an embedded store, the plugin
+//! enables forwarding on the host, and masquerades addresses of pools with `natOutgoing`. With etcd, or where
+//! calico-node runs, Felix sets up forwarding and masquerading, so the plugin does not.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -89,8 +89,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node creates the node name file. A network with an embedded store may be on a machine where
-        // calico-node runs for other networks.
+        // calico-node creates the node name file. calico-node may run on this machine for other networks, even if this
+        // network has an embedded store.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -369,7 +369,7 @@ fn dataplane_request(
 /// The firewall rules for packets that leave the machine; `None` if Felix sets up the rules.
 struct OutgoingRules(Option<MasqueradedPools>);
 
-/// The pools of a store whose addresses are masqueraded, and all pools of the same store.
+/// The pools to masquerade, and all pools of their store.
 struct MasqueradedPools {
     /// The name that distinguishes the store's daemon from the daemons of other stores on the machine.
     store: String,
@@ -391,7 +391,7 @@ impl OutgoingRules {
         Self(None)
     }
 
-    /// Enables forwarding and masquerading for a container with these addresses.
+    /// Enables forwarding and masquerading for a container with the given addresses.
     ///
     /// The firewall rules are rebuilt from the current pools, so the next ADD in any pool removes the old rules of a
     /// pool that was changed or deleted. If the firewall rules cannot be set up, the ADD fails only if its container
@@ -438,8 +438,8 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. Apart
-/// from its profiles, the WorkloadEndpoint stays unchanged.
+/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. Only the
+/// profiles of the stored WorkloadEndpoint change.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
@@ -468,9 +468,9 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
     }
 }
 
-/// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. If a WorkloadEndpoint of the
-/// container is already stored, the container has lost its interface together with its network namespace. After such a
-/// loss, the IPAM plugin chooses new addresses, because the container's old addresses may have been released.
+/// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. A container with a stored
+/// WorkloadEndpoint but no interface has lost its network namespace. When a container has lost its network namespace,
+/// the IPAM plugin chooses new addresses, because the old ones may have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;

@@ -2,12 +2,11 @@
 //! container. GC removes the interface, addresses and WorkloadEndpoint of every attachment that the runtime does not
 //! list.
 //!
-//! A WorkloadEndpoint does not name the network that it belongs to. GC assumes that a WorkloadEndpoint belongs to a
-//! network if the network's name is the first profile of the WorkloadEndpoint, or if the container holds an address of
-//! the WorkloadEndpoint in the network. GC of a network that a container has joined later, as its second network, keeps
-//! the container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses
-//! is younger than a minute. A WorkloadEndpoint or an address that is younger than a minute may be newer than the
-//! runtime's list of attachments.
+//! A WorkloadEndpoint does not name the network that it belongs to. GC attributes a WorkloadEndpoint to a network if
+//! its first profile is the network's name, or if its container holds one of its addresses in that network. A
+//! container's WorkloadEndpoint belongs to the container's first network; a GC of its second network does not remove
+//! it. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses is younger than a minute. A
+//! WorkloadEndpoint or an address that is younger than a minute may be newer than the runtime's list of attachments.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -35,7 +35,7 @@ pub(super) struct MainContext<'a> {
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels in the network configuration. Only the WorkloadEndpoint of a plain container gets these labels.
+    /// The labels in the network configuration, which only the WorkloadEndpoint of a plain container gets.
     pub(super) labels: Labels,
     /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
@@ -44,8 +44,8 @@ pub(super) struct MainContext<'a> {
     /// The MTU of the container's interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The data plane. An invalid setting is stored as an error, because a DEL must do all its other work before it
-    /// fails because of the data plane.
+    /// The data plane. An invalid setting is kept as an error and returned late, so that a DEL does the rest of its
+    /// work first.
     dataplane: Result<Dataplane>,
 }
 
@@ -62,8 +62,7 @@ impl<'a> MainContext<'a> {
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
-        // On a machine without Calico's agents, for example with a store of one machine, no program creates the node
-        // name file.
+        // Where Calico's agents do not run, for example with an embedded store, no program creates the node name file.
         if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
@@ -337,8 +336,8 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
 }
 
 /// Replaces the invalid characters in a label's key or value, by Calico's rules. A slash in the key or value becomes a
-/// dot, and a sequence of other invalid characters becomes one dash. A sequence of dots and dashes that contains a dot
-/// becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
+/// dot, and a sequence of other invalid characters becomes one dash. In a label, a run of dots and dashes that contains
+/// a dot becomes one dot. Dots and dashes at both ends of a label's key or value are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

@@ -71,12 +71,13 @@ impl SharedStore {
     /// Checks that the store has disk space for writes of every purpose, not only for releases of addresses.
     ///
     /// # Errors
-    /// `NoSpace` if the store lacks disk space for writes of every purpose; any error of opening the store.
+    /// `NoSpace` if the disk has no room for ordinary writes, even if it has room for releases; any error of opening
+    /// the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
 
-    /// Watches the store if it still has the generation `generation`.
+    /// Starts a watch, provided that the store's generation is still `generation`.
     ///
     /// # Errors
     /// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
@@ -84,8 +85,8 @@ impl SharedStore {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Opens a watch that lasts until this process closes the store. Fails if `of` is set and differs from the store's
-    /// generation. Returns the store's generation and the stream of watch events.
+    /// Opens a watch that lasts until this process closes the store. Fails if `of` (the expected generation) is set and
+    /// the store has another generation. Returns the store's generation and the stream of watch events.
     ///
     /// # Errors
     /// See [`watch_of`](Self::watch_of).
@@ -128,15 +129,15 @@ impl Store for SharedStore {
     }
 }
 
-/// Watches the store, and resumes the watch after each hand-over of the store. If `of` is set, the watch ends when the
-/// store has a different generation.
+/// Watches the store, and resumes the watch after each hand-over of the store. If `of` (the expected generation) is
+/// set, the watch ends as soon as the store's generation differs from it.
 ///
 /// # Errors
 /// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
-    // From progress reports, a watch without events learns the revision at which it must resume after a hand-over. The
-    // revision at which the watch started is not enough, because it may be compacted before the hand-over.
+    // Progress reports tell a watch without events at which revision to resume after a hand-over. The watch cannot be
+    // resumed from its start revision, which may be compacted before the hand-over.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
@@ -147,7 +148,7 @@ async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequ
 struct ResumableWatch {
     shared_store: SharedStore,
     generation: u64,
-    /// The watch request for those event batches that were not delivered yet.
+    /// The request that resumes the watch after the last delivered batch.
     request: WatchRequest,
     wants_progress: bool,
     /// The event stream of the watch on the open store; `None` once the watch has ended.
@@ -165,8 +166,8 @@ impl ResumableWatch {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // The future of `resume` is boxed because it is large and hand-overs are rare. If it were not
-                    // boxed, each of thousands of watches would reserve memory for the future of `resume`.
+                    // Box the future of `resume`, because its size would otherwise be reserved in each of thousands of
+                    // watches, although hand-overs are rare.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));

@@ -1,9 +1,9 @@
 //! Holds the open store, counts the calls that use it, and decides which task may close it.
 //!
-//! The gate never grants a permit to use the store to a future that waits for the store. A future with a permit would
-//! hold the permit from the grant until its next poll, and might never be polled again. A caller that finds the store
-//! closed waits for a change of the gate's state, and then tries again. A use of the store begins in the same poll in
-//! which the caller receives the `StoreUse`.
+//! A future that waits for the store is only woken, never handed a permit to use the store. A permit in a future that
+//! is never polled again would keep the store open forever. A caller that finds the store closed waits for a change of
+//! the gate's state, and then tries again. A use of the store is counted in the same poll that returns its `StoreUse`,
+//! so a future that is never polled again leaks no use.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl StoreGate {
         state.store.is_none() && !state.is_turning
     }
 
-    /// Waits until the callers that waited during the last hand-over have had their share of time.
+    /// Waits until `share_end`, up to which the store stays open for the callers that waited during the last hand-over.
     pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
@@ -164,8 +164,8 @@ impl StoreUse {
 
 impl Drop for StoreUse {
     fn drop(&mut self) {
-        // The store handle is dropped before the count of users becomes zero, because the task that waits for zero
-        // users needs the only handle to close the store.
+        // Drop the handle before decrementing the user count: closing needs the last handle, and starts when the count
+        // reaches zero.
         self.store = None;
         self.gate.state.send_if_modified(|state| {
             state.users -= 1;

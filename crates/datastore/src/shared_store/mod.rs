@@ -8,10 +8,10 @@
 //! because the only state of a watch is a revision. A watch ends with an error if a different store is at the location
 //! after the hand-over.
 //!
-//! The owner of a future may stop polling the future without dropping it. Examples of futures that are not polled are a
-//! stream whose client does not read, and an arm of a `select!` while another arm runs. A future that is returned to a
-//! caller must therefore not keep an [`OpenGuard`] across an `await`, and must not wait for a lock that a hand-over
-//! needs. Code that keeps the store open runs in its own task instead.
+//! The owner of a future may stop polling the future without dropping it. A future can stay unpolled, for example a
+//! stream whose client does not read, or a `select!` arm while another arm runs. A future that is returned to a caller
+//! must not keep an [`OpenGuard`] across an `await`, nor wait for a lock that a hand-over needs. Code that keeps the
+//! store open runs in a task of its own, not in the caller's future.
 
 mod calls;
 mod gate;
@@ -81,8 +81,7 @@ pub struct OpenGuard {
 }
 
 impl OpenGuard {
-    /// Returns a handle of the store for writes of the purpose `purpose`, regardless of the purpose for which the store
-    /// was opened.
+    /// Returns a handle that writes with the given purpose, whatever purpose the store was opened for.
     ///
     /// # Errors
     /// `Closed` if the store is closed, which cannot happen while the guard exists.
@@ -137,7 +136,7 @@ impl SharedStore {
     /// `RevisionRegressed` if a different store has replaced the store at this location.
     ///
     /// # Errors
-    /// The error `Locked` if other processes keep the store for the whole time `wait`; any error of opening the store.
+    /// `Locked` if other processes hold the store for longer than `wait`; any error of opening the store.
     pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
         let shared_store = Self::new(location, holding);
         let mut turn = shared_store.shared.gate.turn().await;
@@ -442,7 +441,7 @@ impl SharedStore {
     }
 }
 
-/// Whether a process that wants the store has only announced that it will queue for the store lock.
+/// How far a process that wants the store has come: announced by a Yield frame, or already queued for the store lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
     /// The process has announced that it wants the store, but may not be in the queue for the store lock yet.
@@ -451,8 +450,8 @@ pub enum YieldAnnouncement {
     No,
 }
 
-/// The maximum wait for the store, which is used if a longer wait would overflow the clock. No process runs for 30
-/// years, so this wait counts as unlimited.
+/// The maximum wait for the store, which is used if a longer wait would overflow the clock. 30 years are longer than
+/// any process runs, so the wait is unlimited in practice.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
@@ -472,8 +471,7 @@ pub struct SharedStoreOptions {
     /// Says whether a store on a full disk is opened for releases of addresses only; otherwise, opening the store
     /// fails. On a full disk, releases of addresses may use disk space that is reserved for them.
     pub opens_when_full: bool,
-    /// The limits on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
-    /// limits.
+    /// The history limits that are set when a store of format 2 is opened. `None` keeps the store's own limits.
     pub history: Option<Retention>,
     /// The observer that the shared store notifies of its events.
     pub observer: Arc<dyn SharedStoreObserver>,
@@ -498,7 +496,7 @@ impl SharedStoreOptions {
 pub trait SharedStoreObserver: Send + Sync {
     /// Called when this process has opened the store.
     fn taken(&self) {}
-    /// Called before this process closes the store for other processes.
+    /// Called before this process closes the store to hand it over to another process.
     fn handed_over(&self) {}
     /// Called before the store is closed at the owner's request; the next call on the store may open it again.
     fn released(&self) {}
@@ -507,7 +505,7 @@ pub trait SharedStoreObserver: Send + Sync {
     fn wait_begins(&self) {}
     /// Called when the wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}
-    /// Called when a commit has become durable on the disk, `took` after its first write.
+    /// Called when a commit has become durable on the disk. `took` is the time since the commit's first write.
     fn synced(&self, took: Duration) {
         let _ = took;
     }

@@ -9,7 +9,7 @@ use super::{Reply, Server, TOKEN, client, reported};
 const LONG: Duration = Duration::from_secs(20);
 const NAMESPACE: &str = r#"{"kind":"Namespace","metadata":{"labels":{"team":"x"},"annotations":{"a":"b"}}}"#;
 
-/// Returns the error of the first request to a server that sends this reply.
+/// Starts a server that sends `reply`, sends one request to it, and returns the request's error.
 async fn error(reply: Reply) -> CniError {
     client(&Server::saying(reply)).namespace("shop", LONG).await.unwrap_err()
 }

@@ -32,7 +32,7 @@ fn kubernetes(conf: &Value) -> Kubernetes {
     Kubernetes::from_conf(&conf, &Environment::default())
 }
 
-/// Writes a kubeconfig with this cluster and this user. The kubeconfig is written in JSON, which is also valid YAML.
+/// Writes a kubeconfig with the given cluster and user. The kubeconfig is written in JSON, which is also valid YAML.
 fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     let text = json!({
         "current-context": "here",
@@ -73,9 +73,9 @@ fn reported(error: CniError) -> (u32, String) {
 pub(crate) enum Reply {
     /// An HTTP response with this status line, these additional header lines and this body.
     Say(String, String, String),
-    /// The test server sends these bytes, then closes the connection.
+    /// Bytes that the test server sends before it closes the connection.
     Bytes(Vec<u8>),
-    /// The test server sends these bytes slowly, one every tenth of a second.
+    /// Bytes that the test server sends slowly, one every 100 ms.
     Drip(Vec<u8>),
     Nothing,
     /// The test server opens a tunnel to the host of the CONNECT request, as a proxy does.

@@ -85,7 +85,7 @@ async fn login_configuration_beats_kubeconfig() {
     let token = json!({"type": "k8s", "k8s_auth_token": "mine"});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": token}))).await;
     assert_eq!(header(&server.only_head(), "authorization"), Some("Bearer mine"));
-    // As in the recording of Calico's plugin, the part of the API's URL from `/api/` on is ignored.
+    // Like Calico's plugin, Margay ignores the part of `policy.k8s_api_root` from `/api/` on.
     let root = format!("{}/api/v1/", other.url());
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
