@@ -172,7 +172,7 @@ fn leased(key: &Key) -> Error {
 }
 
 /// Adds the size of the transaction, or its number of operations, to a store error about a limit. A server whose limits
-/// are lower than etcd's defaults refuses a transaction with an error that contains neither its size nor its number of
+/// are lower than etcd's defaults refuses a transaction with an error that contains neither the size nor the number of
 /// operations.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {

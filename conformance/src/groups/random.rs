@@ -193,9 +193,9 @@ impl SequenceRun {
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
     /// The check of a past watch leaves out the event of a deletion exactly at the compaction mark. Old versions of
-    /// etcd lose the event of a deletion at the compaction mark. Only case W11 checks that a watch reports a deletion
-    /// at the compaction mark. Listing case W11 as a known failure therefore excuses only lost deletions at the
-    /// compaction mark.
+    /// etcd lose the event of a deletion at the compaction mark. Case W11 checks that a watch reports a deletion at the
+    /// compaction mark, and checks nothing else. Listing case W11 as a known failure therefore excuses only lost
+    /// deletions at the compaction mark.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
