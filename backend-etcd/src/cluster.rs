@@ -140,7 +140,7 @@ impl EtcdCluster {
     /// Creates the client of a cluster without sending a request.
     ///
     /// # Errors
-    /// The first fault that the constructor finds in the options.
+    /// An error about the first invalid option.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         Ok(Self {
             members: Members::new(options)?,
@@ -211,7 +211,7 @@ impl EtcdCluster {
     /// Returns the quota of each member in bytes, as its metrics report it.
     ///
     /// # Errors
-    /// `Closed`; the error of looking up the members.
+    /// `Closed` if the store is closed, or any error of looking up the members.
     pub(crate) async fn quotas(&self, operation: Operation, deadline: Instant) -> Result<Vec<Option<u64>>> {
         self.check_open(operation)?;
         let members = self.members.current(operation, deadline).await?;
@@ -222,7 +222,7 @@ impl EtcdCluster {
     /// Sends a request to every member at the same time, and returns each member's URL with its answer.
     ///
     /// # Errors
-    /// `Closed`, or an error of looking up the members.
+    /// `Closed` if the store is closed, or any error of looking up the members.
     pub(crate) async fn call_each<T, F>(
         &self,
         operation: Operation,
@@ -243,8 +243,8 @@ impl EtcdCluster {
         Ok(futures::future::join_all(asked).await)
     }
 
-    /// Sends a request to each member at most once, until a member answers. If no member answers, the error says
-    /// whether another round of attempts is allowed.
+    /// Sends a request to each member at most once, until a member answers. If no member answers, the returned `LastOf`
+    /// says whether the caller may try all members again.
     async fn try_members<T, F>(
         &self,
         members: &MemberList,
@@ -388,8 +388,8 @@ pub(crate) struct ObservedCluster {
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
-    /// The answer may be older than earlier answers if the member that sends it lags behind, for example when a watch
-    /// begins.
+    /// The answer may be older than earlier answers, because the member that sends it may lag behind. Status requests
+    /// and new watches use `OfMember`.
     OfMember,
 }
 
@@ -449,7 +449,7 @@ const MIN_VERSION: [u32; 2] = [3, 4];
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
 /// For each minor version of etcd, the first patch version whose progress reports never arrive before an event that
-/// they cover. Kubernetes requires at least the same patch versions of etcd as `MIN_HONEST_VERSIONS`.
+/// they cover. Kubernetes also requires at least the patch versions listed in `MIN_HONEST_VERSIONS`.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 /// Returns true if an etcd server with this version sends correct progress reports.

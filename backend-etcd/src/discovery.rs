@@ -226,7 +226,7 @@ impl DnsQuery {
         if answer.id() != self.number || !answer.has_flags(PacketFlag::RESPONSE) {
             return None;
         }
-        // If the name server refuses the query, its message need not repeat the question.
+        // A refusal from the name server is accepted even if its message does not repeat the question.
         let answers_this = answer.questions.iter().any(|question| question.qname == self.name);
         match answer.rcode() {
             RCODE::NoError | RCODE::NameError if !answers_this => None,
@@ -319,7 +319,7 @@ mod tests {
                 forged(&|reply| reply.questions = vec![other_question.clone()]),
                 forged(&|reply| reply.questions.clear()),
                 b"garbage".to_vec(),
-                // This invalid DNS message has a compressed name that points to itself.
+                // An invalid DNS message: its compressed name points to itself.
                 [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
                 Vec::new(),
                 answer(&query, |reply| add(reply, record(1, "etcd.test"))),

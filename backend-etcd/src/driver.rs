@@ -102,7 +102,7 @@ impl Opened for EtcdStore {
 /// If `end` is set, all calls of the created store share this deadline.
 ///
 /// # Errors
-/// The first fault that this function finds in the endpoints, certificates or keys.
+/// An error about the first invalid endpoint, certificate or key.
 fn connect(address: &ClusterAddress, end: Option<Instant>) -> Result<EtcdStore> {
     let options = options(address);
     EtcdStore::open(&match end {
@@ -155,7 +155,8 @@ impl EtcdStore {
     /// one small request, which the member answers without contacting other members.
     ///
     /// # Errors
-    /// `NoSpace` or `Corrupt` with the commands that clear the alarm, or any error of the request.
+    /// `NoSpace` or `Corrupt` if the cluster has an alarm (the detail names the commands that clear it), or any error
+    /// of the status request.
     pub async fn check_alarms(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let deadline = self.cluster.deadline();
@@ -186,8 +187,8 @@ const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
 const MAX_PERCENT_IN_USE: u64 = 60;
 
 impl EtcdStore {
-    /// Logs a warning if much of the quota is in use. If etcd does not report its quota, asks for it only when the
-    /// database would have used much of the default quota, since the metrics of a member have some 100 KB.
+    /// Logs a warning if much of the quota is in use. If a member's status contains no quota, the members' metrics
+    /// (some 100 KB each) are read only when the database uses much of the default quota.
     async fn warn_when_filled(&self, answer: &StatusResponse, deadline: tokio::time::Instant) {
         let about = describe(answer, Vec::new());
         let percent = |quota: u64| about.db_bytes_in_use.saturating_mul(100) / quota.max(1);

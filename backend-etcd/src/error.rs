@@ -18,8 +18,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         Operation::Txn | Operation::Compact => made.with_outcome(outcome),
         _ => made,
     };
-    // If etcd is out of space, it refuses a write either before it proposes the write to the cluster, or after it has
-    // processed the proposal. The out-of-space error does not show whether etcd had processed the proposal, but once
+    // When etcd is out of space, it refuses a write either before it proposes the write to the cluster, or when it
+    // processes the proposal. The out-of-space error does not show whether etcd had processed the proposal, but once
     // the error has arrived, the write cannot be applied later.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
@@ -177,7 +177,7 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     match classify(error).0 {
         ErrorKind::Disconnected { .. } => true,
         ErrorKind::NotSent => chain(status).any(hung_up),
-        // The server answers in HTTP/1.1 or another protocol instead of HTTP/2.
+        // The server at this address speaks HTTP/1.1 or another protocol, not HTTP/2.
         ErrorKind::Undecodable => status.message().contains("h2 protocol error"),
         _ => false,
     }
@@ -251,8 +251,8 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     })
 }
 
-/// A server's gRPC status as the cause of an error, displayed without the content of the request. If a server does not
-/// support a transaction, its message repeats the transaction's values, so `StatusCause` replaces that message.
+/// A server's gRPC status as the cause of an error, displayed without the content of the request. A server that rejects
+/// a transaction as unsupported may quote the transaction's values, so `StatusCause` replaces the server's message.
 #[derive(Debug)]
 struct StatusCause(Status);
 
@@ -401,8 +401,8 @@ mod tests {
             let (kind, outcome) = of(code, "something new");
             assert_eq!(outcome, Outcome::Unknown, "{code:?} gave {kind:?}");
         }
-        // A message that resembles one of etcd's definite errors, but has another status code or another wording, must
-        // mean an unknown outcome.
+        // A message that resembles a definite etcd error but differs in status code or wording leaves the write's
+        // outcome unknown.
         for (code, text) in [
             (Code::Unavailable, "tcp connect error"),
             (Code::Unavailable, "upstream connect error"),

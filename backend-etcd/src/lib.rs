@@ -4,14 +4,15 @@
 //!
 //! A key-value store on etcd v3. The etcd store passes most requests and answers on unchanged.
 //!
-//! The crate `backend-etcd` adds the following to etcd's client library:
+//! The crate `backend-etcd` adds failover, deadlines, checks of every answer, and resuming watches to etcd's client
+//! library.
 //!
 //! - Each etcd member has its own connection; if a member fails, the request is sent to the next member.
 //! - Each store call has one deadline for all of its attempts to get an answer.
 //! - A write is sent again only if no earlier attempt was sent to a member.
 //! - An answer from another cluster, or with a lower revision than an earlier answer, is reported as an error.
 //! - A watch that has lost its connection resumes without gaps and without repeated events.
-//! - A transaction that contains only compares never returns an older state than a read.
+//! - A transaction that contains only compares is linearizable, like a read.
 //!
 //! The private module `error` defines what each failure means. If a key has a lease, a put of this key without a lease
 //! is refused (see the private module `txn`).
@@ -170,8 +171,9 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// Adds the size of the transaction, or its number of operations, to a store error about a limit. A server with lower
-/// limits than etcd's defaults returns errors that lack the size or the number of operations.
+/// Adds the size of the transaction, or its number of operations, to a store error about a limit. A server whose limits
+/// are lower than etcd's defaults refuses a transaction with an error that contains neither the size nor the number of
+/// operations.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

@@ -1,8 +1,8 @@
 //! Keeps the list of a cluster's members, the order in which requests try them, and the connection to each of them.
 //!
 //! Each member has its own login token, and its own connection, which is established on first use. If the certificate
-//! and key files have changed, the next request to a member establishes a new connection. Store calls on a member's old
-//! connection may still finish.
+//! and key files have changed, the next request to a member establishes a new connection. Store calls that have begun
+//! on the replaced connection may finish on it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,12 +30,12 @@ pub(crate) struct Members {
     known: RwLock<Arc<MemberList>>,
 }
 
-/// A list of the cluster's members that were known at one time.
+/// A snapshot of the cluster's known members.
 pub(crate) struct MemberList {
     endpoints: Vec<Arc<Endpoint>>,
     /// The index of the preferred member, to which requests are sent first.
     preferred: AtomicUsize,
-    /// The number of attempts to reach a member that have failed since a member last answered.
+    /// The number of failed attempts to reach any member since a member last answered.
     failures: AtomicUsize,
 }
 
@@ -49,7 +49,7 @@ impl Members {
     /// Checks the options and reads the certificate files, without sending a request.
     ///
     /// # Errors
-    /// The first fault that is found in the options.
+    /// An error about the first invalid option.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         let addresses = options.addresses()?;
         let needs_tls = options.discovery.is_some() || addresses.iter().any(Address::needs_tls);
@@ -187,7 +187,7 @@ impl ConnectSettings {
     /// Reads the certificate and key files that the TLS settings name.
     ///
     /// # Errors
-    /// The first fault in the certificate or key files.
+    /// An error about the first invalid certificate or key file.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
         Ok(Self {
             credentials: options.credentials.clone(),
@@ -313,8 +313,9 @@ impl Endpoint {
         }
     }
 
-    /// Returns the likely reason why the member did not answer in time; `None` if the member has answered before. A
-    /// member that speaks another protocol is not a likely reason for silence, because it would close the connection.
+    /// Returns the likely reason why the member did not answer in time; `None` if the member has answered before. The
+    /// method never names another protocol as the reason, because a server that speaks another protocol closes the
+    /// connection.
     pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -326,7 +327,7 @@ impl Endpoint {
     /// Returns the connection to the member, which it establishes if there is none, and the number of login token
     /// renewals so far.
     ///
-    /// An error of this method means that no store request has been sent to the member.
+    /// If `connection` fails, no store request has been sent to the member.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
         let connection = match self.current() {
             Some(connection) => connection,
@@ -376,8 +377,8 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        // The future is boxed because only the first request to a member needs to connect. If it were not boxed, the
-        // future of each request would reserve the memory that connecting needs.
+        // The future of `connect` is boxed: otherwise the future of every request would reserve memory for it, although
+        // only the first request to a member connects.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
@@ -440,8 +441,8 @@ impl Endpoint {
             return Ok(());
         }
         if let Some(known) = &self.connect_settings.credentials {
-            // Pass the user and password again: if authentication was disabled when the connection was established, the
-            // connection has no login.
+            // The user and password are passed again, because a connection that was established while authentication
+            // was disabled has no login.
             let login = (known.user.clone(), known.password.clone());
             connection.client().update_user(Some(login)).await?;
             *done += 1;

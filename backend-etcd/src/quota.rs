@@ -14,9 +14,9 @@ use crate::address::{Address, Transport};
 
 /// The time limit of reading a member's metrics.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size of a member's metrics in bytes. An etcd 3.4 with one client sends 130 KB.
+/// Maximum size of a member's metrics in bytes. The metrics of etcd 3.4 with one client have 130 KB.
 const MAX_METRICS_BYTES: u64 = 4 << 20;
-/// The metric with the quota, and the space before its value.
+/// The name of the quota metric, with the space that separates it from its value.
 const QUOTA_METRIC: &str = "etcd_server_quota_backend_bytes ";
 
 /// Returns the quota of a member in bytes, or `None` if the member does not serve its metrics to clients.
@@ -32,7 +32,8 @@ pub(crate) async fn read_quota(address: &Address, channel: Channel) -> Option<u6
     quota_in(&timeout(METRICS_TIMEOUT, metrics).await.ok()??)
 }
 
-/// Without TLS an etcd before 3.5 serves its metrics over HTTP/1 only, because it takes HTTP/2 for gRPC.
+/// Reads a member's metrics over HTTP/1. Without TLS, etcd before 3.5 serves its metrics over HTTP/1 only, because it
+/// treats every HTTP/2 connection as gRPC.
 async fn over_http1(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Option<String> {
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.ok()?;
     let mut answer = Vec::new();
@@ -40,7 +41,7 @@ async fn over_http1(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Option<S
     String::from_utf8(answer).ok()
 }
 
-/// With TLS an etcd serves its metrics on the connections of gRPC clients.
+/// Reads a member's metrics over a gRPC channel: with TLS, etcd serves its metrics on the same connections as gRPC.
 async fn over_tls(url: &str, channel: Channel) -> Option<String> {
     let Channel::Tonic(mut channel) = channel else { return None };
     let request = http::Request::get(format!("{url}/metrics")).body(tonic::body::Body::empty()).ok()?;

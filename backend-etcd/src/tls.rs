@@ -310,7 +310,7 @@ mod tests {
         };
         for (from, until) in [
             (datetime!(1999-12-31 23:59:59 UTC), datetime!(2001-01-01 0:00 UTC)),
-            // In the certificate, the year 4096 is written with four digits.
+            // X.509 certificates write years from 2050 on with four digits instead of two.
             (datetime!(2026-02-28 12:34:56 UTC), datetime!(4096-01-01 0:00 UTC)),
         ] {
             assert_eq!(validity_of_pem(made(from, until).as_bytes()), Some(Validity { from, until }));

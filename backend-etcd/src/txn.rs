@@ -1,11 +1,11 @@
 //! Converts a transaction into the form that is sent to etcd, and decodes etcd's answer. The converted transaction has
 //! additional compares and reads, whose results are removed from the answer.
 //!
-//! Two additions to a transaction are possible:
+//! A transaction gets up to two additions: a read in each empty branch, and a guard against leases.
 //!
-//! - **A read in each empty branch**, if neither branch writes. If a transaction has no operations, an etcd member
-//!   answers it without contacting the others, even if that member lags behind. The added read is linearizable, so the
-//!   transaction's answer is as fresh as that to any read.
+//! - **A read in each empty branch.** A transaction without writes gets a read in each branch that has no operations.
+//!   If a transaction has no operations, an etcd member answers it without contacting the others, even if that member
+//!   lags behind. The added read is linearizable, so the transaction's answer is as fresh as the answer to a read.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
 //!   has attached. With a lease guard, a transaction that puts a key without a lease fails if the key has a lease. A
 //!   lease guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether
@@ -32,7 +32,7 @@ use crate::EtcdStore;
 use crate::cluster::Resend;
 use crate::wire;
 
-/// The size in bytes that a lease guard adds to a transaction, apart from the key, which it contains twice.
+/// The bytes that a lease guard adds to a transaction, not counting the two copies of its key.
 const GUARD_OVERHEAD_BYTES: usize = 32;
 
 /// A transaction in the form that is sent to etcd.
@@ -48,7 +48,7 @@ pub(crate) struct TxnPlan {
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// The transaction in the `TxnPlan` did not happen, because this key has a lease.
+    /// The transaction was not executed, because the contained key has a lease.
     Leased(Key),
     Nonsense,
 }
@@ -105,7 +105,7 @@ impl TxnPlan {
     }
 }
 
-/// Returns the key of a read that was added for a lease guard, if the key has a lease.
+/// If the read of a lease guard found that its key has a lease, returns the key.
 fn leased(result: &TxnOpResponse) -> Option<Key> {
     match result {
         TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),

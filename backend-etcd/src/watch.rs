@@ -8,10 +8,10 @@
 //! the watch again at the next revision.
 //!
 //! After a watch has lost its connection, the task makes a linearizable read before it opens the watch again; the read
-//! fails if the cluster was restored to an older state. If a watch starts above the revision of the member that opens
-//! it, the task of the watch makes a linearizable read as well. After a watch is opened again, events before its next
-//! revision are dropped, so no event is repeated. A watch that is opened again misses no event, because etcd sends all
-//! events from the requested revision on, or reports `Compacted`.
+//! fails if the cluster was restored to an older state. The task also makes this linearizable read if a watch starts
+//! above the revision of the member that opens it. When a watch is opened again, its task drops events of revisions
+//! that it has already delivered, so no event is repeated. A watch that is opened again misses no event, because etcd
+//! sends all events from the requested revision on, or reports `Compacted`.
 //!
 //! For a watch with progress reports, the task of the watch requests a report from etcd twice a second. Older etcd
 //! servers may report progress ahead of an event, so their reports are dropped.
@@ -74,8 +74,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task of a watch sends its reason as an error before it ends. If the channel of the task closes without an
-        // error, the task panicked or its runtime was shut down.
+        // Before the task of a watch ends, it sends the watcher an error with the reason. If the channel of the task
+        // closes without an error, the task panicked or its runtime was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -150,9 +150,9 @@ impl EtcdWatcher {
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
         // The start of the watch is above the member's revision: the member lags behind, or the cluster was restored to
-        // an older state. If the cluster was restored, the watch could wait for ever, so a linearizable read first
-        // checks that the cluster was not restored. The linearizable read can use the watch's connection: the member
-        // has no events to send yet, so no unread events fill the connection's flow-control window.
+        // an older state. On a restored cluster, the watch could wait for ever, so a linearizable read checks that the
+        // cluster was not restored. The linearizable read can use the watch's connection, because no events have been
+        // sent on it that could fill its flow-control window.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;
@@ -264,15 +264,15 @@ impl EtcdWatcher {
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // Wait for room in the watcher's queue before the next stream is opened, because otherwise the new stream would
-        // have to be closed at once.
+        // Before the task opens the next stream, it waits for room in the watcher's queue; otherwise it would have to
+        // close the new stream at once.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
         self.next = batch.revision.next();
         self.cluster.seen.note(batch.revision);
-        // Sending a batch fails only if the watcher was dropped, which also aborts this task.
+        // Sending a batch fails only after the watcher was dropped, and dropping the watcher aborts this task.
         let _ = self.tell.send((Ok(batch), permit));
     }
 

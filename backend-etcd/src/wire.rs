@@ -35,7 +35,7 @@ impl KeySpan {
         }
     }
 
-    /// Returns a range without keys: its start and end are equal, and its end has no special meaning.
+    /// Returns a range without keys: its start and end are equal, and its end is not the marker `NO_END`.
     fn nothing(from: &Key) -> Self {
         let key = from.successor().successor().as_bytes().to_vec();
         Self { end: key.clone(), key }
@@ -135,8 +135,8 @@ pub(crate) fn range_response(mut answer: GetResponse, revision: Revision) -> Ran
     }
 }
 
-/// Converts the result of one operation of a transaction; `None` if no operation that was sent can have this kind of
-/// result.
+/// Converts the result of one operation of a transaction; `None` for the result of a nested transaction, which the
+/// store never sends.
 pub(crate) fn result(answer: TxnOpResponse, revision: Revision) -> Option<OpResult> {
     Some(match answer {
         TxnOpResponse::Put(mut put) => OpResult::Put { prev: put.take_prev_key().map(kv) },

@@ -1,4 +1,5 @@
-//! Tests etcd stores with TLS, client certificates, users and passwords. In these tests, no error may contain a secret.
+//! Tests etcd stores with TLS, client certificates, users and passwords. The tests also check that no error contains a
+//! secret.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

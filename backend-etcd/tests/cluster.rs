@@ -173,7 +173,8 @@ async fn leased_key_is_not_written() {
     }
     assert!(store.get("free").await.unwrap().is_none());
 
-    // If a compare of the transaction fails, the answer must contain only the results of the requested reads.
+    // If a compare fails, the answer must contain only the results of the caller's reads, not those of the reads that
+    // the store adds.
     let failing = Txn::new().with_compares([Compare::absent("leased")]).with_success([free()]);
     let answer = store.txn(failing.with_failure([Op::range(Range::key("leased"))])).await.unwrap();
     assert!(!answer.succeeded && answer.results.len() == 1, "{answer:?}");

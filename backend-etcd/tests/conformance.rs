@@ -17,7 +17,7 @@ const LOST_DELETION: KnownFailure = KnownFailure {
     happens: FailureFrequency::Sometimes,
 };
 
-/// The known failure of case F25 on etcd 3.4; we have not tried it on later versions.
+/// The known failure of case F25 on etcd 3.4; later versions have not been tested.
 const STRANGERS_COMPACT: KnownFailure = KnownFailure {
     case: "F25_compacting_strangers",
     rule: "N3",
@@ -26,8 +26,8 @@ const STRANGERS_COMPACT: KnownFailure = KnownFailure {
 };
 
 /// The conformance cases that are skipped for etcd, with the reasons. Case `D10_power_cuts` is about embedded stores;
-/// for etcd, other cases cover a killed server. Case `W37_soon` needs progress reports, but those of Debian's etcd
-/// 3.4.23 are not reliable, so the store drops them.
+/// for etcd, other cases cover a killed server. Case `W37_soon` needs progress reports. Debian's etcd 3.4.23 sends
+/// unreliable ones, so the store drops them.
 const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 
 fn main() -> Result<ExitCode, BoxError> {

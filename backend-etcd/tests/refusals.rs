@@ -1,9 +1,8 @@
 //! Tests how the store reports writes that etcd refuses under load. Refused writes are reported as certainly not
 //! applied, so the store must contain none of their keys afterwards.
 //!
-//! Requests that the client never sent are covered by the conformance cases that kill servers. These tests cannot
-//! provoke the error "too many requests". 15,000 concurrent writes were executed or timed out, although earlier writes
-//! kept the server busy for seconds.
+//! Requests that the client never sent are covered by the conformance cases that kill servers. The error "too many
+//! requests" is not tested: 15,000 concurrent writes to a server that was busy for seconds did not cause it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -119,8 +118,8 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // After two of three members have stopped, writes to the third member first get no answer. As soon as the remaining
-    // member notices that the cluster has no leader, it refuses writes.
+    // After two of three members have stopped, the third member at first does not answer writes. Once the third member
+    // notices that the cluster has no leader, it refuses writes.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

@@ -50,7 +50,8 @@ fn dead_port() -> u16 {
 #[tokio::test]
 async fn srv_members_are_looked_up_and_asked_in_order() {
     let (dns, etcd, other) = (Dns::start().unwrap(), Etcd::start().unwrap(), Etcd::start().unwrap());
-    // The member `other` has the lowest priority and belongs to another cluster, so a request to `other` would fail.
+    // The member `other` has the lowest priority. It belongs to another cluster, so the test fails if a write reaches
+    // it.
     dns.set(PLAIN, &[(7, 0, port(&other)), (3, 1, dead_port()), (3, 9, port(&etcd))]);
     let store = store(&dns);
     for _ in 0..3 {
@@ -98,7 +99,8 @@ async fn srv_members_are_looked_up_again_when_all_are_lost() {
     store.put("k", "v").await.unwrap();
     dns.set(PLAIN, &[(0, 0, port(&etcd))]);
     drop(forwarding);
-    // A read may be sent again, so a single read call reaches the other member after the first one fails.
+    // A read may be sent again: this call fails at the lost member, looks up the members again, and succeeds at the new
+    // address.
     assert!(store.get("k").await.unwrap().is_some());
     store.put("k", "w").await.unwrap();
 }

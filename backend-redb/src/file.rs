@@ -3,16 +3,16 @@
 //!
 //! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. Of
 //! the six syncs, one marks the file as open, one belongs to the commit, and four belong to closing, which records
-//! redb's allocator state and removes the mark. With our file implementation, a process that opens the store, commits
-//! once and closes the store syncs only three times; a process that commits nothing never syncs:
+//! redb's allocator state and removes the mark. With this module, a process that opens the store, commits once and
+//! closes the store syncs only three times; a process that commits nothing never syncs.
 //!
 //! - **Closing writes nothing.** Each commit already records redb's allocator state (redb's quick repair, which needs
-//!   two syncs). With the recorded allocator state, redb opens a file that was not closed as fast as a closed file. To
-//!   the next process, a file that this module has closed looks as if its last user had been killed.
-//! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, first
-//!   without and then with the mark that the file is open, and syncs each time. Of the two headers, only the one with
-//!   the mark matters, and usually the file already contains it. This module writes the header with the mark only if it
-//!   differs from the header that is in the file.
+//!   two syncs). With the recorded allocator state, redb opens a file that was not closed as fast as a closed file. The
+//!   next process finds a file that this module has closed in the same state as the file of a killed process.
+//! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, without
+//!   and with the mark that the file is open, and requests a sync each time. This module holds the headers back in
+//!   memory. It writes the last header, which has the mark, only if the file contains a different header; usually the
+//!   file already contains this header.
 //! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
 //!   commit can be read but is not durable. Pages that an unsynced commit has freed must not be overwritten before the
 //!   commit is durable.
@@ -35,8 +35,8 @@ struct SharedFile<B> {
 
 #[derive(Debug)]
 enum FilePhase {
-    /// While redb opens the file, header writes are held back in memory, and this variant contains the last one, if
-    /// any.
+    /// While redb opens the file, its header writes are held back in memory. The variant contains the last held-back
+    /// header, if there is one.
     Opening(Option<Vec<u8>>),
     /// The file has not been changed since redb opened it, and its content might not be durable.
     AsFound,
@@ -61,8 +61,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Must be called when redb has opened the file; writes redb's last header to the file if it differs from the one
-    /// there.
+    /// Ends the opening phase, after redb has opened the file: writes the held-back header if it differs from the
+    /// header in the file.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -85,7 +85,7 @@ impl<B> FileSwitch<B> {
 
 impl<B> SharedFile<B> {
     fn phase(&self) -> MutexGuard<'_, FilePhase> {
-        // A panic while this lock is held cannot leave the phase in an invalid state.
+        // The phase of the file stays valid even if a thread panics while it holds this lock.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,8 +141,8 @@ impl<B: StorageBackend> SharedFile<B> {
 
 impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn len(&self) -> io::Result<u64> {
-        // A header that is held back does not affect the file's length, because redb sets the length of a new file
-        // first.
+        // Holding back the header does not change the file's length, because redb sets the length of a new file before
+        // it writes the header.
         self.0.check_open()?;
         self.0.file.len()
     }
@@ -195,7 +195,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.file.close()
     }
 
-    // The store's queue keeps other Margay processes out, and the locks on the file keep other programs out.
+    // The queue for the store lock keeps out other Margay processes; redb's locks on the file keep out other programs.
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
         self.0.file.try_lock_range(start, end)

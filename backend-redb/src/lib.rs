@@ -2,7 +2,7 @@
 //!
 //! # Inside
 //!
-//! A store on redb: one crash-safe database file, and a journal that takes new commits before the file does.
+//! A store on redb: one crash-safe database file, with a journal to which new commits are written first.
 //!
 //! The store is a folder; see [`kv_local`] for the folder's contents and the store lock. The private module `file`
 //! explains which of redb's syncs `backend-redb` avoids, and how. When the disk is full, the store can still be read,
@@ -57,7 +57,7 @@ impl Engine for Redb {
 }
 
 /// Opens a redb table on custom storage, for example in memory. The function `storage` is called each time the table is
-/// opened: first by `table_on`, and again after each failed commit. The string `store` names the store in error
+/// opened: first by `table_on`, and again after each failed commit. The argument `store` is the store's name in error
 /// messages.
 ///
 /// As with [`Engine::open`], the rows of the opened table need not be durable until the next commit. Always use the

@@ -66,7 +66,7 @@ fn power_cut_leaves_seen_or_next_commit() {
         let mut random = fastrand::Rng::with_seed(seed);
         let disk = Disk::default();
         OpenDatabase::on(disk.clone()).unwrap().commit(&writes(1)).unwrap();
-        // Kill the process while the power stays on, so all its writes remain, whether or not they were synced.
+        // Simulate a process that is killed while the power stays on: the file keeps all its writes, synced or not.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
         // Kill a second process while the power stays on, and then let the power fail.

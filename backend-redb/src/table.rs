@@ -127,8 +127,8 @@ pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // An empty commit makes redb record its allocator state, which redb's own last commit in `compact` does not
-        // record.
+        // The empty commit makes redb record its allocator state, because the last commit inside redb's `compact` does
+        // not.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))
@@ -159,7 +159,7 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 }
 
 struct RedbView<'a, B> {
-    // The rows are declared before the guard `_open`, because fields are dropped in this order and the rows must not
+    // The rows are declared before the guard `_open`: fields are dropped in declaration order, and the rows must not
     // outlive the database.
     rows: Option<RowsSnapshot>,
     store: &'a str,

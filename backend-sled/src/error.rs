@@ -18,8 +18,8 @@ pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Er
 fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
     match error {
         sled::Error::Io(error) => io_kind(operation, error),
-        // Sled's error `Unsupported` means that sled's configuration file was changed; no other program changes this
-        // file, so it is damaged.
+        // Only sled writes its configuration file, so sled's error `Unsupported`, which reports an unexpected
+        // configuration, means that the file is damaged.
         sled::Error::Corruption { .. }
         | sled::Error::CollectionNotFound(_)
         | sled::Error::ReportableBug(_)

@@ -9,8 +9,8 @@
 //! The engine sled 0.34 needs more care than redb; the private module `table` describes the workarounds. One drawback
 //! of sled has no workaround: each time the store is opened, sled writes a snapshot with three syncs, which takes some
 //! milliseconds. On a full disk, a store cannot even be read until space is freed, because sled has to write a snapshot
-//! when it opens the store. Because sled reuses parts of its log without a sync, `tests/cuts.rs` simulates power cuts
-//! at the moments of reuse.
+//! when it opens the store. sled reuses parts of its log without a sync, so `tests/cuts.rs` simulates power cuts while
+//! a part is reused.
 
 mod error;
 mod priority;
@@ -29,7 +29,7 @@ pub struct Sled;
 
 /// The driver for stores with `sled://` URLs. Callers of a sled store should have only a few large commits in flight,
 /// because many of them would take gigabytes of memory. A process that reads many keys keeps a sled store open until it
-/// has read all of them, because closing and reopening the store between its reads would take longer than the reads.
+/// has read all of them, because reopening the store would take longer than the reads.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

@@ -1,15 +1,15 @@
 //! Raises the priority of the thread that opens a sled database.
 //!
 //! When sled 0.34 reads its log, it starts seven threads that spin on a lock (`sled::lazy::Lazy`) until the last of
-//! them has started. On a machine with two cores, the spinning threads take CPU time from the thread that opens the
+//! them has started. On a machine with two cores, sled's spinning threads take CPU time from the thread that opens the
 //! database. If the opening thread has a higher priority, opening an existing store takes 5.0 ms instead of 8.4 ms, and
 //! 9 ms of CPU time instead of 14 ms.
 #![expect(unsafe_code, reason = "no safe crate wraps these two system calls, and musl's own functions refuse them")]
 
 use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 
-/// The highest nice value is used instead of a real-time scheduling policy: with that policy, a test process hung,
-/// because sled's spinning threads never yield.
+/// The nice value of the highest normal priority. Under a real-time policy, a test process hung, because sled's
+/// spinning threads never yield.
 const HIGHEST_NICE: i32 = -20;
 
 /// The scheduling flag that resets the priority to the default in threads that the calling thread starts.

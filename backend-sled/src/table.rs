@@ -58,8 +58,8 @@ struct OpenTree {
     /// writeback errors.
     log: File,
     blobs: PathBuf,
-    /// The thread that runs the commits of this table. When we started a new thread for each commit, an ADD through the
-    /// daemon took 0.4 ms longer.
+    /// The thread that runs the commits of this table. All commits of the table share this thread: with a new thread
+    /// for each commit, an ADD through the daemon took 0.4 ms longer.
     worker: Worker,
 }
 
@@ -156,9 +156,9 @@ impl Drop for OpenTree {
     /// long.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
-        // Flush the database before the drop, because sled writes remaining data when it is dropped, and a write that
-        // hangs during the drop could not be woken. After an error or panic of an earlier commit, sled's `flush` can
-        // panic. The commit worker may hang in a commit, so a second worker makes the flush.
+        // The database is flushed before it is dropped: the drop writes the remaining data, and a thread that hangs in
+        // the drop cannot be woken. After an error or panic of an earlier commit, sled's `flush` can panic. The final
+        // flush runs on a second worker, because the commit worker may hang in a commit.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -197,11 +197,12 @@ impl Worker {
 
     /// Runs `work` on the worker's thread, and waits for the sled database that it returns.
     ///
-    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The sled
-    /// thread that abandons a write records the error, but in one of two places (`exit_reservation`) it wakes no
-    /// waiting thread. Because sled may not wake the waiting thread, the method `watched` regularly checks whether sled
-    /// has recorded an error. If sled has recorded an error, `watched` calls `wake`; if the worker still hangs, its
-    /// thread is left running. The time limit `limit` covers panics of sled's threads, which leave no recorded error.
+    /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
+    /// that abandons a write records the error, but one code path (`exit_reservation`) does not wake the threads that
+    /// wait for the write. The method `watched` therefore checks regularly whether sled has recorded an error. After a
+    /// recorded error, `watched` calls `wake` to end the worker's task; if the worker hangs all the same, its thread is
+    /// left running. The argument `limit` also bounds the wait if a sled thread panics, because a panic leaves no
+    /// recorded error.
     fn watched(
         &self,
         config: &Config,
@@ -210,7 +211,8 @@ impl Worker {
         wake: impl Fn(),
     ) -> sled::Result<Db> {
         let (done, is_done) = channel();
-        // If the caller has stopped waiting, sending the result fails, and dropping it closes the sled database.
+        // If the caller has stopped waiting, the send fails, and dropping the unsent result closes the sled database in
+        // it.
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
@@ -230,10 +232,10 @@ impl Worker {
     }
 }
 
-/// Wakes a thread that still waits for a sled write after a disk error. To wake the waiting thread, `wake` requests a
-/// change of sled's log. The change of the log fails at once because of the disk error, and the failure wakes all
-/// waiting threads. The waiting thread may hold a lock that all sled databases in the process share. Opening a tree
-/// that does not exist is the only change of sled's log that does not need the shared lock.
+/// Wakes a thread that still waits for a sled write after a disk error. The function `wake` makes sled write to its
+/// log; this write fails at once because of the disk error, and the failure wakes all waiting threads. `wake` creates a
+/// tree, because every other log write needs a lock that the waiting thread may hold and that all sled databases in the
+/// process share.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
@@ -249,8 +251,8 @@ fn open_log(path: &Path) -> io::Result<File> {
 
 /// Removes unfinished sled snapshots, whose writer was killed or ran out of disk space. Sled writes a snapshot each
 /// time it opens the store. If an unfinished snapshot remained, sled would use it as the newest one and report the
-/// truncated file as damage. The snapshot before an unfinished one still exists, because sled removes it only after the
-/// new snapshot is complete.
+/// truncated file as damage. If a snapshot is unfinished, the previous snapshot still exists, because sled removes it
+/// only after the new one is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;

@@ -4,8 +4,9 @@ use backend_sled::Sled;
 use kv_local::Engine;
 use kv_mvcc::{MAX_ROW_BYTES, Write};
 
-/// For large pages, sled creates separate files that it never syncs, and it is slow to sync these files separately.
-/// Values are split into rows that are small enough for sled's normal pages, so that sled creates no separate files.
+/// For large pages, sled creates separate files that it never syncs; syncing each of these files before a commit is
+/// slow. Values are split into rows that are small enough for sled's normal pages, so that sled creates no separate
+/// files.
 #[test]
 fn rows_of_largest_size_fit_in_log() {
     let folder = tempfile::tempdir().expect("a folder");

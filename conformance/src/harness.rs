@@ -30,54 +30,55 @@ pub enum Tenancy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Ability {
-    /// Make a store that has never been written to (not merely a store that was emptied).
+    /// The harness can make a store that has never been written to, not just one whose keys were deleted.
     New,
-    /// Close and reopen the store ([`Fixture::reopen`]).
+    /// The harness can close and reopen the store ([`Fixture::reopen`]).
     Reopen,
-    /// Close the store while the test case still holds handles on it ([`Fixture::close`]).
+    /// The harness can close the store while the test case still has handles on it ([`Fixture::close`]).
     Close,
-    /// Measure the disk space that the store occupies ([`Fixture::stored_bytes`]).
+    /// The harness can measure the disk space that the store occupies ([`Fixture::stored_bytes`]).
     Measure,
-    /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
+    /// Another process can open the store by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
     /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
-    /// Crash the store by killing the process that has it open; no server process holds the store's data. A harness
-    /// with this ability must also list [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and
+    /// The suite can crash the store by killing the process that has it open, because the store has no server process.
+    /// A harness with this ability must also list [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and
     /// [`Close`](Self::Close).
     Embedded,
-    /// Put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
+    /// The harness can put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage a store's files in a folder that the test case chooses; the store must detect the damage. A
-    /// harness with this ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
+    /// The suite can copy and damage a store's files in a folder; the store must detect the damage. A harness with this
+    /// ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
-    /// Make a store in a folder look as if a later version of the program had written it ([`Harness::make_newer`]).
+    /// The harness can mark a store in a folder as written by a later program version ([`Harness::make_newer`]).
     Format,
-    /// Mount a small file system in a mount namespace of its own. For this ability, the commands `unshare` and `mount`
-    /// must be installed and permitted.
+    /// The suite can mount a small file system in a new mount namespace. For this ability, the commands `unshare` and
+    /// `mount` must be installed and permitted.
     Mount,
-    /// Trace the system calls of a process with `strace`. For this ability, the command `strace` must be installed and
-    /// permitted.
+    /// The suite can trace the system calls of a process with `strace`. For this ability, the command `strace` must be
+    /// installed and permitted.
     Trace,
-    /// Put the store on a simulated disk that can lose power ([`Fixture::cut_power_after`],
+    /// The harness can put the store on a simulated disk that can lose power ([`Fixture::cut_power_after`],
     /// [`Fixture::restore_power`]).
     PowerLoss,
-    /// Reach the store over TCP, either at its servers' addresses or through proxies ([`Fixture::servers`],
+    /// The suite can reach the store over TCP, directly or through proxies ([`Fixture::servers`],
     /// [`Fixture::connect`]).
     Network,
-    /// Deliver progress messages of a watch within a short time ([`kv::Progress`]).
+    /// The store delivers the progress reports of a watch within a second ([`kv::Progress`]).
     Progress,
-    /// Send signals to the store's server processes, and restart these servers ([`Fixture::servers`],
+    /// The suite can send signals to the store's server processes and restart them ([`Fixture::servers`],
     /// [`Fixture::restart`]).
     Servers,
-    /// Make a store with three servers ([`Scene::Cluster`]).
+    /// The harness can make a store with three servers ([`Scene::Cluster`]).
     Cluster,
-    /// Restore a store from an earlier copy of its data ([`Fixture::take_copy`], [`Fixture::put_back`]).
+    /// The harness can restore a store from an earlier copy of its data ([`Fixture::take_copy`],
+    /// [`Fixture::put_back`]).
     Copies,
-    /// Make a store with a small space quota ([`Scene::Quota`]).
+    /// The harness can make a store with a small space quota ([`Scene::Quota`]).
     Quota,
-    /// Make a store with users and permissions ([`Scene::Logins`]).
+    /// The harness can make a store with users and permissions ([`Scene::Logins`]).
     Logins,
-    /// Make a store that uses TLS ([`Scene::Tls`]).
+    /// The harness can make a store that uses TLS ([`Scene::Tls`]).
     Tls,
 }
 
@@ -124,8 +125,8 @@ pub enum Scene {
     /// have no login or a wrong password. A [guest](Fixture::guest) user may read and write only keys that begin with
     /// `open/`.
     Logins,
-    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] have no valid
-    /// client certificate, or reject the server's certificate.
+    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] cannot connect:
+    /// they have no valid client certificate, or do not trust the server's certificate.
     Tls,
 }
 
@@ -143,7 +144,7 @@ pub struct Server {
 pub struct RefusedUser {
     /// A description of the refused user in a few words.
     pub name: &'static str,
-    /// The refused user's handle on the store.
+    /// The store handle of the user whose requests are refused.
     pub store: Arc<dyn Store>,
     /// The user's secrets, which no error or debug text may show.
     pub secrets: Vec<String>,
@@ -157,7 +158,7 @@ pub struct RefusedUser {
 pub trait Harness: Send + Sync + 'static {
     /// The abilities of this test environment. If a test case needs an ability that is not listed, the case is ignored,
     /// and the test output shows the reason. The list of ignored cases that the caller passes to [`main`](crate::main)
-    /// must name every case that lacks an ability.
+    /// must name every case that this environment cannot run.
     fn abilities(&self) -> &[Ability];
 
     /// Says whether other clients may use the stores of this harness. On shared stores, test cases that need an
@@ -189,7 +190,7 @@ pub trait Harness: Send + Sync + 'static {
     /// [`Ability::Processes`].
     ///
     /// # Errors
-    /// `Locked` if another process had the store open during the whole wait. Any other error of opening the store, for
+    /// `Locked` if another process had the store open during the whole wait. Any error of opening the store, for
     /// example `Corrupt`.
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         let _ = wait;

@@ -36,8 +36,8 @@ pub const WITHOUT_SERVERS: &[&str] = &[
     "F25_compacting_strangers",
 ];
 
-/// The conformance cases that need a process with a store's files. For a store in memory or on servers, the caller of
-/// [`main`](crate::main()) adds `WITHOUT_FILES` to the list of ignored cases.
+/// The conformance cases that run only on stores that a process keeps in files. For a store in memory or on servers,
+/// the caller of [`main`](crate::main()) adds `WITHOUT_FILES` to the list of ignored cases.
 pub const WITHOUT_FILES: &[&str] = &[
     "R11_deletion_compacted_and_killed",
     "H17_killed_while_compacting",

@@ -17,23 +17,23 @@ use crate::harness::{Ability, BoxError, Fixture, Harness};
 /// one store for all cases cannot provide a store that was never used before.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
-/// Maximum number of foreign keys (keys of other clients) that an error message lists.
+/// Maximum number of other clients' keys that an error message lists.
 const MAX_NAMED_KEYS: usize = 3;
 
-/// Says how to handle foreign keys: keys in the store that no test case has written.
+/// Says what to do with keys that no test case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignKeys {
-    /// Foreign keys show that another client uses the store, so they are kept, and the test case that finds them fails.
+    /// Keys that no test case has written are kept, and the test case that finds them fails: another client uses the
+    /// store.
     Leave,
-    /// Foreign keys are deleted before the next test case.
+    /// Keys that no test case has written are deleted before the next test case.
     Erase,
 }
 
 /// A test environment in which all cases use one store, one after another; the store is emptied between two cases.
 ///
-/// Of the inner environment's abilities, this environment keeps only these: reopen, close and measure the store, and
-/// report watch progress. If the store is not empty when a test case begins, the case fails, unless foreign keys may be
-/// erased.
+/// Of the inner environment's abilities, this environment keeps only `Reopen`, `Close`, `Measure` and `Progress`. If
+/// the store is not empty when a test case begins, the case fails, unless keys of other clients may be deleted.
 #[derive(Debug)]
 pub struct InPlaceHarness<H> {
     store: H,
@@ -98,8 +98,8 @@ impl<H: Harness> Harness for InPlaceHarness<H> {
     }
 }
 
-/// Deletes the keys that test cases have written. With [`ForeignKeys::Erase`], deletes the keys of other clients as
-/// well.
+/// Deletes the keys that test cases have written. With [`ForeignKeys::Erase`], deletes all keys of the store, including
+/// those of other clients.
 async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
     if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;
@@ -136,8 +136,8 @@ struct InPlaceFixture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantState {
     Open,
-    /// The store is closed; the keys of the test case stay until the store is opened for the next case or for the
-    /// cleanup.
+    /// The store is closed and still contains the keys of the test case; they are deleted when the store is opened for
+    /// the next case or the cleanup.
     Closed,
 }
 

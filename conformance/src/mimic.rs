@@ -35,7 +35,7 @@ pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
 pub struct KnownFailure {
     /// The name of the failing test case.
     pub case: &'static str,
-    /// The rule that the bug breaks.
+    /// The rule that the store breaks in this test case.
     pub rule: &'static str,
     /// A description of the bug behind a known failure, and of the versions that have it.
     pub reason: &'static str,

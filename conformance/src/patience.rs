@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const MAX_TIMEOUT: Duration = Duration::from_secs(270);
 /// Maximum factor by which [`patient`] extends a time limit.
 const MAX_FACTOR: f64 = 16.0;
-/// CPU time of one measurement of the machine's load. The CPU time of a measurement is much longer than the time slice
-/// of a process on a busy machine.
+/// CPU time of one measurement of the machine's load. A measurement takes much more CPU time than one scheduler time
+/// slice, so that other processes interrupt it on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
 /// The number of loop steps in one piece of the busy loop with which the load is measured. One piece of the busy loop

@@ -94,8 +94,8 @@ impl Proxy {
 
     /// Ends all connections through the proxy, then sets the link to [`LinkCondition::Up`].
     pub fn heal(&self) {
-        // First set the link to `Refusing`: open connections then forward nothing more, and no new connection opens
-        // before the cut.
+        // Before the cut, the link is set to `Refusing`, so that open connections forward nothing and no new connection
+        // is accepted.
         self.set(LinkCondition::Refusing);
         self.cut();
         self.set(LinkCondition::Up);
@@ -103,7 +103,7 @@ impl Proxy {
 
     /// Waits until the proxy has dropped at least one byte.
     pub async fn something_got_lost(&self) {
-        // The `Proxy` owns the sender of `lost`, so waiting on the channel cannot fail.
+        // The `Proxy` owns the sender of `lost`, so receiving from this channel cannot fail.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }
 }
@@ -120,7 +120,8 @@ impl Control {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Returns how many of the server's `bytes` bytes to forward, and whether the connection is cut after them.
+    /// Of the next `bytes` bytes from the server, returns how many to forward, and whether to cut the connection after
+    /// them.
     fn passing(&self, bytes: usize) -> (usize, bool) {
         let mut until_cut = self.until_cut.lock().unwrap_or_else(PoisonError::into_inner);
         match *until_cut {
@@ -158,7 +159,8 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
             end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
-    // The connections of the proxy to client and server are closed now, so neither side would see a further error.
+    // Errors of the transfer are ignored: the proxy closes both connections, and neither client nor server would see a
+    // further error.
     tokio::select! {
         biased;
         _ = cuts.changed() => {}

@@ -34,17 +34,18 @@ const HEARTBEAT_NUMBER: u64 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
     Healthy,
-    /// A watch that has lost its connection stays silent instead of ending.
+    /// A faulty client whose watches stay silent when they lose their connection, instead of ending.
     FallsSilent,
-    /// A watch reconnects after a lost connection, but skips the changes in between.
+    /// A faulty client whose watches reconnect after a lost connection, but skip the changes in between.
     SkipsTheGap,
-    /// When a write gets no answer, the client sends the write a second time.
+    /// A faulty client that sends a write a second time if the first request got no answer.
     SendsAgain,
-    /// When a write gets no answer, the client reports the write as not applied.
+    /// A faulty client that reports a write as not applied if the write gets no answer.
     CallsItCertain,
-    /// The client waits for an answer without a time limit.
+    /// A faulty client that waits for an answer without a time limit.
     WaitsForEver,
-    /// The client always tries the cluster's members in the same order, even if the first member does not answer.
+    /// A faulty client that always tries the cluster's members in the same order, even if the first member does not
+    /// answer.
     NeverLearns,
 }
 
@@ -148,7 +149,7 @@ impl RemoteStore {
         }
     }
 
-    /// Sends a request to a member, and returns the connection and the first number of the answer.
+    /// Sends a request to a member; returns the connection and the first number of the member's answer.
     async fn send(&self, request: RemoteRequest, operation: Operation) -> Result<(TcpStream, u64)> {
         let number = self.desk.ask(request);
         let first = self.preferred.load(Ordering::Relaxed);
@@ -336,8 +337,8 @@ mod tests {
     /// Runs the cases that need only [`Ability::Network`] on a store with this client fault, and returns the broken
     /// rules.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
-        // A faulty client may hang, which counts as breaking the first rule of the test case; only the healthy client
-        // gets a long time limit.
+        // A faulty client may hang, so it gets a short time limit; a case that exceeds the limit counts as breaking its
+        // first rule.
         let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {

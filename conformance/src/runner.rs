@@ -17,7 +17,8 @@ pub struct RunOptions {
     /// Runs only cases whose name contains this string.
     pub filter: Option<String>,
     /// The time limit for one store call or for one batch of a watch; 10 s by default. The limits `patience` and
-    /// `case_limit` apply to a quiet machine, and grow with its load; see [`patient`](crate::patient).
+    /// `case_limit` are meant for a quiet machine; on a busy machine they are extended (see
+    /// [`patient`](crate::patient)).
     pub patience: Duration,
     /// The time limit for one test case, or for one round of a case with many rounds; 2 minutes by default. When a test
     /// case exceeds its time limit, the runner ends it, even if the store blocks its threads; the blocked threads are
@@ -172,7 +173,7 @@ mod tests {
     use crate::harness::{Ability, Fixture};
     use crate::stage::STOPPED;
 
-    /// The misbehaviour of a faulty store.
+    /// The way in which a deliberately faulty test store misbehaves.
     #[derive(Clone, Copy, Debug)]
     enum Mishap {
         Panics,
@@ -239,8 +240,8 @@ mod tests {
     /// Returns the verdict of case `B01`, which reads an absent key, on a faulty store.
     fn said_of(mishap: Mishap) -> String {
         // A store that blocks its thread makes case `B01` run until its time limit, so the time limit of this case is
-        // short. A faulty store that does not block its thread lets case `B01` end by itself, which can take long on a
-        // busy machine.
+        // short. On a faulty store that does not block its thread, case `B01` ends without the runner's help, but may
+        // take long on a busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

@@ -1,7 +1,7 @@
 //! Runs conformance cases with a tokio runtime, a test harness, and a lock for cases that must run alone.
 //!
 //! A store under test may block the thread that polls it. A blocked thread stops timers and cancellation on its tokio
-//! runtime. The runner's own thread, which is outside the runtime, therefore watches the time limits of the test cases.
+//! runtime. The runner's own thread watches the time limits of the test cases, because a blocked runtime cannot do so.
 //! If a test case blocks a thread of the runtime, the runner abandons that runtime and starts a new one for the next
 //! case.
 
@@ -38,7 +38,8 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 /// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
     /// The tokio runtimes on which this stage has run test cases. The last runtime in `runtimes` is in use. All earlier
-    /// runtimes in `runtimes` were abandoned, but may still run tasks of the harness.
+    /// runtimes in `runtimes` were abandoned because a test case blocked them, but may still run tasks that the harness
+    /// started.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
@@ -132,8 +133,8 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// Waits for the result of a test case. The wait fails if the case or one of its rounds exceeds the time limit, or
-    /// if the run is stopped.
+    /// Waits for the result of a test case. `wait_for` fails if the test case or one of its rounds exceeds its time
+    /// limit, or if the run is stopped.
     fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {
@@ -151,7 +152,7 @@ impl Stage {
         }
     }
 
-    /// Aborts the task of an abandoned test case. Returns true if the test case still runs because it blocks its
+    /// Aborts the task of an abandoned test case. Returns true if the task cannot end because the test case blocks its
     /// thread.
     fn give_up(&self, work: &JoinHandle<()>) -> bool {
         work.abort();
@@ -240,8 +241,8 @@ mod tests {
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // The rounds of this simulated test case together take longer than one time limit, even after the limit is
-            // extended for the machine's load.
+            // All rounds of the simulated case together take longer than the case's time limit, even when the limit is
+            // extended for load.
             let long = patient(limit).mul_f64(1.5);
             while begun.elapsed() < long {
                 tell.send(CaseProgress::RoundBegan).unwrap();

@@ -47,7 +47,8 @@ impl State {
         cut(self.within(range).cloned().collect(), limit, content)
     }
 
-    /// Runs a transaction that is known to be valid. The keys that the transaction writes get the mod revision `next`.
+    /// Runs a transaction that is known to be valid. The keys that the transaction writes get the mod revision `next`,
+    /// the revision of the transaction.
     pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> TxnEffect {
         let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };

@@ -7,7 +7,7 @@ use kv::{Kv, Op, Range, Revision, Txn};
 use crate::expect::{Checked, Failure, JudgedByRule, same};
 use crate::subject::{BoundedHandle, after};
 
-/// Number of steps after which the first keys are written again.
+/// Number of steps after which the steps write the same keys again.
 const KEY_REUSE_STEPS: u64 = 20;
 
 /// The numbered transactions ("steps") that a crash test writes to a store.

@@ -171,7 +171,8 @@ impl Drop for Subject {
     fn drop(&mut self) {
         self.handle = None;
         if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
-            // If the runner has abandoned the test case, the channel has no receiver, and the fixture is dropped here.
+            // If the runner has abandoned the test case, the send fails, because the channel has no receiver, and the
+            // fixture is dropped.
             drop(home.send(fixture));
         }
     }
@@ -333,7 +334,8 @@ impl Subject {
 /// A store that this process has joined; dropping a `JoinedStore` closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
-    // The store handle is declared before the fixture, because fields are dropped in this order.
+    // The store handle is declared before the fixture: fields are dropped in declaration order, and the handle must go
+    // first.
     handle: BoundedHandle,
     _fixture: Box<dyn Fixture>,
 }

@@ -68,7 +68,7 @@ fn in_place_run_clears_up_after_case_was_given_up() {
     runtime.block_on(async {
         let fixture = conformance::Harness::fresh(&in_place).await.unwrap();
         fixture.store().put("ours", "v").await.unwrap();
-        // The fixture is dropped without `finish`, as it is when a test case exceeds its time limit.
+        // The test drops the fixture without `finish`, as the runner does when a test case exceeds its time limit.
         drop(fixture);
         assert_eq!(one.0.count(Range::All).await.unwrap(), 1);
         in_place.clear_up().await.unwrap();

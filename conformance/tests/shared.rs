@@ -1,5 +1,5 @@
 //! Runs the cases that tolerate a shared store on a store that another client uses. The cases that tolerate a shared
-//! store must pass, change no foreign keys and leave no keys behind.
+//! store must pass, must not change other clients' keys, and must delete their own keys.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod one;
@@ -13,10 +13,10 @@ use kv::{Key, Op, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use one::One;
 
 const OURS: &str = "m/suite/";
-/// The foreign keys in the store, which no test case has written. Some foreign keys sort directly before or after the
-/// key prefix of the conformance suite.
+/// The keys in the store that no test case has written. Some keys of other clients sort directly before or after the
+/// suite's key prefix.
 const FOREIGN: [&str; 8] = ["\0", "k", "m/suite", "m/suite.", "m/suite0", "p/1", "w", "\u{7f}"];
-/// The foreign key that another client writes continuously.
+/// The key that another client writes continuously.
 const BUSY: &str = "m/suite-of-another-client";
 
 /// Runs the test cases while another client writes continuously.
@@ -51,7 +51,7 @@ fn shared_cases_pass_beside_others_and_leave_their_keys() {
         (store, foreign.revision)
     });
     let _entered = runtime.enter();
-    // This watch receives all changes that the test cases and the other client make to the store.
+    // The test's own watch receives all changes that the test cases and the other client make to the store.
     let watch = runtime.block_on(store.watch(WatchRequest::new(Range::All, first.next()))).unwrap();
     let seen = runtime.spawn(async move {
         let ours = |key: &Key| key.as_bytes().starts_with(OURS.as_bytes());

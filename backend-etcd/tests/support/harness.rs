@@ -28,7 +28,7 @@ pub(crate) struct OnEtcd;
 #[derive(Debug)]
 struct Held {
     store: EtcdStore,
-    // The servers are declared after the store, because fields are dropped in this order and no client may exist when
+    // The servers are declared after the store: fields are dropped in declaration order, and no client may be open when
     // the servers stop.
     etcds: Vec<Etcd>,
     certificates: Option<Certificates>,
@@ -158,8 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// Returns the size of etcd's database file in bytes. The returned size does not include etcd's write-ahead log,
-    /// which has a limited number of segments.
+    /// Returns the size of etcd's database file in bytes. Etcd's write-ahead log is not included; its number of
+    /// segments is limited.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

@@ -3,8 +3,8 @@
 //!
 //! Each broken store changes the behaviour of a working store, and names the test case that must detect the change. The
 //! tests of this crate run the named test case on each broken store, and all cases on the working store. The working
-//! store must pass all conformance cases. On each broken store, the named test case must fail with the rule that the
-//! store breaks.
+//! store must pass all conformance cases. For each broken store, the test case that it names must fail and report the
+//! rule that the store breaks.
 
 mod answered;
 mod reads;
@@ -117,8 +117,8 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// The behaviour of a broken store, as far as it differs from the working store. A method of `Twist` that a broken
-/// store does not override calls the working store.
+/// The methods in which a broken store differs from the working store. A method of `Twist` that a broken store does not
+/// override calls the working store.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {

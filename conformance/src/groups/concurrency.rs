@@ -104,8 +104,8 @@ pub(crate) async fn write_skew(t: Subject) -> Checked {
     for round in 0..30 {
         let (left, right) = (format!("{round}/left"), format!("{round}/right"));
         let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
-        // Each of the two clients sets one key to `off` if both keys are unchanged, so a correct store keeps one key
-        // `on`.
+        // Both keys start as `on`. Each of the two clients sets a different key to `off` if neither key has changed, so
+        // a correct store leaves one key `on`.
         let off = clients(&t, 2, |t, i| {
             let keys = [left.clone(), right.clone()];
             async move {
@@ -201,7 +201,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     for i in 0..CALLS {
         let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
         let mut call = Box::pin(t.txn(txn));
-        // The client polls the future of its store call a random number of times and then dropped.
+        // The future of the store call is polled a random number of times, and then dropped.
         for _ in 0..random.usize(..4) {
             if futures::poll!(&mut call).is_ready() {
                 break;
@@ -277,7 +277,7 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // Wait with a time limit instead of a number of attempts: this client may try many times before the other
+            // Retries are limited by time and not by number, because this client may retry often before the other
             // client's task runs.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {

@@ -206,7 +206,7 @@ fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     }
 }
 
-/// Child role: writes, and reports each revision after both a reader and a watch in its process have seen it.
+/// Child role: writes steps, and prints each revision that a reader or a watch in the same process has seen.
 pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -289,8 +289,8 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After a crash, the process that opens the store is killed as well, twice in a row. Opening a store must not change
-/// its contents, even if the process is killed meanwhile.
+/// After a crash, the next two processes that open the store are killed while they open it. Opening a store must not
+/// change its contents, even if the process is killed meanwhile.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;

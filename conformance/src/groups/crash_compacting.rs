@@ -15,7 +15,8 @@ use crate::subject::{BoundedHandle, Subject, after};
 const COMPACT_EVERY: u64 = 10;
 const STEP_WIDTH: u64 = 60;
 
-/// Child role: writes wide steps, and after every tenth step compacts the store at the second newest step.
+/// Child role: writes steps of 60 keys, and after every tenth step compacts the store at the revision of the step
+/// before it.
 pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (base, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -101,7 +102,7 @@ async fn check_compacted(
         return Ok(known);
     }
     let below = |mark| RangeRequest::new(Range::key("?")).with_at(after(steps.revision(mark), -1));
-    // If the state just before the new compaction mark is not readable, the store has the new mark.
+    // A read just below the new compaction mark fails exactly if the store has this mark.
     if known.mark < known.tried && t.range(below(known.tried)).await.is_err() {
         known.mark = known.tried;
     }
@@ -131,8 +132,8 @@ pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> 
     }
 }
 
-/// A store must keep its revision when it is compacted at its newest revision, a deletion, and its process is then
-/// killed.
+/// A store must keep its revision if it is compacted at its newest revision, which is a deletion, and its process is
+/// then killed.
 pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
     let rounds = 50;
     t.let_go().await?;

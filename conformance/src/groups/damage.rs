@@ -136,8 +136,8 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
 }
 
 /// If a store's largest file is missing, empty, a folder or garbage, opening or reading the store must fail with an
-/// error. While the largest file is damaged, the store must be neither recreated nor changed. Once the largest file is
-/// restored, the store must be intact.
+/// error. While the store's largest file is damaged, opening must neither recreate nor change the store. Once the
+/// damaged file is restored from its copy, the store must be intact again.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
@@ -249,7 +249,7 @@ pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
-    // This process closes the store cleanly before a child process examines it; the child closes it cleanly, too.
+    // Parent and child process both close the store cleanly, the parent before the child examines the store.
     same("the store", examined(&t, &kept, "nothing is damaged").await?, DamageFinding::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;

@@ -28,7 +28,8 @@ impl PutAttempt {
         Self { key, failed: failed.map(|error| (error.outcome(), error.kind().clone())) }
     }
 
-    /// Checks that the contents of the store match its answer to this put.
+    /// Checks that the store contains the whole value if the put was acknowledged, and nothing if the put failed as not
+    /// applied.
     async fn check(&self, store: &BoundedHandle) -> Checked {
         let found = store.get(self.key.as_str()).await?;
         let whole = found.as_ref().is_none_or(|kv| kv.value.as_bytes().starts_with(self.key.as_bytes()));
@@ -168,7 +169,8 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // Close the store only after a writer has written some keys, so that the writers are running.
+        // The store is closed only after a writer has written some keys, so that the writers are running when it
+        // closes.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }
@@ -235,7 +237,7 @@ impl SyncTrace {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
         let mut since = 0;
-        // The threads that are in a sync call which began after the last acknowledgement of a write.
+        // The threads inside a sync call that began after the last acknowledged write.
         let mut begun: Vec<&str> = Vec::new();
         for line in trace.lines() {
             let (thread, call) = line.split_once(' ').unwrap_or((line, ""));

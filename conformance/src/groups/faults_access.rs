@@ -44,7 +44,7 @@ pub(crate) async fn strangers(t: Subject) -> Checked {
     for stranger in strangers {
         is_kept_out(&t, stranger).await?;
     }
-    // The refused calls must have written nothing, whatever the store answered.
+    // The calls of the refused users must have written nothing, whatever the store answered them.
     same("the revision after all that", t.revision().await?, at)
 }
 

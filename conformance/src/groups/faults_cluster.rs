@@ -264,7 +264,7 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
     const CALLS: usize = 100;
     for dead in 0..MEMBERS {
         t.signal(dead, Signal::SIGKILL)?;
-        // Store calls fail until the two remaining servers have elected a leader.
+        // After a server is killed, store calls fail until the two remaining servers have elected a leader.
         only(&t, (dead + 1) % MEMBERS).await?.heals().await?;
         only(&t, (dead + 2) % MEMBERS).await?.heals().await?;
         let handle = first_at(&t, dead).await?;

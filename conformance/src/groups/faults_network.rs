@@ -11,8 +11,8 @@ use crate::subject::{BoundedHandle, Subject, UnusedAddress, in_time};
 
 const ROUNDS: usize = 5;
 
-/// Sends a transaction to the store and drops the answer on the network. Returns the client's result of the
-/// transaction, and the revision at which it happened.
+/// Sends a transaction to the store and drops the answer on the network. Returns the result that the client got, and
+/// the revision at which the store executed the transaction.
 async fn without_reply(
     t: &Subject,
     (proxy, far): (&Proxy, &BoundedHandle),
@@ -66,8 +66,8 @@ pub(crate) async fn lost_reply_of_a_guarded_write(t: Subject) -> Checked {
                 same("what is said of a write that was carried out", error.outcome(), Outcome::Unknown)?;
             }
         }
-        // Sending the transaction again must show that it happened the first time: the compare fails, and the key has
-        // the written value.
+        // When the transaction is sent again, its compare must fail and the key must have the written value, which
+        // shows that the first request was executed.
         far.heals().await?;
         let again = far.txn(txn).await?;
         let found = match again.results.first() {
@@ -117,8 +117,8 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
     same("the revision", t.revision().await?, before)
 }
 
-/// Writes and reads 20 times, and checks that only the first call fails, if any, and that each acknowledged write
-/// happened once.
+/// Writes, reads and opens a watch 20 times; only the first call may fail, and each acknowledged write must have
+/// happened exactly once.
 async fn loses_at_most_the_first(t: &Subject, far: &BoundedHandle, name: &str) -> Checked {
     const CALLS: usize = 20;
     let before = t.revision().await?;

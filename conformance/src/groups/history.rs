@@ -218,8 +218,8 @@ pub(crate) async fn bounded_room(t: Subject) -> Checked {
         }
     }
     let late = t.stored_bytes().await?;
-    // The variable `early` is the store's size on disk, in bytes, after a quarter of the writes. A store that never
-    // frees disk space would grow to four times `early`.
+    // `early` is the store's size on disk in bytes after a quarter of the writes, so a store that never frees disk
+    // space would grow to four times `early`.
     let bound = 2 * early + (1 << 20);
     holds(&format!("at most {bound} bytes after 4 times as many writes"), late <= bound, &(early, late))
 }

@@ -140,8 +140,8 @@ pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A reader that takes turns with a writer process must see every transaction committed before the reader opened the
-/// store, and none in part.
+/// A reader that alternates with a writer process must see every transaction that was committed before the reader
+/// opened the store, and must see each one whole.
 pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -220,7 +220,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     t.let_go().await?;
     let mut parent = t.process("beget", &[])?;
     let child = parent.say("begot").await?;
-    // The surviving child process ends when `stdin` is dropped.
+    // The child process that outlives its killed parent ends when the test drops this `stdin`.
     let stdin = parent.take_stdin();
     parent.kill().await?;
     t.retake().await?;

@@ -193,8 +193,9 @@ impl SequenceRun {
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
     /// The check of a past watch leaves out the event of a deletion exactly at the compaction mark. Old versions of
-    /// etcd lose the event of a deletion at the compaction mark. Case W11 tests only the event of a deletion at the
-    /// compaction mark. Listing case W11 as a known failure hides only lost deletions at the compaction mark.
+    /// etcd lose the event of a deletion at the compaction mark. Case W11 checks that a watch reports a deletion at the
+    /// compaction mark, and checks nothing else. Listing case W11 as a known failure therefore excuses only lost
+    /// deletions at the compaction mark.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
@@ -222,8 +223,8 @@ impl SequenceRun {
     }
 }
 
-/// Checks that the store and the model return the same answer or the same error. A store may leave its compaction mark
-/// out of the error.
+/// Checks that the store and the model return the same answer or the same error. An error `Compacted` need not contain
+/// the compaction mark.
 #[track_caller]
 fn agree<T: PartialEq + std::fmt::Debug>(
     what: &str,

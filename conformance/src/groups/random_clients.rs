@@ -73,7 +73,8 @@ async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summa
     Ok(Replay::new(base, []).judge(history.take(), &log)?)
 }
 
-/// All clients concurrently make some calls; then the requests that the network held back are delivered.
+/// Runs all clients concurrently. After a client's last call, the simulated network delivers the requests of this
+/// client that it has held back.
 async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomClient>, Vec<Call>)> {
     let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run(each))).collect();
     let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
@@ -104,8 +105,8 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// The value at each key that this client saw last. Compare-and-swaps use the values that this client saw last, so
-    /// some compare-and-swaps succeed.
+    /// For each key, the value that this client last saw. Compare-and-swaps expect these values, so some
+    /// compare-and-swaps succeed.
     known: [u32; KEYS],
     number: usize,
     written: usize,

@@ -34,8 +34,8 @@ pub(crate) fn step(model: &Model, reopening: Reopening) -> BoxedStrategy<Step> {
     let read = (range(), -1..=now + 1, -1i64..6, content()).prop_map(|(range, at, limit, content)| {
         Step::Read(RangeRequest::new(range).with_at(Revision::new(at)).with_limit(limit).with_content(content))
     });
-    // A watch must not start at the first revision, because the model does not know the changes that led to the state
-    // at its first revision.
+    // Generated watches start above the model's first revision, because the model does not know the changes that led to
+    // this revision.
     let watch = (range(), 2..=now + 1, prev()).prop_map(|(range, start, prev)| {
         let range = if range.is_empty() { Range::All } else { range };
         Step::Watch(WatchRequest::new(range, Revision::new(start)).with_prev(prev))

@@ -68,7 +68,7 @@ pub(crate) async fn delete_by_mod_revision(t: Subject) -> Checked {
     same("the key", t.get("k").await?, None)
 }
 
-/// A function that makes a compare target from the number to compare with.
+/// A constructor of a compare target, for example the version, from the expected number.
 type Numeric = fn(i64) -> Target;
 
 const NUMERIC: [(&str, Numeric); 3] = [

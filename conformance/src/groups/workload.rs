@@ -24,7 +24,7 @@ pub(crate) struct CallGenerator {
     client: u64,
     network: NetworkQuality,
     writes: u32,
-    /// The mod revision of each key that this client saw last, for use in guards.
+    /// For each key, the mod revision that this client last saw, for use in guards.
     known: Vec<Revision>,
     newest: Revision,
 }
@@ -36,7 +36,8 @@ impl CallGenerator {
         Self { random, client, network, writes: 0, known, newest: Revision::UNSET }
     }
 
-    /// Decides whether the caller drops the next call before it completes.
+    /// On a bad network, decides at random whether the client drops its next call before the call completes; otherwise
+    /// returns false.
     pub(crate) fn gives_up(&mut self) -> bool {
         self.network == NetworkQuality::Bad && self.random.u8(..100) < 4
     }
@@ -55,14 +56,16 @@ impl CallGenerator {
         }
     }
 
-    /// Remembers the revisions of the entries that a read returned, so that some later guards hold.
+    /// Remembers the revisions of the entries that a read returned, for use in later guards: not every guard should
+    /// fail.
     pub(crate) fn learn(&mut self, kvs: &[Kv]) {
         for kv in kvs {
             self.set(&kv.key, kv.mod_revision);
         }
     }
 
-    /// Remembers the revisions of the entries that a transaction wrote or read, so that some later guards hold.
+    /// Remembers the revisions of the entries that a transaction read or wrote, for use in later guards: not every
+    /// guard should fail.
     pub(crate) fn learn_txn(&mut self, txn: &Txn, answer: &TxnResponse) {
         self.newest = answer.revision;
         let branch = if answer.succeeded { &txn.success } else { &txn.failure };
@@ -116,8 +119,8 @@ impl CallGenerator {
                 .with_failure([self.put(&one)]),
             7 => Txn::new().with_success([Op::delete_range(self.span()).with_prev()]),
             8 => Txn::new().with_compares([unchanged]).with_success([Op::range(Range::prefix("k/"))]),
-            // The simulated network delivers held requests without checks, so the generator must make the request
-            // valid.
+            // On a bad network, the generator makes only valid requests, because the simulated network delivers held
+            // requests without checks.
             _ if self.network == NetworkQuality::Bad => Txn::new().with_success([Op::delete(one.as_str())]),
             _ => Txn::new().with_success([self.put(&one), self.put(&one)]),
         }

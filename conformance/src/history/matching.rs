@@ -1,4 +1,4 @@
-//! Matches calls to changes of the store that several calls could have made.
+//! Assigns changes of the store to calls with unknown outcome that can have made them, at most one change to each call.
 
 /// Finds a maximum matching of items to candidates by augmenting paths; each candidate gets at most one item.
 pub(super) fn assign(candidates_of: &[Vec<usize>], candidates: usize) -> Vec<Option<usize>> {

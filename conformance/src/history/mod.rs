@@ -3,7 +3,7 @@
 //!
 //! A [`Recorder`] wraps a store and records every call and every event of every watch. A [`Replay`] compares the record
 //! with the store's own log of changes. A [`Replay`] checks the log revision by revision, and reports the first
-//! violation of these rules:
+//! violation of one of the following rules.
 //!
 //! - Every acknowledged write is in the store's log exactly once, at its acknowledged revision, with its complete
 //!   effect.

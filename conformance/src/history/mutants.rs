@@ -1,5 +1,5 @@
-//! Tests the code that judges histories of store calls. The unchanged records of real clients must pass. When a record
-//! is corrupted, the judge must report the rule that the corrupted record breaks.
+//! Tests the code that judges histories of store calls. The judge must accept the unchanged records of real clients.
+//! When a record is corrupted, the judge must report the rule that the corrupted record breaks.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -161,8 +161,8 @@ fn history_is_refused_when_logs_are_spoiled() {
     });
 }
 
-/// The value of a recorded put for which `wanted` returns true; the put is unguarded and alone in its transaction. The
-/// second argument of `wanted` says whether the put is in the store's log.
+/// Returns the value of a recorded put that `wanted` accepts and that is the only operation of a transaction without
+/// compares. The second argument of `wanted` says whether the put is in the store's log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
@@ -172,7 +172,8 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Appends another put of a value to the log, at the key at which the value was recorded, or else at a new key.
+/// Appends a second put of `value` to the log, at the key of a recorded put of `value` or, if there is none, at a new
+/// key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {
@@ -191,8 +192,7 @@ fn again(run: &mut RecordedRun, value: kv::Value) {
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
-/// The recorded batches of one watch: of the watches for which `wanted` returns true, the one that delivered most
-/// batches.
+/// Returns the recorded batches of one watch: among the watches that `wanted` accepts, the watch with the most batches.
 fn batches(
     run: &mut RecordedRun,
     wanted: fn(&WatchRequest) -> bool,

@@ -32,8 +32,8 @@ pub enum RecordedAnswer {
     Txn(TxnResponse),
     /// The store carried out a recorded compaction.
     Compacted,
-    /// The store returned an error of this kind for a recorded request. The outcome of the error says whether the
-    /// request may have happened anyway.
+    /// The store returned an error of this kind for a recorded request. The error's outcome says whether the failed
+    /// request may have taken effect.
     Failed(ErrorKind, Outcome),
     /// The recorded call has no answer, because the caller dropped its future.
     Nothing,
@@ -74,15 +74,15 @@ impl Call {
 pub struct Stream {
     /// The number of the recorder through which the watch was opened.
     pub client: u64,
-    /// The request with which the watch was opened; in a later part of a history, its start revision follows the last
-    /// batch of the earlier parts.
+    /// The request that opened the watch. If the watch delivered batches in earlier parts of the history, its start is
+    /// the revision after the last of these batches.
     pub request: WatchRequest,
     /// The batches that the watch delivered, and the error that ended it, each with the time of its arrival.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
 }
 
 impl Stream {
-    /// Returns a copy of the watch that starts at its current position and has no recorded items.
+    /// Returns a copy of the recorded watch that continues after its last batch, without the items recorded so far.
     fn rest(&self) -> Self {
         let come = self.items.iter().rev().find_map(|(_, item)| item.as_ref().ok());
         let start = come.map_or(self.request.start, |batch| batch.revision.next());

@@ -29,7 +29,7 @@ pub struct Summary {
     pub refused: usize,
     /// The number of writes with unknown outcome that are in the store's log.
     pub happened: usize,
-    /// The number of calls with unknown outcome that are not in the store's log, or wrote nothing.
+    /// The number of calls with unknown outcome that left no trace in the store's log.
     pub vanished: usize,
     /// The number of watches that were judged.
     pub watches: usize,
@@ -50,7 +50,7 @@ pub struct Replay {
     writers: PossibleWriters,
     /// The newest revision in any answer that was judged so far.
     answered: Revision,
-    /// The writes with unknown outcome from earlier parts of the history, which may still appear in the log.
+    /// Writes of earlier parts of the history whose outcome is still unknown; they may still appear in the log.
     open: Vec<PendingCall>,
     /// The time and the revision of each recorded compaction request.
     compactions: Vec<(u64, Revision)>,
@@ -69,17 +69,17 @@ impl Replay {
         }
     }
 
-    /// Tells the judge that unrecorded clients may write to the store, so that it accepts changes that no recorded call
-    /// explains.
+    /// Makes the judge accept changes that no recorded call explains, because unrecorded clients may write to the
+    /// store.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = PossibleWriters::Any;
         self
     }
 
-    /// Judges the next part of a recorded history. The store's log in `log` must contain all revisions since the
-    /// previous part, up to a moment at which no call was running. A write with unknown outcome may appear in the log
-    /// of a later part instead.
+    /// Judges the next part of a recorded history. `log` must contain every revision of the store since the previous
+    /// part, and must end at a moment when no call was running. A write with unknown outcome need not appear in this
+    /// part of the log; it may appear in a later part.
     ///
     /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
@@ -148,8 +148,8 @@ impl Replay {
         Ok(applied.events)
     }
 
-    /// Applies the events of a client that is not recorded. The events of an unrecorded client must be possible in the
-    /// current state of the store.
+    /// Applies the events of a client that is not recorded. The events of unrecorded clients must fit the store's
+    /// current state: for example, an absent key cannot be deleted.
     fn follow(&mut self, batch: &Batch) -> Result<Vec<Event>, Violation> {
         let mut events = Vec::with_capacity(batch.events.len());
         for event in &batch.events {
@@ -189,8 +189,8 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Returns the violation that a revision of the log shows if no recorded call explains it, unless unrecorded clients
-/// may write.
+/// Returns the violation for a revision of the log that no recorded call explains, or `Ok` if unrecorded clients may
+/// write.
 fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
     if writers == PossibleWriters::Any {
         return Ok(());

@@ -85,7 +85,7 @@ fn check(
         return Err(Violation::new("W4", "an event that is not in the range").showing("event", foreign));
     }
     if at <= truth.base {
-        // The watch's batch is older than the part of the history that is being judged.
+        // The batch's revision belongs to an earlier part of the history, and `truth` contains only later events.
         return Ok(());
     }
     match truth.next(stream, next.max(truth.base.next())) {

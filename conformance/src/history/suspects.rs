@@ -117,8 +117,8 @@ impl JudgedPart {
         }
     }
 
-    /// Checks each call that saw a state before `until`: its answer must match `state`. All writes acknowledged before
-    /// `until` must be in the log.
+    /// Checks each call that saw the state at a revision below `until`: its answer must match `state`. Also checks that
+    /// the log contains every write acknowledged at a revision below `until`.
     pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
         if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
             let what = format!("a write was acknowledged at {revision}, where the log has nothing");
@@ -148,8 +148,9 @@ impl JudgedPart {
         if first_put(batch).is_some() {
             self.calls[first].found_at = Some(batch.revision);
         } else {
-            // Several calls with unknown outcome may have made the deletion in this batch. `match_deletions` chooses
-            // the call later, when all deletions that no acknowledged call explains are known.
+            // More than one call with unknown outcome may have made the deletion in this batch of the log.
+            // `match_deletions` assigns a call to the deletion once all deletions that no acknowledged call explains
+            // are known.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)
@@ -183,7 +184,7 @@ impl JudgedPart {
     /// Assigns to each deletion one of the calls that can have made it; each call is assigned to at most one deletion.
     ///
     /// # Errors
-    /// The error that `unexplained` returns, for a deletion to which no call could be assigned.
+    /// If a deletion is left without a call, the error that `unexplained` returns for this deletion.
     pub(super) fn match_deletions(
         &mut self,
         unexplained: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,

@@ -35,7 +35,7 @@ pub(crate) enum ObservedAnswer {
     /// The value of the key that the call read; `None` if the key was absent.
     Value(Option<u32>),
     Effect(Effect),
-    /// The caller saw no answer: its action may have happened at any time after its start, or never.
+    /// The call got no answer, so it may have taken effect at any time after its start, or never.
     Nothing,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Call {
 pub(crate) struct SearchFailure {
     /// Says whether the search tried all orders of the calls.
     pub(crate) tried: SearchExtent,
-    /// The largest number of calls that any order found by the search explains.
+    /// The number of answered calls in the longest order that the search found.
     pub(crate) explained: usize,
     /// The state of the store after the longest explained sequence of calls.
     pub(crate) state: KeyStates,
@@ -140,8 +140,8 @@ struct Search {
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
     /// The visited states from which no order continues, each with the unanswered calls that the order already
-    /// contained. If the search reaches a visited state again and at least the same unanswered calls are already in the
-    /// order, it turns back at once.
+    /// contained. The search turns back if it reaches a state that it has visited with the same or fewer unanswered
+    /// calls in the order.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -208,8 +208,9 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The calls that can be next in the order: those that began before the first remaining call ended. The calls are
-    /// sorted by their end, because calls mostly happened in that order. Calls without an answer come last.
+    /// The calls that can come next in the order: those that began before the earliest end of all calls not yet in the
+    /// order. The calls are sorted by their end, because calls mostly happened in that order. Calls without an answer
+    /// come last in the returned list.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
@@ -231,8 +232,7 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Continues the search with the call `next` at the end of the order; returns true if the search finds a complete
-    /// order.
+    /// Appends the call `next` to the order and continues the search; returns true if the search completes an order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
             NextCall::OfClient(client) => {
@@ -267,8 +267,7 @@ mod tests {
     use super::*;
 
     fn call(times: (u64, u64), action: Action, seen: ObservedAnswer) -> Call {
-        // In this test, each call has its own client, so only the start and end times of the calls restrict their
-        // order.
+        // Each call gets a client of its own, so only the start and end times restrict the order of the calls.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }
@@ -353,14 +352,14 @@ mod tests {
         assert!(!is_explained(&[put, seen(2), deleted, seen(6)]));
     }
 
-    /// Simulates clients of a correct store: each call takes effect at one moment between its start and its end. One in
-    /// `lost_one_in` calls gets no answer, and takes effect at some later time or never.
+    /// Simulates clients of a correct store: each call takes effect at one moment between its start and its end. On
+    /// average, one of `lost_one_in` writes gets no answer; it takes effect later or never.
     fn simulated(seed: u64, clients: usize, calls: usize, lost_one_in: usize) -> Vec<Call> {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut state, mut clock) = (KeyStates::default(), 0);
         let mut made = Vec::new();
         let mut left = vec![calls; clients];
-        // The current call of each client: its start, its action, and, once the action has taken effect, its answer.
+        // For each client, the call in progress: its start, its action, and its answer once it has taken effect.
         let mut under_way: Vec<Option<(u64, Action, Option<ObservedAnswer>)>> = vec![None; clients];
         let mut late: Vec<Action> = Vec::new();
         while left.iter().any(|left| *left > 0) || under_way.iter().any(Option::is_some) {

@@ -39,7 +39,8 @@ pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeR
     }
 }
 
-/// Returns the number of deleted keys and their previous entries from index `place` in a transaction's results.
+/// Returns what the delete at index `place` of a transaction reported: the number of deleted keys and their previous
+/// entries.
 #[track_caller]
 pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64, &[Kv])> {
     match answer.results.get(place) {
@@ -50,7 +51,7 @@ pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64,
     }
 }
 
-/// Returns the previous entry of the key from the put at index `place` in a transaction's results.
+/// Returns the previous entry that the put at index `place` of a transaction reported.
 #[track_caller]
 pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&Kv>> {
     match answer.results.get(place) {

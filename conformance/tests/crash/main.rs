@@ -141,8 +141,8 @@ fn passes(case: &str) -> std::result::Result<(), Failed> {
 }
 
 /// Checks that the given conformance case detects the injected fault. A conformance case detects an injected fault only
-/// if a process is killed while the fault has an effect. If the case passes on the broken store, the case runs again,
-/// because on a busy machine every kill may come at a wrong moment.
+/// if a process is killed while the fault has an effect. If the case passes on the broken store, it runs again, because
+/// on a busy machine every kill may miss the time when the fault has an effect.
 fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::result::Result<(), Failed> {
     const RUNS: usize = 3;
     let mut last = Vec::new();

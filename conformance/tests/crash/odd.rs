@@ -1,4 +1,4 @@
-//! Injects faults into a store by a wrapper around the store; the store's table of rows works correctly.
+//! Wraps a store in a layer that injects faults; the faults are not in the store's table of rows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

@@ -63,8 +63,8 @@ impl FileTable {
             apply(&mut rows, &commit);
         }
         let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-        // Broken stores do not rewrite their log, because some broken stores let a second process in, which would go on
-        // writing to the old file.
+        // Broken stores do not rewrite their log: some let two processes in at once, and one of them would go on
+        // writing to the replaced file.
         if way == Breakage::Healthy && whole > 4 * live + SMALL {
             log = rewritten(path, &rows).map_err(io)?;
         }
@@ -104,8 +104,7 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // Most of a commit's time is spent in the following sleep, so most kills interrupt a commit that is
-                    // written only in part.
+                    // The sleep takes most of a commit's time, so most kills hit a partly written commit.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
@@ -125,10 +124,9 @@ impl Table for FileTable {
     }
 }
 
-/// Writes a new log file with a single commit, which contains the current rows. Without the rewriting, the log would be
-/// slow to open: opening the table reads the whole log file. A test that kills compacting processes a hundred times
-/// opens the log a hundred times. If the log kept superseded rows, a test that reopens the log often would take six
-/// times as long.
+/// Writes a new log file with a single commit, which contains the current rows. Opening the table reads the whole log
+/// file, so a log with many superseded rows would be slow to open. A test that kills compacting processes a hundred
+/// times opens the log as often; without the rewriting, this test would take six times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");

@@ -17,7 +17,7 @@ pub enum Operation {
     Open,
     /// [`Store::range`](crate::Store::range).
     Range,
-    /// A call of [`Store::txn`](crate::Store::txn), even if the transaction only reads.
+    /// [`Store::txn`](crate::Store::txn), including transactions that only read.
     Txn,
     /// [`Store::watch`](crate::Store::watch).
     Watch,
@@ -172,8 +172,8 @@ pub enum ErrorKind {
         /// The format number that the store contains.
         found: u32,
     },
-    /// The store's revision is lower than before: the store was restored from a backup, or a different store has its
-    /// name.
+    /// The store's revision is lower than a revision that this handle has already seen: the store was restored from a
+    /// backup, or replaced by another store.
     RevisionRegressed,
     /// A [`Transaction`](crate::Transaction) has more guards than one commit can check.
     ReadSetTooLarge {
@@ -359,8 +359,8 @@ impl Error {
         self.0.outcome
     }
 
-    /// Returns true if the failed request can have no effect later. After a final error with an unknown outcome, a read
-    /// of the latest revision shows whether the write happened.
+    /// Returns true if the failed request has ended, so that its write cannot be applied later. After a final error
+    /// with an unknown outcome, a read of the latest revision shows whether the write happened.
     pub fn is_final(&self) -> bool {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }

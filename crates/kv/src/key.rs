@@ -18,8 +18,8 @@ use bytes::Bytes;
 pub struct Key(Bytes);
 
 impl Key {
-    /// Creates a key from the given bytes. The store that gets a request with the key checks the key's length; `new`
-    /// does not.
+    /// Creates a key from the given bytes. The method `new` does not check the key's length; the store checks it with
+    /// each request.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }

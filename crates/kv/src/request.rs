@@ -180,13 +180,13 @@ impl Compare {
     }
 
     /// Creates a compare that holds if no key of the range was written after this revision. A compare made by
-    /// `nothing_newer` does not detect deleted keys.
+    /// `nothing_newer` still holds after a key of the range was deleted.
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
 
     /// Creates a compare that holds if no key of the range was created after this revision. A compare made by
-    /// `none_created_after` does not detect deletions, or new writes to older keys.
+    /// `none_created_after` still holds after deletions, and after writes to keys that existed at this revision.
     pub fn none_created_after(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
     }
@@ -333,8 +333,8 @@ impl Txn {
     }
 
     /// Creates a transaction that changes nothing, but fails if the caller has no permission to write one of `keys`.
-    /// The trial transaction deletes the keys under a condition that never holds: etcd checks the permissions before
-    /// the condition. The trial uses deletions, which need no disk space, so it cannot trigger etcd's space alarm.
+    /// The transaction deletes the keys under a compare that never holds: etcd checks the permissions before the
+    /// compare. Deletions need no disk space, so the transaction cannot trigger etcd's space alarm.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =
@@ -378,7 +378,7 @@ pub struct WatchRequest {
     /// The range of keys to watch, which must not be empty.
     pub range: Range,
     /// The first revision whose events the watch delivers; at least 1. A watch cannot start at "now": a caller reads at
-    /// revision R, then watch from R + 1.
+    /// revision R, and then watches from R + 1.
     pub start: Revision,
     /// Says whether watch events contain the previous state of their keys.
     pub prev: Prev,

@@ -23,13 +23,13 @@ pub type WatchStream = BoxStream<'static, Result<Batch>>;
 /// An ordered map of keys to values with one revision counter.
 ///
 /// The numbered rules for stores are in the file `SEMANTICS.md` of the crate `kv`. In short, every implementation of
-/// [`Store`] must meet five conditions:
+/// [`Store`] must meet the following five conditions.
 ///
 /// 1. Every method of the store first calls `check` on its request, so all stores reject the same requests.
 /// 2. Calls of the store are strictly serialisable, in the order of their revisions.
 /// 3. An acknowledged write survives a crash, and no read or watch sees a write that is not durable yet.
-/// 4. A failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)); a store may
-///    resend a write only if the first request was never sent;
+/// 4. A failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)). A store may
+///    resend a write only if the earlier request was never sent.
 /// 5. No method of the store blocks the thread that polls it.
 ///
 /// The crate `conformance` tests implementations of the trait [`Store`].
@@ -112,8 +112,8 @@ impl Debug for Snapshot {
 pub enum ConditionalOutcome {
     /// The conditional write happened at this revision.
     Done(Revision),
-    /// Nothing was written, because the key was not in the required state. The variant contains the key's current
-    /// state, or `None` if the key is absent.
+    /// Nothing was written, because the key was not in the required state. The value is the key's current state, or
+    /// `None` if the key is absent.
     Found(Option<Kv>),
 }
 
@@ -268,8 +268,7 @@ const FIRST_PAGE_BARE_KEYS: usize = 500;
 /// Maximum ratio of the number of keys in one page to the number of keys in the previous page. The values in the next
 /// page may be larger, so the number of keys must not grow too fast.
 const MAX_PAGE_GROWTH: usize = 8;
-/// In the size of a page, each entry counts as at least this many bytes; this limits the number of tiny entries per
-/// page.
+/// Each entry counts as at least this many bytes of a page, which limits the number of tiny entries per page.
 const MIN_ENTRY_BYTES: usize = 64;
 
 /// Reads a key range at one revision in pages of about a megabyte, for callers that cannot hold the whole range in
@@ -351,7 +350,7 @@ impl Pages {
     }
 }
 
-/// Says whether a store handle may make writes of any kind, or only release addresses.
+/// Says whether a store handle may be used for writes of any kind, or only for writes that release IP addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {

@@ -12,7 +12,8 @@ pub const MAX_KEY_BYTES: usize = 4096;
 /// Maximum length of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 1_500_000;
 /// Maximum size of a transaction: the bytes of all its keys and values, plus 32 bytes for each compare and operation.
-/// The limit on transactions is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
+/// The size limit of a transaction is above the size of the largest value, and below the 1,572,864 bytes that etcd
+/// accepts.
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
 /// Maximum number of compares in a transaction, and of operations in each of its branches.
 pub const MAX_TXN_OPS: usize = 128;
@@ -71,8 +72,8 @@ impl Txn {
     /// [`Store::txn`](crate::Store::txn) calls `check` first.
     ///
     /// # Errors
-    /// An error of the kind `InvalidArgument` or `TooLarge`, with `store` as the store's name. Both errors of the check
-    /// prove that the transaction wrote nothing.
+    /// An error of the kind `InvalidArgument` or `TooLarge`, with `store` as the store's name. If `check` fails,
+    /// nothing has been sent, so the transaction wrote nothing.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
@@ -155,8 +156,8 @@ fn check_length(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES, key)
 }
 
-/// Checks a range bound, which may be one byte longer than a key, because a page may start at the
-/// [successor](Key::successor) of the longest key, so a range bound may be one byte longer than a key.
+/// Checks a range bound. A range bound may be one byte longer than a key, because a page may start at the
+/// [successor](Key::successor) of the longest key.
 fn check_bound(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES + 1, key)
 }
@@ -250,7 +251,7 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // In this test, the first transaction has exactly the maximum size; the second has one more byte in each value.
+        // The first transaction has exactly the maximum size; the second has one more byte in each value.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

@@ -46,7 +46,7 @@ async fn pages_are_of_one_revision_and_no_larger_than_needed() {
     assert!(!pages.is_over());
     let (mut keys, mut largest) = (Vec::new(), 0);
     while let Some(page) = pages.next(&store).await.unwrap() {
-        // Writes between two pages of a listing must not show in the later pages.
+        // Writes that happen between two pages of a listing must not appear in the later pages.
         store.put("p/299", "changed").await.unwrap();
         store.delete(Range::key("p/150")).await.unwrap();
         largest = largest.max(page.iter().map(|kv| kv.value.len()).sum());
@@ -75,7 +75,7 @@ async fn listing_of_many_pages_is_of_one_revision() {
     store.put("q", "outside").await.unwrap();
     store.take();
     let listing = store.list(Range::prefix("p/")).await.unwrap();
-    // The first page of the listing has few keys, because their values could be large.
+    // The listing's first page has few keys, because the size of the values is not known yet.
     assert_eq!(store.take().ranges, 5);
     assert_eq!((listing.kvs.len(), listing.count, listing.more), (1203, 1203, false));
     assert!(listing.kvs.is_sorted_by(|a, b| a.key < b.key));

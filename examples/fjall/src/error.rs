@@ -13,14 +13,15 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // After an IO error of the kind `NotFound`, `InvalidInput` or `AlreadyExists`, the store counts as damaged:
-            // a file that another file names is missing or too short, or there is a file that no other file names.
+            // IO errors of the kinds `NotFound`, `InvalidInput` and `AlreadyExists` mean a damaged store: a referenced
+            // file is missing or too short, or an unreferenced file exists.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },
         fjall::Error::Locked => ErrorKind::Locked,
         fjall::Error::Poisoned => ErrorKind::CommitIo,
-        // All other fjall errors mean that a part of a file is not in fjall's format, or that a file is missing.
+        // The fjall errors that are not mapped above mean that a file is missing, or that a part of a file is not in
+        // fjall's format.
         _ => ErrorKind::Corrupt,
     }
 }

@@ -42,8 +42,8 @@ impl fmt::Debug for FjallTable {
 }
 
 impl FjallTable {
-    /// Opens the database in a folder, and creates the folder and the database if they are missing. The string `store`
-    /// names the store in error messages.
+    /// Opens the database in a folder, and creates the folder and the database if they are missing. The argument
+    /// `store` is the store's name in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.

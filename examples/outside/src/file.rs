@@ -23,8 +23,8 @@ pub struct FileTable {
 }
 
 impl FileTable {
-    /// Opens the table in a folder, and creates the folder and the table's file if they are missing. The string `store`
-    /// names the store in error messages.
+    /// Opens the table in a folder, and creates the folder and the table's file if they are missing. The argument
+    /// `store` is the store's name in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Io` or `NoSpace`.

@@ -18,7 +18,7 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         // not fit means that the store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // After an SQLite error that has no error kind of its own, the outcome of a commit is unknown.
+        // If an SQLite error maps to no other error kind, the outcome of a commit is unknown.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

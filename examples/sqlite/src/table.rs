@@ -38,8 +38,8 @@ pub struct SqliteTable {
 }
 
 impl SqliteTable {
-    /// Opens the SQLite database in a folder, and creates the folder and the database if they are missing. The string
-    /// `store` names the store in error messages.
+    /// Opens the SQLite database in a folder, and creates the folder and the database if they are missing. The argument
+    /// `store` is the store's name in error messages.
     ///
     /// # Errors
     /// An error of the kind `Corrupt`, `Locked`, `Io` or `NoSpace`.
@@ -60,7 +60,8 @@ impl SqliteTable {
 
 fn connect(folder: &Path, store: &str) -> Result<Connection> {
     let path = &folder.join(FILE);
-    // When SQLite opens the database, it creates its log with the current file mode of the database file.
+    // SQLite creates its log with the file mode of the database file, so the database file is created first, with mode
+    // 0600.
     let file = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
     let made = match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -157,7 +158,7 @@ mod tests {
         table.view().unwrap().get(key.as_bytes()).unwrap()
     }
 
-    /// SQLite silently ignores a setting that it cannot apply, so this test reads the settings back.
+    /// Checks the settings that are in effect, because SQLite silently ignores a setting that it cannot apply.
     #[test]
     fn commits_are_synced() {
         let folder = tempfile::tempdir().unwrap();

@@ -49,7 +49,7 @@ impl Deadline {
         self.budget.saturating_sub(self.start.elapsed())
     }
 
-    /// The time in which a new attempt of the transaction may still start.
+    /// The remaining time in which new attempts may start, which is until four fifths of the time limit have passed.
     pub fn remaining_for_work(&self) -> Duration {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
@@ -73,7 +73,7 @@ pub struct TransactOptions {
     pub deadline: Deadline,
     /// Maximum number of times that the transaction is tried; 100 by default, as in Calico's clients.
     pub attempts: u32,
-    /// Keys that the first request of each attempt reads in addition to the keys that the body reads first.
+    /// Keys that the first request of each attempt prefetches, together with the first keys that the body reads.
     pub extra_reads: Vec<Key>,
 }
 
@@ -130,27 +130,29 @@ pub struct Committed<T> {
 /// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times,
 /// so it must have no side effects apart from its writes through the [`Transaction`]. When the transaction body returns
 /// `Ok`, its writes are committed together. The commit fails if a key that the body read through
-/// [`get`](Transaction::get) or [`list`](Transaction::list) has changed; the body then runs again on fresh data. When
-/// the transaction body returns an error or writes nothing, the store stays unchanged, and the body's result is true
-/// for the one revision at which it read.
+/// [`get`](Transaction::get) or [`list`](Transaction::list) has changed; the body then runs again on fresh data. If the
+/// body returns an error or writes nothing, the store stays unchanged, and the result reflects the store's state at one
+/// revision.
 ///
-/// If the answer to a commit is lost, `transact!` finds out whether the commit has happened. The history of one written
-/// key shows the outcome of the commit:
+/// If the answer to a commit is lost, `transact!` finds out from the history of one written key whether the commit has
+/// happened.
 ///
 /// - If an unanswered commit writes a key that existed, the commit has a guard on the mod revision of this key. The
-///   guard on the mod revision holds until the first change of the guarded key, and never again. Because of the guard
-///   on the mod revision, the commit can happen at most once, so it is safe to send it again. If the repeated commit
-///   fails, `transact!` reads the first change of the key, which either this commit or a faster writer has made.
-/// - If all written keys were absent, the commit's guards hold again when other writers delete the keys that it
-///   created. Before `transact!` sends a key-creating commit again, it checks each state that one of the written keys
-///   has had since the attempt began. If the commit made one of these states, the transaction has happened, even if the
-///   key was later changed or deleted. If the history of the written key was compacted, or has too many states, the
-///   outcome of the commit stays unknown.
+///   guard on the mod revision holds until the first change of the guarded key, and never again. The guard on the mod
+///   revision lets the commit happen at most once, so `transact!` may safely send it again. If the resent commit fails,
+///   `transact!` reads the key's first change after the guarded revision, which was made by this commit or by another
+///   writer.
+/// - If all written keys were absent before a commit, the commit could happen twice: its guards hold again once the
+///   created keys are deleted. Before `transact!` sends a key-creating commit again, it checks each state that one of
+///   the written keys has had since the attempt began. If the commit wrote one of the key's past states, the
+///   transaction has happened, even if the key was changed or deleted later. If the history of the written key was
+///   compacted, or has too many states, the outcome of the commit stays unknown.
 ///
 /// A change of a key counts as the transaction's own if all written keys have the written values at the revision of the
-/// change. `transact!` cannot recognise two situations. First, a commit that only guards absent keys and is still in
-/// flight may be applied late, when its guards hold again. Second, `transact!` mistakes another writer's transaction
-/// with exactly the same keys and values for its own.
+/// change. In two situations, `transact!` misjudges the outcome: a commit is applied late, or another writer's
+/// transaction is identical. A commit that guards only absent keys may be applied late, if it is still in flight when
+/// its guards hold again. If another writer's transaction has exactly the same keys and values, `transact!` mistakes
+/// this transaction for its own.
 ///
 /// `transact!` is a macro because the future of an async closure with a reference argument is not `Send`.
 ///
@@ -188,8 +190,8 @@ pub struct Attempts {
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// Becomes false when an attempt of the transaction relied on a peek and ended without a commit that confirmed the
-    /// result of the peek.
+    /// Says whether attempts may rely on a peek: false once an attempt that relied on a peek ended without sending a
+    /// commit.
     may_rely_on_peek: bool,
 }
 
@@ -234,7 +236,8 @@ impl Attempts {
         if attempt.is_stale() {
             return Ok(None);
         }
-        // The result of a peek is only confirmed by a commit.
+        // Only a commit can confirm the result of a peek, so an attempt that relied on a peek and makes no commit is
+        // discarded.
         if attempt.relied_on_peek && (outcome.is_err() || !attempt.has_writes()) {
             self.may_rely_on_peek = false;
             return Ok(None);
@@ -249,7 +252,7 @@ impl Attempts {
         Ok(None)
     }
 
-    /// If the store refused an earlier commit of this `transact!` call, makes the store's last error the cause of
+    /// If the store refused an earlier commit of this `transact!` call, sets the store's last refusal as the source of
     /// `error`.
     fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
@@ -327,9 +330,9 @@ impl Transaction {
     }
 }
 
-/// Reduces the number of guards against new keys to at most `most`. To reduce the guards, `merged` merges neighbouring
-/// ranges into one range that spans both, beginning with the ranges that share the longest prefix. A merged guard may
-/// fail because of an unrelated key, but it detects every key that the original guards detect.
+/// Reduces the number of guards against new keys to at most `most`, by merging neighbouring ranges, beginning with the
+/// pair that shares the longest prefix. A merged guard may fail because of an unrelated key, but it also fails for
+/// every key for which an original guard would fail.
 fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Revision> {
     if guards.len() <= most {
         return guards.clone();
@@ -360,11 +363,11 @@ const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// Before the commit, the written key existed and was last written at this revision. The first change of the
-    /// written key after that revision shows whether the commit has happened.
+    /// Before the commit, the written key existed and was last written at this revision. The key's first change after
+    /// the contained revision shows whether the commit has happened.
     Changed(Key, Revision),
-    /// All written keys were absent, so the commit has created this key if it has happened; the search has covered the
-    /// key's history up to this revision.
+    /// All written keys were absent before the commit, so if the commit has happened, it created this key. The search
+    /// has covered the key's history up to the contained revision.
     Created(Key, Revision),
 }
 
@@ -378,15 +381,15 @@ impl SettleClue {
 
 /// The reason why `transact!` could not find out whether a commit has happened.
 enum SettleFailure {
-    /// A later attempt to find out the commit's outcome may succeed.
+    /// The outcome of the commit could not be found out yet; a later attempt may succeed.
     ForNow(Error),
-    /// No later attempt to find out the commit's outcome can succeed.
+    /// The outcome of the commit can never be found out, for example because the key's history was compacted.
     ForGood(Box<dyn StdError + Send + Sync>),
 }
 
 impl Transaction {
-    /// Finds out whether a commit whose answer was lost has happened; if it has not happened and is still possible,
-    /// sends it again.
+    /// Finds out whether an unanswered commit has happened, by sending the commit again unless its request has ended,
+    /// and by reading the history of a written key.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -508,8 +511,8 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // The key has existed without interruption since its creation, so the search for an earlier creation
-            // continues before this one.
+            // The search continues before the oldest creation found, because the key existed without interruption from
+            // that creation to the states that were read.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }
@@ -554,8 +557,8 @@ impl Transaction {
     }
 }
 
-/// Converts the error of a read that `transact!` makes to find out a commit's outcome. A read error that is not
-/// transient, for example about compacted history, ends the search for the outcome.
+/// Converts an error of a read that searches for an unanswered commit into the reason why the search failed. A read
+/// error that is not transient, for example about compacted history, ends the search for the outcome.
 fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }

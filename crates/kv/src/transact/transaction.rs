@@ -14,8 +14,8 @@ use crate::request::{Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn
 use crate::store::{Store, StoreExt};
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a range whose keys a transaction guards against changes. The limit exists because each
-/// etcd member checks all keys of a guarded range when it applies the commit.
+/// Maximum number of keys in a range that a transaction guards against all changes. The limit exists because each etcd
+/// member checks all keys of a guarded range when it applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
 /// Maximum number of keys in a range that a transaction guards only against the creation of keys.
 /// `MAX_CREATION_GUARDED_KEYS` is higher than [`MAX_GUARDED_KEYS`] because guards against creation are rare.
@@ -54,7 +54,7 @@ pub struct Transaction {
     listed: Vec<Range>,
     /// The keys in ranges that the attempt read without values.
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
-    /// The keys in ranges that a peek read, with the revision of the peek.
+    /// For each range that a peek read, the keys that the range contained, and the revision of the peek.
     peeked_ranges: BTreeMap<Range, (Vec<Key>, Revision)>,
     /// Keys that were absent in a peek, with the revision of the peek.
     pub(super) absent: BTreeMap<Key, Revision>,
@@ -70,10 +70,11 @@ pub struct Transaction {
     pub(super) creation_guards: BTreeMap<Range, Revision>,
     /// The keys that the commit writes, with their values; `None` deletes the key.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
-    /// Keys that the first request of the attempt reads in addition to the keys that the body reads first.
+    /// Keys that the first request of the attempt prefetches, together with the first keys that the body reads.
     extra_reads: Vec<Key>,
     stale: bool,
-    /// False if an earlier attempt relied on a peek and ended without a commit that confirmed the result of the peek.
+    /// Says whether the attempt may rely on a peek: false if an earlier attempt that relied on a peek ended without
+    /// sending a commit.
     pub(super) may_rely_on_peek: bool,
     /// True once the attempt treated a key as absent only because a peek, which reads a newer revision, did not find
     /// it.
@@ -120,10 +121,10 @@ impl Transaction {
     }
 
     /// Reads keys and key ranges in one round trip; later reads of these keys and ranges then need no request to the
-    /// store. `prefetch` guards none of the keys that it reads. If a prefetched range has [`Content::KeysOnly`], only
-    /// [`snapshot_keys`](Self::snapshot_keys) can use the result. `prefetch` does not read a range with
-    /// [`Content::CountOnly`], because no later read uses a count. `prefetch` ignores the limits on the number of keys
-    /// in a range.
+    /// store. `prefetch` guards none of the keys that it reads. If a range was prefetched with [`Content::KeysOnly`],
+    /// only [`snapshot_keys`](Self::snapshot_keys) needs no further request for this range. `prefetch` does not read a
+    /// range with [`Content::CountOnly`], because no later read uses a count. `prefetch` ignores the limits on the
+    /// number of keys in a range.
     ///
     /// # Errors
     /// Any store error.
@@ -144,9 +145,9 @@ impl Transaction {
     /// Reads one key; the commit fails if the key changes after the attempt's revision.
     ///
     /// If a [`peek`](Self::peek) found the key absent, `get` returns `None` without a request. If `get` relied on a
-    /// peek, the commit fails if the key exists by then. An attempt that relied on a peek and ended without a commit is
-    /// discarded, because the peek is newer than the attempt's revision. After an attempt that was discarded because of
-    /// a peek, the next attempt reads the key from the store.
+    /// peek, the commit fails if the key exists when the commit is applied. An attempt that relied on a peek and ended
+    /// without a commit is discarded, because the peek is newer than the attempt's revision. After an attempt that was
+    /// discarded because of a peek, the next attempt reads the key from the store.
     ///
     /// # Errors
     /// Any store error.
@@ -167,9 +168,9 @@ impl Transaction {
     }
 
     /// Reads all keys of a range, in ascending order. After `list`, the commit fails if a key in the range was created
-    /// or changed since the attempt's revision. Deletions do not make the commit fail, so use `list` only where a
-    /// missing entry in the result does no harm. The guard of `list` is one compare for the range, whatever the number
-    /// of its keys.
+    /// or changed since the attempt's revision. The commit succeeds even if another client has deleted a listed key, so
+    /// use `list` only where outdated entries do no harm. The guard of `list` is one compare for the range, whatever
+    /// the number of its keys.
     ///
     /// # Errors
     /// An error of the kind `ReadSetTooLarge` if the range has more than 64 keys, or any store error.
@@ -428,8 +429,9 @@ impl Transaction {
     /// do not show the transaction's own writes.
     ///
     /// After a peek, the body must call [`get`](Self::get) for each key that its result depends on. If the peek found
-    /// the key absent, `get` usually needs no request. If the peek found that the key was written after the attempt's
-    /// revision, the commit fails and the transaction body runs again.
+    /// the key absent, `get` needs no request, unless an earlier attempt was discarded because of a peek. If the peek
+    /// found that the key was written after the attempt's revision, the commit fails and the transaction body runs
+    /// again.
     ///
     /// # Errors
     /// Any store error.
@@ -500,8 +502,8 @@ impl Transaction {
         Some((keys.iter().filter(|key| range.contains(key.as_bytes())).cloned().collect(), at))
     }
 
-    /// Returns true if a peek found a guarded key in another state than the guard requires. The guards alone may miss a
-    /// change: a key that is absent at revision `at` and at the commit may have existed at the peek.
+    /// Returns true if a peek already shows that one of the attempt's guards cannot hold. Checking the guards at the
+    /// commit is not enough: a key that is absent at revision `at` and at the commit may have existed at the peek.
     pub(super) fn is_older_than_a_peek(&self) -> bool {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }

@@ -29,7 +29,7 @@ pub mod tracing_targets {
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// Numbers of the calls and bytes that went through a [`CountingStore`]; each store call is one round trip.
+/// The numbers of calls and bytes that a [`CountingStore`] has counted; each store call is one round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     /// Number of calls of [`Store::range`].
@@ -138,8 +138,7 @@ pub enum Fault {
     RequestLost,
     /// The store executes the request, but the answer is lost, and the caller gets `Disconnected`.
     ReplyLost,
-    /// The caller of the store gets `Timeout`; if the call is a transaction, [`FaultyStore::deliver_held`] executes it
-    /// later.
+    /// The call fails with `Timeout`; if it is a transaction, [`FaultyStore::deliver_held`] executes it later.
     Held,
     /// The store call is delayed by this duration.
     Delay(Duration),
@@ -188,7 +187,8 @@ impl<S: Store> FaultyStore<S> {
     /// Executes the held transactions in order, like a server that was frozen and continues.
     ///
     /// # Errors
-    /// The first error that the inner store returns; the transactions after the failed one stay held.
+    /// The first error that the inner store returns for a held transaction; the later held transactions stay in the
+    /// queue.
     pub async fn deliver_held(&self) -> Result<Vec<TxnResponse>> {
         let mut answers = Vec::new();
         while let Some(txn) = self.pop_held() {
@@ -201,8 +201,8 @@ impl<S: Store> FaultyStore<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Injects the faults that happen before a call of the inner store, and returns the fault to inject after this
-    /// call.
+    /// Injects the faults that take effect before the inner store is called, and returns the fault to inject
+    /// afterwards.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {
@@ -218,7 +218,7 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// Injects the faults that happen after a request of the inner store.
+    /// Injects the faults that take effect after the inner store has executed the request.
     fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
         match fault {
             Some(Fault::ReplyLost) => {

@@ -15,8 +15,8 @@ use crate::store::{Store, StoreExt, WatchStream};
 const NAME: &str = "rehearsal";
 
 /// A store that keeps all writes in memory, on top of the state that the inner store had at the first call. A rehearsal
-/// evaluates compares and counts revisions up, and its reads show the rehearsed writes. With a `Rehearsal`, a caller
-/// can rehearse a change of the store together with all checks of the change.
+/// evaluates compares, assigns revisions to its writes, and shows these writes in its reads. With a `Rehearsal`, a
+/// caller tests a change and all its checks without writing to the inner store.
 ///
 /// The inner store must keep its history since the first call of the rehearsal. The methods `watch` and `compact` of a
 /// rehearsal fail with `Unsupported`.
@@ -47,8 +47,7 @@ impl<S: Store> Rehearsal<S> {
     async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
-            // The read for the base revision may be of any key, because only the store's revision in the answer is
-            // needed.
+            // The key of this read does not matter, because only the store's revision in the answer is needed.
             let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
             state.base = self.inner.range(request).await?.revision;
             state.newest = state.base;

@@ -27,8 +27,9 @@ async fn peek_guards_absent_key_without_reading_it() {
     .unwrap();
     assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
     let counts = store.take();
-    // The hint test makes seven transactions: the first read and the peek of both attempts, the failed commit, the
-    // successful commit, and the write between the attempts. The final read of the test is the single range request.
+    // The test makes seven transactions: a first read and a peek in each of two attempts, a failed and a successful
+    // commit, and the other writer's put. The only range request is made by `get` in the second attempt, whose peek
+    // found the key.
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
@@ -99,7 +100,7 @@ async fn peek_alone_makes_no_key_again() {
 async fn peek_settles_lost_reply_for_earlier_keys() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
-    // The list of faults has a fault or `None` for each of three transactions: the first read, the peek and the commit.
+    // One entry for each of the three transactions (first read, peek and commit): the fault to inject, or `None`.
     let store = FaultyStore::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {

@@ -25,8 +25,8 @@ fn delete(key: &str) -> Deed {
     Deed::Write(Txn::new().with_success([Op::delete(key)]))
 }
 
-/// A store wrapper in which another writer changes keys just before and after the first attempt's commit, which has a
-/// fault.
+/// A store wrapper that injects a fault into the first commit, and lets another writer change keys just before and
+/// after this commit.
 #[derive(Clone, Debug)]
 struct Contended {
     inner: FaultyStore<MvccStore>,
@@ -85,7 +85,7 @@ impl Store for Contended {
     }
 }
 
-/// In one transaction, reads another key and creates those of `keys` that are absent.
+/// Reads another key and creates every absent key of `keys`, in one transaction.
 async fn create(store: &Contended, keys: &[&str]) -> Result<Committed<()>, Error> {
     let keys: Vec<Key> = keys.iter().map(|key| Key::from(*key)).collect();
     transact!(shared(store), options(), |tx| {
@@ -284,7 +284,7 @@ async fn settling_takes_no_foreign_deletion_as_proof() {
     assert_eq!(inner.get("renamed").await.unwrap().unwrap().mod_revision, committed.revision);
 }
 
-/// A store wrapper that returns a final error for the first attempt's commit and for all later writes.
+/// A store wrapper that fails the first attempt's commit with `NoSpace`, and panics if a write is sent afterwards.
 #[derive(Clone, Debug)]
 struct Full {
     inner: Contended,

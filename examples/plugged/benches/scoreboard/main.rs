@@ -25,7 +25,7 @@ use testkit::server;
 const COMMITS: u32 = 500;
 const VALUE_BYTES: usize = 1024;
 const OPENINGS: usize = 20;
-/// How long the benchmark waits for a store that another process uses, or until a daemon listens.
+/// Maximum time to wait for a store that another process uses, or for a daemon to start listening.
 const WAIT: Duration = Duration::from_secs(30);
 
 /// The environment variables that set how long the long tests (torture, kills and power cuts) run, with their values.

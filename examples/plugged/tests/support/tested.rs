@@ -9,8 +9,8 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// The names of the stores on which the tests can run, each with the path, relative to the store's folder, of the file
-/// that takes the commits.
+/// For each store on which the tests can run: its name, and the path in the store's folder of the file to which it
+/// writes commits.
 const PLUGGED: [(&str, &str); 4] =
     [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
@@ -25,7 +25,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
     ] {
         match symlink(program, folder.join(name)) {
-            // Another test program may have created the link to the program under test already.
+            // Another test program may already have created this link to the program under test.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.unwrap(),
         }
