@@ -24,7 +24,7 @@ const ROLES: &[(&str, RoleFunction)] = &[
     ("try", |job| Box::pin(processes::try_to_join(job))),
     ("count", |job| Box::pin(processes::count(job))),
     ("turns", |job| Box::pin(processes::take_turns(job))),
-    ("beget", |job| Box::pin(processes::beget(job))),
+    ("spawn_role", |job| Box::pin(processes::spawn_role(job))),
     ("linger", |job| Box::pin(processes::linger(job))),
 ];
 

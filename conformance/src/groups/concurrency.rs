@@ -36,7 +36,7 @@ fn number(kv: &Kv) -> Checked<i64> {
 /// Maximum number of attempts of an update that conflicts with other clients' updates.
 const MAX_ATTEMPTS: usize = 2000;
 
-fn gave_up<T>(what: &str) -> Checked<T> {
+fn attempts_exhausted<T>(what: &str) -> Checked<T> {
     Err(Failure::new(what, "success at last", format!("{MAX_ATTEMPTS} attempts that all failed")))
 }
 
@@ -49,7 +49,7 @@ async fn increment(t: &BoundedHandle, key: &str) -> Checked<Revision> {
         }
         yield_now().await;
     }
-    gave_up("an increment")
+    attempts_exhausted("an increment")
 }
 
 pub(crate) async fn counter(t: Subject) -> Checked {
@@ -165,7 +165,7 @@ async fn transfer(t: &BoundedHandle, from: &str, to: &str, amount: i64) -> Check
         }
         yield_now().await;
     }
-    gave_up("a transfer")
+    attempts_exhausted("a transfer")
 }
 
 pub(crate) async fn reader_after_writer(t: Subject) -> Checked {
@@ -260,7 +260,7 @@ async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
         }
         yield_now().await;
     }
-    gave_up("taking an address")
+    attempts_exhausted("taking an address")
 }
 
 /// Creates a compare that holds if the key has this value.

@@ -200,7 +200,7 @@ fn puts_of(n: u64) -> Vec<(kv::Key, kv::Value)> {
 }
 
 /// Child role: opens the store and starts a child process that outlives its parent.
-pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
+pub(crate) async fn spawn_role(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     fixture.store().put("k", "v").await?;
     let mut command = process::command("linger", &[], job.address()).map_err(|failure| failure.to_string())?;
@@ -218,7 +218,7 @@ pub(crate) async fn linger(_: RoleJob<'_>) -> Result<(), BoxError> {
 /// A child process that outlives the holder of the store must not keep the store locked.
 pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     t.let_go().await?;
-    let mut parent = t.process("beget", &[])?;
+    let mut parent = t.process("spawn_role", &[])?;
     let child = parent.say("begot").await?;
     // The child process that outlives its killed parent ends when the test drops this `stdin`.
     let stdin = parent.take_stdin();

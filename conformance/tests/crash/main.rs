@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod breakage;
-mod odd;
+mod flawed_store;
 mod table;
 
 use std::fs;
@@ -15,11 +15,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use breakage::{BROKEN, Breakage};
 use conformance::{Ability, BoxError, Fixture, Harness, Report, RunOptions, Verdict, play_role, run};
+use flawed_store::FlawedStore;
 use kv::{ErrorKind, Result, Store};
 use kv_local::{CommitLog, Create, Engine, OpenOptions};
 use kv_mvcc::{MvccStore, Table};
 use libtest_mimic::{Arguments, Failed, Trial};
-use odd::Odd;
 use table::FileTable;
 use tempfile::TempDir;
 
@@ -104,7 +104,7 @@ impl Fixture for Held {
     fn store(&self) -> Arc<dyn Store> {
         match self.way {
             Breakage::CallsItNotApplied | Breakage::OpByOp | Breakage::ForgetsMark => {
-                Odd::around(self.store.clone(), self.way)
+                FlawedStore::around(self.store.clone(), self.way)
             }
             _ => self.store.clone(),
         }

@@ -278,7 +278,7 @@ impl EventPrinter<'_> {
                     }
                     let (reported, at) = (of_batch(&batch), batch.revision);
                     let row = |one: &BlockEvent| EventRow::happened(at, time_of(batch.time, &one.what), one);
-                    reported.happenings.iter().try_for_each(|one| self.print_event(one, || row(one)))?;
+                    reported.block_events.iter().try_for_each(|one| self.print_event(one, || row(one)))?;
                     if let Some(last) = self.deliveries.last_mut() {
                         last.completes = Some(at);
                     }
@@ -329,9 +329,9 @@ impl EventPrinter<'_> {
     }
 
     /// Prints an event if the arguments of the command select it.
-    fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
-        let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
-            && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
+    fn print_event(&mut self, block_event: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
+        let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(block_event))
+            && self.pool.is_none_or(|pool| pool.contains(&block_event.block.network()));
         // With a cursor file, `--count` does not cut off the rest of a revision or list, because the cursor file can
         // record only the end of a whole revision or list.
         if !is_wanted || (self.left == 0 && self.cursor.is_none()) {

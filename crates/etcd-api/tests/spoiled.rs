@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 type Done<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Time limit for every step of a test.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A store that refuses to revoke one lease, grants leases slowly, and can be replaced by another store.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ async fn is_there(client: &mut Client, id: i64) -> Done<bool> {
 async fn until_gone(client: &mut Client, id: i64) -> Done {
     let begun = Instant::now();
     while is_there(client, id).await? {
-        assert!(begun.elapsed() < patient(PATIENCE), "k{id} is still there");
+        assert!(begun.elapsed() < patient(TEST_TIMEOUT), "k{id} is still there");
         sleep(Duration::from_millis(50)).await;
     }
     Ok(())

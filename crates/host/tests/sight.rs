@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 /// Number of times, 50 ms apart, that a test checks a condition before it fails.
-const PATIENCE: u32 = 200;
+const TEST_TIMEOUT: u32 = 200;
 
 /// A child process that is killed when this value is dropped, together with all processes that the child has started.
 struct Ended(Child);
@@ -64,7 +64,7 @@ fn seen() -> BTreeSet<IpAddr> {
 /// Waits until a scan finds an address (if `expected`), or until a scan no longer finds the address.
 fn becomes(address: &str, expected: bool) {
     let address: IpAddr = address.parse().unwrap();
-    for _ in 0..PATIENCE {
+    for _ in 0..TEST_TIMEOUT {
         if seen().contains(&address) == expected {
             return;
         }
@@ -133,7 +133,7 @@ fn scan_sees_namespace_held_by_open_file() {
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
     // The outer shell runs `sleep` after the process in the network namespace has ended. Once the process in the
     // network namespace has ended, only the shell's open file keeps the namespace alive.
-    let is_left = (0..PATIENCE).any(|_| {
+    let is_left = (0..TEST_TIMEOUT).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
     });
@@ -172,7 +172,7 @@ fn scan_sees_namespace_without_addresses_until_it_ends() {
     let link = format!("/proc/{}/ns/net", process.0.id());
     let own = host::network_namespace(Path::new("/proc/self/ns/net"));
     let other = || host::network_namespace(Path::new(&link)).filter(|name| Some(name) != own.as_ref());
-    let name = (0..PATIENCE).find_map(|_| {
+    let name = (0..TEST_TIMEOUT).find_map(|_| {
         sleep(Duration::from_millis(50));
         other()
     });
@@ -180,7 +180,7 @@ fn scan_sees_namespace_without_addresses_until_it_ends() {
     let is_there = || scan().namespaces.unwrap().contains(&name);
     assert!(is_there());
     drop(process);
-    assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
+    assert!((0..TEST_TIMEOUT).any(|_| !is_there()), "{name} does not go");
 }
 
 /// Tests that a scan in a container covers all network namespaces that were created in the container, and no others.

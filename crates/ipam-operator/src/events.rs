@@ -206,7 +206,7 @@ impl BlockEventKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
     /// The events of this revision. Within one block, releases are listed before assignments.
-    pub happenings: Vec<BlockEvent>,
+    pub block_events: Vec<BlockEvent>,
     /// Changed blocks whose events cannot be derived, because the previous version of the block is unknown.
     pub unreported: Vec<IpNet>,
 }
@@ -224,13 +224,13 @@ pub fn of_batch(batch: &Batch) -> BatchEvents {
         let before = event.prev.as_ref().map(decode::<Block>);
         let after = (event.kind == EventKind::Put).then(|| decode::<Block>(&event.kv));
         if after == Some(None) {
-            reported.happenings.push(BlockEvent::of(cidr, BlockEventKind::Damaged));
+            reported.block_events.push(BlockEvent::of(cidr, BlockEventKind::Damaged));
         } else {
-            reported.happenings.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
+            reported.block_events.extend(of_block(cidr, before.flatten().as_ref(), after.flatten().as_ref()));
         }
     }
     let affinities: Vec<BlockEvent> = batch.events.iter().filter_map(affinity_alone(&reported)).collect();
-    reported.happenings.extend(affinities);
+    reported.block_events.extend(affinities);
     reported
 }
 
@@ -269,7 +269,7 @@ fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEven
                     _ => false,
                 }
         };
-        let is_alone = before != after && !reported.happenings.iter().any(goes_with);
+        let is_alone = before != after && !reported.block_events.iter().any(goes_with);
         is_alone.then(|| BlockEvent::of(block, BlockEventKind::Affinity { owner, state: after }))
     }
 }
@@ -283,9 +283,9 @@ pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> V
             |block: Option<&'_ Block>| block.map_or(AddressVersion::Free, |block| AddressVersion::of(block, address));
         of_address(address, state(before), state(after), &mut gone, &mut come);
     }
-    let happenings = gone.into_iter().chain(of_owner(before, after)).chain(come);
+    let block_events = gone.into_iter().chain(of_owner(before, after)).chain(come);
     let length = larger.map(Block::length).filter(|length| *length < cidr.max_prefix_len());
-    happenings
+    block_events
         .map(|what| BlockEvent {
             prefix_length: length.filter(|_| what.address().is_some()),
             ..BlockEvent::of(cidr, what)
@@ -499,17 +499,17 @@ impl AddressHolder {
 
 impl EventRow {
     /// Creates the row of an event.
-    pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &BlockEvent) -> Self {
-        Self::new(revision, time, happening.what.word(), happening)
+    pub fn happened(revision: Revision, time: Option<OffsetDateTime>, block_event: &BlockEvent) -> Self {
+        Self::new(revision, time, block_event.what.word(), block_event)
     }
 
     /// Creates the row for one entry of the initial state at a revision, such as a block or an assigned address.
-    pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
-        Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
+    pub fn listed(revision: Revision, block_event: &BlockEvent) -> Self {
+        Self::new(revision, block_event.what.recorded_at(), block_event.what.standing_word(), block_event)
     }
 
-    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, happening: &BlockEvent) -> Self {
-        let BlockEvent { block, what, .. } = happening;
+    fn new(revision: Revision, time: Option<OffsetDateTime>, event: &'static str, block_event: &BlockEvent) -> Self {
+        let BlockEvent { block, what, .. } = block_event;
         let text = |owner: &Owner| owner.to_string();
         let (from, former_owner) = match what {
             BlockEventKind::Moved { from, .. } => (Some(AddressHolder::of(from)), None),
@@ -521,7 +521,7 @@ impl EventRow {
             time,
             event,
             address: what.address(),
-            prefix_length: happening.prefix_length,
+            prefix_length: block_event.prefix_length,
             block: *block,
             holder: what.holder().map(AddressHolder::of),
             from,

@@ -52,13 +52,13 @@ impl HistoryOf {
     }
 
     /// True if an event concerns the address, handle, container or node whose history is reported.
-    pub fn concerns(&self, happening: &BlockEvent) -> bool {
+    pub fn concerns(&self, block_event: &BlockEvent) -> bool {
         if let Self::Address(ip) = self {
-            let is_damage = happening.what == BlockEventKind::Damaged && happening.block.contains(ip);
-            return is_damage || happening.unit().is_some_and(|unit| unit.contains(ip));
+            let is_damage = block_event.what == BlockEventKind::Damaged && block_event.block.contains(ip);
+            return is_damage || block_event.unit().is_some_and(|unit| unit.contains(ip));
         }
         let (has_it, owns_it) = (|entry: &Attribute| self.has(entry), |owner: &Owner| self.owns(owner));
-        match &happening.what {
+        match &block_event.what {
             BlockEventKind::Moved { from, to, .. } => has_it(from) || has_it(to),
             BlockEventKind::Claimed { owner, former, .. } => owns_it(owner) || former.as_ref().is_some_and(owns_it),
             what => what.holder().is_some_and(has_it) || what.owner().is_some_and(owns_it),
@@ -116,7 +116,7 @@ fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
     let committed: Option<SystemTime> = batch.time;
     match committed {
         Some(time) => Some(time.into()),
-        None => of_batch(batch).happenings.iter().find_map(|happening| time_of(None, &happening.what)),
+        None => of_batch(batch).block_events.iter().find_map(|block_event| time_of(None, &block_event.what)),
     }
 }
 

@@ -471,6 +471,6 @@ impl Drop for LockedView<'_> {
 /// Runs the closure `f`, which calls the engine. A panic of the engine means that the store is damaged, and becomes a
 /// `Corrupt` error. Adds advice for the user to errors about damaged stores.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
-    kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))
+    let engine_panicked = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
+    kv_mvcc::caught(f).unwrap_or_else(|| Err(engine_panicked())).map_err(|error| label.advise(error))
 }

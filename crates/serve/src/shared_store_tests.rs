@@ -152,7 +152,7 @@ async fn take_over_store(shared_store: &SharedStore) -> OpenStore {
 }
 
 /// Checks that the store can still be handed over, read and written.
-async fn goes_on(shared_store: &SharedStore, what: &str) {
+async fn still_works(shared_store: &SharedStore, what: &str) {
     for _ in 0..2 {
         let steps = async {
             shared_store.hand_over(YieldAnnouncement::No).await;
@@ -177,7 +177,7 @@ async fn stops_while_held(engine: &str, holding: SharedStoreOptions) {
     for most in POLLS {
         for (what, future) in futures(&shared_store) {
             let stopped = polled(future, most).await;
-            goes_on(&shared_store, what).await;
+            still_works(&shared_store, what).await;
             drop(stopped);
         }
     }
@@ -190,7 +190,7 @@ async fn stops_while_lent(engine: &str) {
             let other = take_over_store(&shared_store).await;
             let stopped = polled(future, most).await;
             other.close().await.unwrap();
-            goes_on(&shared_store, what).await;
+            still_works(&shared_store, what).await;
             drop(stopped);
         }
     }
@@ -226,7 +226,7 @@ async fn stopped_watch_in_hand_over_loses_nothing() {
         let other = take_over_store(&shared_store).await;
         assert!(futures::poll!(stream.next()).is_pending());
         other.close().await.unwrap();
-        goes_on(&shared_store, "watch").await;
+        still_works(&shared_store, "watch").await;
         let next = stream.next().await.unwrap().unwrap();
         assert_eq!(next.revision, first.revision.next());
     }

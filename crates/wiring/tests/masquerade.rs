@@ -54,7 +54,7 @@ const STORE: &str = "lab";
 /// Number of threads that call the masquerade functions at the same time.
 const CALLERS: usize = 16;
 /// How long to wait for a packet to arrive.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     if std::env::var_os(POWERLESS).is_some() {
@@ -144,9 +144,9 @@ fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
     let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     // `send_to` fails if there is no route for the answer, so every answer that was sent will arrive.
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     client.send_to(b"there", (target, port)).unwrap();
     let mut buffer = [0; 16];
     let (_, seen) = server.recv_from(&mut buffer).unwrap_or_else(|error| panic!("nothing came to {target}: {error}"));

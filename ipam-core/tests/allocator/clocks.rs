@@ -12,9 +12,9 @@ use crate::world::World;
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
 /// Number of seconds after which all cooldowns are over and all empty blocks can be taken over, even after the clocks
-/// have jumped. `PATIENCE` is more than twice the cooldown, and more than twice the age at which an empty block can be
+/// have jumped. `TEST_TIMEOUT` is more than twice the cooldown, and more than twice the age at which an empty block can be
 /// taken over.
-const PATIENCE: i64 = 121;
+const TEST_TIMEOUT: i64 = 121;
 /// Number of addresses in the pool, which has four blocks.
 const ADDRESSES: usize = 16;
 const NODES: [&str; 3] = ["a", "b", "c"];
@@ -134,7 +134,7 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // Whatever the clock says, one node can get all addresses `PATIENCE` seconds after they were released.
+            // Whatever the clock says, one node can get all addresses `TEST_TIMEOUT` seconds after they were released.
             while !life.held.is_empty() {
                 life.del(0).await;
             }
@@ -144,7 +144,7 @@ proptest! {
                 while life.add(node).await {
                     free += 1;
                 }
-                life.world.pass(PATIENCE);
+                life.world.pass(TEST_TIMEOUT);
             }
             assert_eq!(free, ADDRESSES, "some of them are stuck");
             life.world.check().await;

@@ -18,8 +18,8 @@ use serde_json::Value;
 use crate::programs::plugin;
 
 /// Maximum duration of a plugin call, with other plugin calls running but no other load on the machine. A plugin call
-/// normally takes only a small part of `PATIENCE`.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// normally takes only a small part of `TEST_TIMEOUT`.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Strings that a panic leaves in the output and that no user should see.
 const PANIC_TEXTS: [&str; 4] = ["panicked", "unwrap", "src/", "RUST_BACKTRACE"];
@@ -125,7 +125,7 @@ impl Call {
 
     /// Waits until a process that makes this plugin call has ended.
     pub fn wait(&self, child: Child) -> Outcome {
-        let limit = patient(PATIENCE);
+        let limit = patient(TEST_TIMEOUT);
         let output = end_within(child, limit).unwrap_or_else(|| panic!("{self:?} had no answer after {limit:?}"));
         Outcome::new(output, self)
     }

@@ -149,18 +149,19 @@ impl HistoryReport {
     fn add_listed(&mut self, subject: &HistoryOf, at: Revision, kvs: &[Kv]) {
         for kv in kvs {
             let reported = of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default();
-            let concerned = reported.iter().filter(|happening| subject.concerns(happening));
-            self.events.extend(concerned.map(|happening| EventRow::listed(at, happening)));
+            let concerned = reported.iter().filter(|block_event| subject.concerns(block_event));
+            self.events.extend(concerned.map(|block_event| EventRow::listed(at, block_event)));
         }
     }
 
     fn add_changes(&mut self, subject: &HistoryOf, batch: &Batch) {
         let reported = of_batch(batch);
-        let concerned = reported.happenings.iter().filter(|happening| subject.concerns(happening));
-        let time =
-            |time: Option<SystemTime>, happening: &ipam_operator::events::BlockEvent| time_of(time, &happening.what);
+        let concerned = reported.block_events.iter().filter(|block_event| subject.concerns(block_event));
+        let time = |time: Option<SystemTime>, block_event: &ipam_operator::events::BlockEvent| {
+            time_of(time, &block_event.what)
+        };
         self.events.extend(
-            concerned.map(|happening| EventRow::happened(batch.revision, time(batch.time, happening), happening)),
+            concerned.map(|block_event| EventRow::happened(batch.revision, time(batch.time, block_event), block_event)),
         );
     }
 
@@ -294,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    fn happenings(pod: &str) -> Vec<BlockEvent> {
+    fn block_events(pod: &str) -> Vec<BlockEvent> {
         let attributes = [
             ("node", "node1"),
             ("margay.io/net", "net"),
@@ -312,7 +313,7 @@ mod tests {
 
     #[test]
     fn history_shows_assignment_and_claim_as_line_and_json() {
-        let found = happenings("web");
+        let found = block_events("web");
         let at = datetime!(2026-11-21 10:00:00.7 UTC);
         let rows: Vec<EventRow> = found.iter().map(|one| EventRow::happened(Revision::new(7), Some(at), one)).collect();
         assert_eq!(rows[0].line(), "2026-11-21T10:00:00Z  claimed   10.0.0.0/30         host:node1");
@@ -333,7 +334,7 @@ mod tests {
 
     #[test]
     fn history_escapes_stored_text_for_terminal() {
-        let row = EventRow::listed(Revision::new(7), &happenings("\u{1b}[2J")[1]);
+        let row = EventRow::listed(Revision::new(7), &block_events("\u{1b}[2J")[1]);
         assert_eq!(
             row.line(),
             "revision 7            held      10.0.0.1            net.c1 eth0 (pod shop/\\u{1b}[2J)  on node1"

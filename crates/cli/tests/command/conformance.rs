@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::{Lab, PATIENCE, margay};
+use crate::common::{Lab, TEST_TIMEOUT, margay};
 use conformance::patient;
 use datastore::{Create, Location, OpenStore};
 use kv::{Kv, Range, StoreExt};
@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 /// Opens a store, creates it if necessary, and runs `work`.
 fn with_store<T>(location: &Location, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let open = datastore::open(location, &Create::IfMissing.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(location, &Create::IfMissing.with_wait(TEST_TIMEOUT)).await.unwrap();
         let done = work(&open).await;
         open.close().await.unwrap();
         done
@@ -159,7 +159,7 @@ fn refused(location: &str, args: &[&str]) -> String {
     assert!(lines[0].starts_with("error: ") && lines.len() <= 2, "{location}: {}", run.err);
     assert!(lines.get(1).is_none_or(|hint| hint.starts_with("hint: ")), "{location}: {}", run.err);
     assert!(!run.err.contains("hunter2"), "{location}: {}", run.err);
-    assert!(started.elapsed() < patient(PATIENCE), "{location}: {:?}", started.elapsed());
+    assert!(started.elapsed() < patient(TEST_TIMEOUT), "{location}: {:?}", started.elapsed());
     run.err
 }
 

@@ -12,7 +12,7 @@ use futures::{StreamExt, stream};
 use kv::{Store, StoreExt};
 use nix::sys::signal::Signal;
 
-use crate::common::PATIENCE;
+use crate::common::TEST_TIMEOUT;
 use crate::hooks::{Hook, start, start_watching, stores, wait_for};
 use crate::moving::fill::{Places, assign, at, calicos, release};
 use crate::store::content::with_store;
@@ -45,7 +45,7 @@ fn cursor_repeats_no_state_when_program_is_slow() {
     let mut watcher = start(&hook, &location);
     wait_for(&seen, 1);
     assign(&location, "c1").unwrap();
-    let until = Instant::now() + patient(PATIENCE);
+    let until = Instant::now() + patient(TEST_TIMEOUT);
     while !fs::read_to_string(&seen).unwrap().contains("\"assigned\"") && Instant::now() < until {
         thread::sleep(Duration::from_millis(20));
     }
@@ -92,7 +92,7 @@ fn cursor_watch_is_read_while_receiver_works() {
     fs::write(path("hook.slow"), "").unwrap();
     let mut watcher = start_watching(&hook, &location);
     assign(&location, "c1").unwrap();
-    let until = Instant::now() + patient(PATIENCE);
+    let until = Instant::now() + patient(TEST_TIMEOUT);
     while !path("hook.busy").exists() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }

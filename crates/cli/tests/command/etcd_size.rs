@@ -9,7 +9,7 @@ use etcd_client::{AlarmAction, AlarmType, Client, Compare, CompareOp, Txn, TxnOp
 use serde_json::{Value, json};
 use testkit::certificates::Certificates;
 
-use crate::common::{Done, PATIENCE, margay};
+use crate::common::{Done, TEST_TIMEOUT, margay};
 use crate::support::Etcd;
 
 /// An etcd, and a node's folder in which `margay` saves its compaction marks between runs.
@@ -212,7 +212,7 @@ fn etcd_check_warns_before_quota_is_used_up() {
     };
     // etcd updates its count of used pages, and frees the pages of deleted history, only some time after a change.
     let until = |expected: &[&str]| {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TEST_TIMEOUT;
         while check() != expected {
             assert!(Instant::now() < end, "{:?} instead of {expected:?}", check());
             thread::sleep(Duration::from_millis(100));

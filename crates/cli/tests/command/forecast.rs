@@ -17,13 +17,13 @@ use kv_local::{Create, OpenOptions};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use crate::common::{Lab, PATIENCE, margay};
+use crate::common::{Lab, TEST_TIMEOUT, margay};
 use crate::support::Etcd;
 
 const DAY: i64 = 24 * 60 * 60;
 
 fn soon() -> Deadline {
-    Deadline::after(PATIENCE)
+    Deadline::after(TEST_TIMEOUT)
 }
 
 /// Prepares the four pools `filling`, `steady`, `full` and `empty`, of four addresses each. In the pool `filling`, one
@@ -119,7 +119,7 @@ fn forecast_follows_past_use_on_etcd() {
     let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(&location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(&location, &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
         fill(open.store(), &Arc::new(AtomicI64::new(2 * DAY))).await;
         open.close().await.unwrap();
     });

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::book::machine::Machine;
 use crate::common::container::Container;
-use crate::common::{Done, Lab, PATIENCE, margay};
+use crate::common::{Done, Lab, TEST_TIMEOUT, margay};
 
 /// Creates a pool in a range that no machine uses. Each test uses its own address range, because all tests run in the
 /// machine's network namespaces.
@@ -48,7 +48,7 @@ fn assign_in(lab: &Lab, container: &str, netns: Option<&str>) -> String {
     };
     let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     request.attributes.extend(netns.map(|netns| ("margay.io/netns".to_owned(), netns.to_owned())));
-    lab.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
+    lab.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(TEST_TIMEOUT)).await).unwrap()[0].ip.to_string()
 }
 
 fn gc(lab: &Lab, args: &str) -> Done {
@@ -233,7 +233,7 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
         };
         let mut request = AssignRequest::new(attachment, RequestedAddresses::these([address.parse().unwrap()]));
         request.attributes.insert("margay.io/netns".into(), GONE.into());
-        ipam.assign(&request, Deadline::after(PATIENCE)).await.unwrap();
+        ipam.assign(&request, Deadline::after(TEST_TIMEOUT)).await.unwrap();
     });
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
     assert!(is_held(lab_, &address));

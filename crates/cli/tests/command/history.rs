@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use crate::common::{Lab, PATIENCE, Run};
+use crate::common::{Lab, Run, TEST_TIMEOUT};
 use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::Owner;
 use kv::{Deadline, Range, Store, StoreExt};
@@ -211,7 +211,7 @@ fn watch_can_list_first_and_filter_by_node_or_pool() {
                 RequestedAddresses::these(["10.88.0.3".parse().unwrap()]),
             )
             .with_attributes([("node".to_owned(), owner.to_owned())].into());
-            lab.with_ipam(async |ipam| ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap());
+            lab.with_ipam(async |ipam| ipam.assign_to_handle(&request, Deadline::after(TEST_TIMEOUT)).await.unwrap());
         };
         assign("node1", "other");
         lab.margay("ipam release --handle other").answer();
@@ -247,10 +247,10 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
                 let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));
-                async move { ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap()[0].ip }
+                async move { ipam.assign_to_handle(&request, Deadline::after(TEST_TIMEOUT)).await.unwrap()[0].ip }
             };
             assign("gone").await;
-            ipam.release_by_handle("gone", Deadline::after(PATIENCE)).await.unwrap();
+            ipam.release_by_handle("gone", Deadline::after(TEST_TIMEOUT)).await.unwrap();
             let address = assign("stays").await;
             let revision = ipam.store().list(Range::All).await.unwrap().revision;
             ipam.store().compact(revision).await.unwrap();

@@ -22,7 +22,7 @@ use ring::hmac::{self, HMAC_SHA256, Key};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::PATIENCE;
+use crate::common::TEST_TIMEOUT;
 use crate::copy::copy_program;
 use crate::moving::fill::{Places, assign, at, release};
 use crate::store::content::{with_store, write};
@@ -157,7 +157,7 @@ pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(hook.args()).stdin(Stdio::null());
     let watcher = command.stderr(fs::File::create(&notes).unwrap()).spawn().unwrap();
-    let until = Instant::now() + patient(PATIENCE);
+    let until = Instant::now() + patient(TEST_TIMEOUT);
     while !fs::read_to_string(&notes).unwrap().contains("watching") {
         assert!(Instant::now() < until, "it does not watch: {}", fs::read_to_string(&notes).unwrap());
         thread::sleep(Duration::from_millis(2));
@@ -167,7 +167,7 @@ pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
 
 /// Waits until a file has the given number of lines, or the time limit has passed.
 pub(crate) fn wait_for(path: &Path, lines: usize) {
-    let until = Instant::now() + patient(PATIENCE);
+    let until = Instant::now() + patient(TEST_TIMEOUT);
     while fs::read_to_string(path).unwrap().lines().count() < lines && Instant::now() < until {
         thread::sleep(Duration::from_millis(2));
     }
@@ -244,7 +244,7 @@ fn hook_example_keeps_hosts_file() {
     with_store(&location, Create::Never, async |open| {
         let request = HandleRequest::new("tunnel", Owner::host("node1"), RequestedAddresses::any(1, 0));
         let ipam = Ipam::new(open.store(), Nodes::FirstSeen);
-        ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap();
+        ipam.assign_to_handle(&request, Deadline::after(TEST_TIMEOUT)).await.unwrap();
     });
     hook.catch_up(&location);
     assert_eq!(

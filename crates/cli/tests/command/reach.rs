@@ -15,7 +15,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, StoreExt};
 use serde_json::Value;
 
-use crate::common::{Done, PATIENCE, margay};
+use crate::common::{Done, TEST_TIMEOUT, margay};
 use crate::support::Etcd;
 
 /// A cluster with blocks of two addresses: too many blocks for the first scan to read all of them.
@@ -39,7 +39,7 @@ impl Cluster {
                 ipam.store().put(key, node.encode().unwrap()).await.unwrap();
             }
             let pool = NewPool::new("lab", "198.19.0.0/24".parse().unwrap()).with_block_size(31);
-            ipam.create_pool(&pool, None, Deadline::after(PATIENCE)).await.unwrap();
+            ipam.create_pool(&pool, None, Deadline::after(TEST_TIMEOUT)).await.unwrap();
         });
         cluster
     }
@@ -51,7 +51,7 @@ impl Cluster {
     fn with_ipam<T>(&self, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let open = datastore::open(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
+            let open = datastore::open(&self.location(), &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
             let done = work(&Ipam::new(open.store(), Nodes::Registered)).await;
             open.close().await.unwrap();
             done
@@ -69,7 +69,7 @@ impl Cluster {
         };
         let mut request = AssignRequest::new(attachment, wanted);
         request.attributes.insert("timestamp".into(), "2020-01-01 00:00:00 +0000 UTC".into());
-        let given = self.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await);
+        let given = self.with_ipam(async |ipam| ipam.assign(&request, Deadline::after(TEST_TIMEOUT)).await);
         given.unwrap()[0].ip.to_string()
     }
 
@@ -114,7 +114,9 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     // has not told `gc` that the node `mine` uses the block of the borrowed address.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
-        ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
+        ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(TEST_TIMEOUT))
+            .await
+            .unwrap()
     });
     let borrowed = cluster.assign("mine", "borrowed", RequestedAddresses::these([lent.parse().unwrap()]));
     assert_eq!(borrowed, lent);

@@ -10,7 +10,7 @@ use wire::FROZEN_TIMEOUT;
 
 use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
-use crate::programs::{PATIENCE, wait_until};
+use crate::programs::{TEST_TIMEOUT, wait_until};
 
 const POOL: &str = "10.83.0.0/24";
 
@@ -62,7 +62,7 @@ fn systemd_socket_is_used_and_stays() {
         drop(listener);
         let begun = Instant::now();
         lab.add("after").ok();
-        assert!(begun.elapsed() < patient(PATIENCE / 10));
+        assert!(begun.elapsed() < patient(TEST_TIMEOUT / 10));
     }
 }
 

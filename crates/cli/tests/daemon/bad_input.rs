@@ -11,14 +11,14 @@ use wire::{FRAME_VERSION, Frame, FrameKind, MAX_REQUEST_BODY_BYTES};
 
 use crate::daemon::{Daemon, greeting};
 use crate::lab::{ENGINES, Lab, block_on};
-use crate::programs::{PATIENCE, margay, run};
+use crate::programs::{TEST_TIMEOUT, margay, run};
 
 const POOL: &str = "10.74.0.0/24";
 
 /// Connects a client that sends and receives raw bytes.
 fn raw(lab: &Lab) -> UnixStream {
     let stream = UnixStream::connect(lab.socket()).unwrap();
-    stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
+    stream.set_read_timeout(Some(patient(TEST_TIMEOUT))).unwrap();
     stream
 }
 
@@ -37,7 +37,7 @@ fn is_closed(mut stream: UnixStream, why: &str) {
     let begun = Instant::now();
     // If the daemon closes the connection while it has unread data, this read returns an error.
     let _ = stream.read_to_end(&mut said);
-    assert!(begun.elapsed() < patient(PATIENCE / 2), "{why}: not closed");
+    assert!(begun.elapsed() < patient(TEST_TIMEOUT / 2), "{why}: not closed");
     assert_eq!(said, b"", "{why}");
 }
 
@@ -202,7 +202,7 @@ fn plugin_is_served_beside_more_clients_than_open_files() {
         }
         lab.nothing_is_held();
         drop(clients);
-        crate::daemon::serves_again(&lab, "again", patient(PATIENCE));
+        crate::daemon::serves_again(&lab, "again", patient(TEST_TIMEOUT));
         daemon.runs();
         lab.is_in_order();
     }
@@ -232,7 +232,7 @@ fn client_keys_are_limited_as_in_store() {
     let mut daemon = Daemon::start(&lab);
     let location = lab.location();
     block_on(async {
-        let store = datastore::served::connect(&location, PATIENCE).await.unwrap();
+        let store = datastore::served::connect(&location, TEST_TIMEOUT).await.unwrap();
         // The test commits a transaction of the maximum size, and tries a larger transaction.
         store.put("/big", "x".repeat(1_000_000)).await.unwrap();
         let error = store.put("/bigger", "x".repeat(3_000_000)).await.unwrap_err();

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use wire::{DaemonConnection, StoreIdentity};
 
 use crate::lab::{block_on, held_in};
-use crate::programs::{Call, PATIENCE, Running, margay, run, wait_until};
+use crate::programs::{Call, Running, TEST_TIMEOUT, margay, run, wait_until};
 use crate::server::Etcd;
 
 /// The node that all configurations in this file use.
@@ -95,7 +95,7 @@ impl Cluster {
 
     pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
-            let open = datastore::open(&self.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
+            let open = datastore::open(&self.location(), &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
             let held = held_in(&open).await;
             open.close().await.unwrap();
             held

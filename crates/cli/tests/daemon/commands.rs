@@ -14,7 +14,7 @@ use wire::{Frame, FrameKind, Hello};
 use crate::daemon::{Daemon, serves_again};
 use crate::fake::{Fake, hello};
 use crate::lab::{ENGINES, Lab};
-use crate::programs::{Ended, PATIENCE, Running, margay, run, signal, wait_until};
+use crate::programs::{Ended, Running, TEST_TIMEOUT, margay, run, signal, wait_until};
 
 const POOL: &str = "10.81.0.0/24";
 
@@ -142,7 +142,7 @@ fn commands_back_up_replace_and_move_store_of_daemon() {
         lab.add("lost").ok().by_daemon();
         lab.margay(&format!("store restore --replace {}", backup.display())).ok();
         assert_eq!(lab.held(), before);
-        serves_again(&lab, "again", PATIENCE / 6);
+        serves_again(&lab, "again", TEST_TIMEOUT / 6);
         // Migrate the store to the other engine.
         let other = match engine {
             "sled" => format!("redb://{}", lab.root().join("moved").display()),
@@ -217,7 +217,7 @@ fn watch_goes_on_without_daemon_and_beside_other_version() {
     command.stdout(fs::File::create(&lines).unwrap()).stderr(fs::File::create(&notes).unwrap());
     let watch = Running::start(command, "");
     let seen = |count: usize| {
-        let until = Instant::now() + patient(PATIENCE / 10);
+        let until = Instant::now() + patient(TEST_TIMEOUT / 10);
         while fs::read_to_string(&lines).unwrap().lines().count() < count && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
         }

@@ -58,7 +58,7 @@ fn dels_go_on_when_disk_is_full() {
         assert_eq!(lab.held_there().len(), held.len() - 19);
         fs::remove_file(disk.join("filler")).unwrap();
         lab.margay("reservation create later 10.79.0.250").ok();
-        crate::daemon::serves_again(&lab, "later", crate::programs::PATIENCE / 6);
+        crate::daemon::serves_again(&lab, "later", crate::programs::TEST_TIMEOUT / 6);
         daemon.runs();
         lab.is_in_order();
         drop(daemon);
@@ -116,7 +116,7 @@ fn damaged_store_is_reported_as_without_daemon() {
         assert!(shown.out.is_empty(), "{shown:?}");
         // Once the store is repaired, the daemon serves the store.
         fs::write(&id, whole).unwrap();
-        crate::daemon::serves_again(&lab, "c2", crate::programs::PATIENCE / 6);
+        crate::daemon::serves_again(&lab, "c2", crate::programs::TEST_TIMEOUT / 6);
         assert_eq!(lab.held().len(), 1);
         daemon.runs();
     }

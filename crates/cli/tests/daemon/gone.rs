@@ -16,12 +16,12 @@ use wire::{FileId, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StoreIdentity
 use crate::daemon::Daemon;
 use crate::fake::{Fake, greet};
 use crate::lab::{ENGINES, Lab, block_on};
-use crate::programs::PATIENCE;
+use crate::programs::TEST_TIMEOUT;
 
 const POOL: &str = "10.82.0.0/24";
 
 async fn open(lab: &Lab, sharing: Sharing) -> OpenStore {
-    let options = Create::Never.with_wait(PATIENCE).with_sharing(sharing);
+    let options = Create::Never.with_wait(TEST_TIMEOUT).with_sharing(sharing);
     let open = datastore::open(&lab.location(), &options).await.unwrap();
     assert!(open.served().is_some() && !open.is_exclusive());
     open
@@ -81,7 +81,7 @@ fn open_store_is_refused_when_replaced_by_another() {
         };
         let daemon = Daemon::start(&lab);
         block_on(async {
-            let may_make = Create::IfMissing.with_wait(PATIENCE).with_sharing(Sharing::Served);
+            let may_make = Create::IfMissing.with_wait(TEST_TIMEOUT).with_sharing(Sharing::Served);
             let of_a_maker = datastore::open(&lab.location(), &may_make).await.unwrap();
             assert!(of_a_maker.served().is_some());
             let (of_a_copy, of_another) = (open(&lab, Sharing::Served).await, open(&lab, Sharing::Served).await);
@@ -151,7 +151,7 @@ fn open_store_goes_on_wherever_connection_breaks() {
                     let asked = stream.try_clone().unwrap();
                     asked.set_nonblocking(true).unwrap();
                     let mut asked = tokio::net::UnixStream::from_std(asked).unwrap();
-                    _ = tokio::time::timeout(PATIENCE, Frame::read(&mut asked, MAX_ANSWER_BODY_BYTES)).await;
+                    _ = tokio::time::timeout(TEST_TIMEOUT, Frame::read(&mut asked, MAX_ANSWER_BODY_BYTES)).await;
                 });
                 stream.set_nonblocking(false).unwrap();
                 _ = stream.write_all(&bytes);

@@ -15,7 +15,7 @@ use wire::FROZEN_TIMEOUT;
 
 use crate::daemon::{Daemon, serves_again};
 use crate::lab::{ENGINES, Lab};
-use crate::programs::{PATIENCE, signal, wait_until};
+use crate::programs::{TEST_TIMEOUT, signal, wait_until};
 
 const POOL: &str = "10.77.0.0/24";
 
@@ -95,7 +95,7 @@ fn hanging_daemon_is_named() {
         let status = lab.margay("--lock-timeout 1s store status").failed();
         assert!(status.out.contains(&daemon.pid().to_string()), "{status:?}");
         daemon.signal(Signal::SIGCONT);
-        serves_again(&lab, "c1", patient(PATIENCE / 6));
+        serves_again(&lab, "c1", patient(TEST_TIMEOUT / 6));
         daemon.end().ok();
     }
 }

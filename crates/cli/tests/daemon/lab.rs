@@ -16,7 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 use testkit::lab;
 
-use crate::programs::{Call, Ended, PATIENCE, margay, run};
+use crate::programs::{Call, Ended, TEST_TIMEOUT, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
@@ -100,7 +100,7 @@ impl Lab {
         block_on(async {
             // The store is opened with the purpose of releasing addresses, because opening it for this purpose succeeds
             // even on a full disk.
-            let to_release = Create::Never.with_wait(PATIENCE).with_purpose(Purpose::Release);
+            let to_release = Create::Never.with_wait(TEST_TIMEOUT).with_purpose(Purpose::Release);
             let open = datastore::open(&self.location(), &to_release).await.unwrap();
             let done = work(&open).await;
             open.close().await.unwrap();
@@ -118,7 +118,7 @@ impl Lab {
         block_on(async {
             let reached = datastore::open(
                 &self.location(),
-                &Create::Never.with_wait(PATIENCE).with_sharing(datastore::Sharing::Served),
+                &Create::Never.with_wait(TEST_TIMEOUT).with_sharing(datastore::Sharing::Served),
             )
             .await
             .unwrap();

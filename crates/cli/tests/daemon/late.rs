@@ -13,7 +13,7 @@ use wire::FrameKind;
 
 use crate::daemon::{Daemon, connect};
 use crate::lab::{ENGINES, Lab, ipam_on};
-use crate::programs::{PATIENCE, Running, wait_until};
+use crate::programs::{Running, TEST_TIMEOUT, wait_until};
 
 const POOL: &str = "10.71.0.0/24";
 
@@ -63,7 +63,8 @@ fn add_of_killed_plugin_is_dropped() {
             wait_until_taken(&mut plugin);
             assert_eq!(lab.waiting().await, 1, "the daemon alone waits for the lock");
             assert!(plugin.kill());
-            let released = ipam_on(open).release_attachment(&attachment("c1"), &[], Deadline::after(PATIENCE)).await;
+            let released =
+                ipam_on(open).release_attachment(&attachment("c1"), &[], Deadline::after(TEST_TIMEOUT)).await;
             assert!(released.unwrap().is_empty(), "there was nothing yet");
         });
         nothing_comes(&lab);
@@ -129,7 +130,7 @@ fn request_is_dropped_when_its_time_is_over() {
         let (late, in_time) = (connect(&lab).unwrap(), connect(&lab).unwrap());
         let (late, in_time) = lab.held_open(async |_| {
             let ask = |connection: wire::DaemonConnection, asked: VerbRequest| {
-                std::thread::spawn(move || connection.ask::<Answer>(FrameKind::Verb, &asked, PATIENCE))
+                std::thread::spawn(move || connection.ask::<Answer>(FrameKind::Verb, &asked, TEST_TIMEOUT))
             };
             let asking = (ask(late, asked("late", 300)), ask(in_time, asked("in-time", 60_000)));
             sleep(Duration::from_millis(900));

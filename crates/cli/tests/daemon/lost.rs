@@ -15,7 +15,7 @@ use wire::{Frame, FrameKind, MAX_REQUEST_BODY_BYTES};
 
 use crate::fake::{Fake, greet, hello, send};
 use crate::lab::{ENGINES, Lab, block_on};
-use crate::programs::{Call, PATIENCE};
+use crate::programs::{Call, TEST_TIMEOUT};
 
 const POOL: &str = "10.73.0.0/24";
 
@@ -37,9 +37,9 @@ const ALL: [Last; 4] = [Last::Takes, Last::CarriesOut, Last::AnswersByHalf, Last
 /// Carries out a request by opening the store's files.
 fn carry_out(location: &Location, verb: &Verb) -> Answer {
     block_on(async {
-        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(location, &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
         let ipam = ipam_for_store(open.store(), location, None);
-        let done = verb.carry_out(&ipam, location, Deadline::after(PATIENCE)).await;
+        let done = verb.carry_out(&ipam, location, Deadline::after(TEST_TIMEOUT)).await;
         open.close().await.unwrap();
         done.into()
     })
@@ -82,7 +82,7 @@ fn die(stream: &mut UnixStream, folder: &Path, location: &Location, last: Last) 
 }
 
 fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
-    match answers.recv_timeout(patient(PATIENCE)).unwrap() {
+    match answers.recv_timeout(patient(TEST_TIMEOUT)).unwrap() {
         Answer::Assigned(assigned) => assigned[0].ip,
         other => panic!("{other:?}"),
     }
@@ -105,7 +105,7 @@ fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
         Call::new("DEL", "c1", conf).args(args).ok().alone("received no answer");
         if last != Last::Takes {
             assert_eq!(
-                answers.recv_timeout(patient(PATIENCE)).unwrap(),
+                answers.recv_timeout(patient(TEST_TIMEOUT)).unwrap(),
                 Answer::Released(vec![add.address()]),
                 "{last:?}"
             );

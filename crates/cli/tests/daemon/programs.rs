@@ -13,7 +13,7 @@ use testkit::process;
 use testkit::server::send_signal;
 
 /// Time limit for one program on a quiet machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The id of a user who owns no files.
 pub(crate) const STRANGER: u32 = 65_534;
@@ -147,7 +147,7 @@ impl Running {
     /// Waits until the process has ended, and returns the process's result.
     #[track_caller]
     pub(crate) fn end(self) -> Ended {
-        self.end_within(patient(PATIENCE))
+        self.end_within(patient(TEST_TIMEOUT))
     }
 
     /// Waits until the process has ended, for at most the time `limit`.
@@ -219,5 +219,5 @@ impl Call {
 
 #[track_caller]
 pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
-    process::wait_until(what, PATIENCE, is_so);
+    process::wait_until(what, TEST_TIMEOUT, is_so);
 }

@@ -13,7 +13,7 @@ use wire::{FileId, Hello, StoreIdentity};
 
 use crate::fake::greet;
 use crate::lab::Lab;
-use crate::programs::{PATIENCE, Running, STRANGER};
+use crate::programs::{Running, STRANGER, TEST_TIMEOUT};
 
 const ROLE: &str = "MARGAY_DAEMON_TEST_ROLE";
 const SOCKET: &str = "MARGAY_DAEMON_TEST_SOCKET";
@@ -43,7 +43,7 @@ fn as_another_user() {
     match env::var(ROLE).unwrap().as_str() {
         "client" => {
             let mut stream = UnixStream::connect(socket).unwrap();
-            stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
+            stream.set_read_timeout(Some(patient(TEST_TIMEOUT))).unwrap();
             let mut said = Vec::new();
             // If the daemon closes the connection with unread data, this read returns an error.
             let _ = stream.read_to_end(&mut said);
@@ -59,7 +59,7 @@ fn as_another_user() {
             let (mut stream, _) = listener.accept().unwrap();
             // The listener sends a greeting that equals a daemon's greeting.
             greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
-            stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
+            stream.set_read_timeout(Some(patient(TEST_TIMEOUT))).unwrap();
             let mut said = Vec::new();
             let _ = stream.read_to_end(&mut said);
             assert_eq!(said, b"", "a stranger got a request");

@@ -9,7 +9,7 @@ use wire::{FileId, StoreIdentity};
 
 use crate::daemon::{Daemon, greeting, serves_again};
 use crate::lab::{ENGINES, Lab, with_own_mounts};
-use crate::programs::{Call, PATIENCE, Running, STRANGER, margay, run, wait_until};
+use crate::programs::{Call, Running, STRANGER, TEST_TIMEOUT, margay, run, wait_until};
 use crate::role;
 
 const POOL: &str = "10.75.0.0/24";
@@ -107,7 +107,7 @@ fn replaced_store_is_used_instead_of_store_of_daemon() {
         let add = lab.add("after").ok();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         assert_eq!(lab.held().len(), 1);
-        serves_again(&lab, "later", PATIENCE);
+        serves_again(&lab, "later", TEST_TIMEOUT);
         let add = lab.add("later").ok().by_daemon();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         // The ADD after the replacement of the store wrote nothing to the old store.
@@ -134,13 +134,13 @@ fn moved_store_is_served_again_when_back() {
         lab.del("meanwhile").ok();
         assert!(!lab.store.exists(), "a store was created");
         fs::rename(&aside, &lab.store).unwrap();
-        serves_again(&lab, "later", patient(PATIENCE / 6));
+        serves_again(&lab, "later", patient(TEST_TIMEOUT / 6));
         // Another store replaces the store at the same path.
         fs::rename(&lab.store, &aside).unwrap();
         std::thread::sleep(Duration::from_millis(300));
         let other = another(&lab, "10.76.0.0/24");
         fs::rename(&other, &lab.store).unwrap();
-        serves_again(&lab, "later", patient(PATIENCE / 6));
+        serves_again(&lab, "later", patient(TEST_TIMEOUT / 6));
         let add = lab.add("later").ok().by_daemon();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         daemon.runs();
@@ -182,11 +182,11 @@ fn restored_store_ends_watches_and_is_served_anew() {
         let location = lab.location();
         let (begins, begun) = std::sync::mpsc::channel();
         let watched = std::thread::spawn(move || watch_to_its_end(&location, &begins));
-        begun.recv_timeout(patient(PATIENCE)).unwrap();
+        begun.recv_timeout(patient(TEST_TIMEOUT)).unwrap();
         lab.margay(&format!("store restore --replace {}", backup.display())).ok();
         let error = watched.join().unwrap();
         assert!(error.contains("another store"), "{error}");
-        serves_again(&lab, "later", patient(PATIENCE / 6));
+        serves_again(&lab, "later", patient(TEST_TIMEOUT / 6));
         assert!(!lab.held().contains_key(&lost.address()));
         assert_eq!(lab.held().len(), 1);
         daemon.runs();
@@ -201,11 +201,11 @@ fn watch_to_its_end(location: &datastore::Location, begins: &std::sync::mpsc::Se
     use kv::{Range, Store, WatchRequest};
 
     crate::lab::block_on(async {
-        let store = datastore::served::connect(location, PATIENCE).await.unwrap();
+        let store = datastore::served::connect(location, TEST_TIMEOUT).await.unwrap();
         let now = store.range(kv::RangeRequest::new(Range::All)).await.unwrap().revision;
         let mut watch = store.watch(WatchRequest::new(Range::All, now.next())).await.unwrap();
         begins.send(()).unwrap();
-        let end = tokio::time::timeout(patient(PATIENCE), async {
+        let end = tokio::time::timeout(patient(TEST_TIMEOUT), async {
             loop {
                 match watch.next().await {
                     Some(Ok(_)) => {}

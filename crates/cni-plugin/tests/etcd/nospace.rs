@@ -23,7 +23,7 @@ const CALLERS: usize = 4;
 /// Maximum number of containers per caller.
 const MAX_CONTAINERS: usize = 12;
 /// Time limit for reaching the quota, and for leaving it.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The addresses of containers whose ADD has succeeded and whose DEL has not begun.
 #[derive(Default)]
@@ -135,7 +135,7 @@ fn nospace_is_left_without_a_lost_address() {
         .collect();
     for round in 0..rounds {
         let (is_over, refused) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let until = Instant::now() + patient(PATIENCE);
+        let until = Instant::now() + patient(TEST_TIMEOUT);
         thread::scope(|scope| {
             for caller in &mut callers {
                 let (is_over, refused) = (&is_over, &refused);

@@ -34,7 +34,7 @@ const TTL: i64 = 3600;
 const OPENING: u64 = 120;
 const WORKING: u64 = 80;
 /// Time limit of a client's request before the power cut.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The state of a client: the value and the lease of each of its keys (0 for no lease), and its leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -168,7 +168,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
         match client.status().await {
             Ok(_) => break,
             Err(_) if disk.is_cut() => return,
-            Err(error) => assert!(begun.elapsed() < patient(PATIENCE), "{error}"),
+            Err(error) => assert!(begun.elapsed() < patient(TEST_TIMEOUT), "{error}"),
         }
         sleep(Duration::from_millis(2)).await;
     }
@@ -182,7 +182,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
             }
         };
         let sent = tokio::select! {
-            sent = timeout(patient(PATIENCE), send(&mut client, request)) => sent,
+            sent = timeout(patient(TEST_TIMEOUT), send(&mut client, request)) => sent,
             () = cut => return,
         };
         match sent {
@@ -207,7 +207,7 @@ fn left(engine: Engine, image: &Image) -> Vec<State> {
     let lab = Lab { store: disk.join("store"), ..lab };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(&lab.location(), &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(&lab.location(), &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
         let store = open.embedded().unwrap();
         store.verify().await.unwrap();
         let leases: Vec<i64> = store.leases().await.unwrap().into_iter().map(|lease| lease.id.get()).collect();

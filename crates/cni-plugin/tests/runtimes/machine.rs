@@ -23,7 +23,7 @@ const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Time limit of a command on the machine, in seconds. On an idle machine every command needs only a small part of this
 /// time limit.
-const PATIENCE: &str = "60";
+const TEST_TIMEOUT: &str = "60";
 /// The page that a container's web server serves.
 pub(crate) const PAGE: &str = "a page of the container\n";
 
@@ -237,7 +237,7 @@ impl Boot<'_> {
     /// Runs a command on the machine until it exits, and returns its standard output, or its standard error if it
     /// failed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
-        let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
+        let output = self.command(&[&["timeout", "-s", "KILL", TEST_TIMEOUT], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         match output.status.success() {
             true => Ok(said(&output.stdout)),

@@ -19,7 +19,7 @@ use crate::random::{Random, setting};
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
 /// A time in seconds after which every cooldown is over, however wrong the clock was.
-const PATIENCE: i64 = 2 * COOLDOWN as i64 + 1;
+const TEST_TIMEOUT: i64 = 2 * COOLDOWN as i64 + 1;
 /// In a pool of sixteen addresses, three are never assigned: the network address, the gateway and the broadcast
 /// address.
 const USABLE: usize = 13;
@@ -141,7 +141,7 @@ fn jumps(engine: Engine, seed: u64) {
     }
     for _ in 0..3 {
         while clocked.add() {}
-        clocked.off += PATIENCE;
+        clocked.off += TEST_TIMEOUT;
     }
     assert_eq!(clocked.held.len(), USABLE, "some addresses rest for ever");
     clocked.records_match_reports();

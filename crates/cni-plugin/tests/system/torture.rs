@@ -154,13 +154,13 @@ impl<'a> Caller<'a> {
     }
 
     /// Returns true while the caller has added fewer than `adds` attachments and no other caller has failed.
-    fn goes_on(&self, adds: u64) -> bool {
+    fn has_more_adds(&self, adds: u64) -> bool {
         self.rounds < adds && !self.shared.failed.load(Ordering::Relaxed)
     }
 
     fn run(mut self) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
-        while self.goes_on(ADDS) {
+        while self.has_more_adds(ADDS) {
             let is_full = self.held.len() >= MOST_HELD;
             if self.held.is_empty() || (!is_full && self.random.once_in(2)) {
                 self.add();
@@ -176,7 +176,7 @@ impl<'a> Caller<'a> {
     /// the caller then runs a DEL without a kill, as a runtime does.
     fn run_with_kills(mut self) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
-        while self.shared.killed.load(Ordering::Relaxed) < KILLS && self.goes_on(MAX_ADDS) {
+        while self.shared.killed.load(Ordering::Relaxed) < KILLS && self.has_more_adds(MAX_ADDS) {
             if self.held.is_empty() || (self.held.len() < MOST_HELD && self.random.once_in(2)) {
                 let mut held = self.next();
                 let add = self.call("ADD", &held);

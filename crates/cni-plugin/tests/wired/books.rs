@@ -19,7 +19,7 @@ use testkit::server::Etcd;
 
 /// Time limit for two waits: of a plugin call for the store, and of the test, which holds the store open, for that
 /// call.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The running etcd servers that no test case uses at the moment; each server runs until [`stop_all`].
 static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
@@ -85,7 +85,7 @@ impl Books {
         };
         let mut books = Self::at(stores::at(&location).unwrap());
         if kind == Kind::Etcd {
-            let options = Create::Never.with_wait(PATIENCE);
+            let options = Create::Never.with_wait(TEST_TIMEOUT);
             let open = datastore::open(&books.location, &options);
             books.open = Some(books.runtime.block_on(open).unwrap());
         }
@@ -97,7 +97,7 @@ impl Books {
             if let Some(open) = &self.open {
                 return work(open.store()).await;
             }
-            let open = datastore::open(&self.location, &Create::IfMissing.with_wait(PATIENCE)).await.unwrap();
+            let open = datastore::open(&self.location, &Create::IfMissing.with_wait(TEST_TIMEOUT)).await.unwrap();
             let done = work(open.store()).await;
             open.close().await.unwrap();
             done
@@ -123,7 +123,7 @@ impl Books {
         let requests = [ReleaseRequest::new(address)];
         self.change(async |store| {
             let ipam = Ipam::new(store, Nodes::FirstSeen);
-            let released = ipam.release_ips(&requests, Deadline::after(PATIENCE)).await.unwrap();
+            let released = ipam.release_ips(&requests, Deadline::after(TEST_TIMEOUT)).await.unwrap();
             assert_eq!(released.released.len(), 1);
         });
     }

@@ -19,7 +19,7 @@ use crate::{Kind, Mode, NamedTest, Test};
 const KILLS: u64 = 100;
 /// Number of ADDs that run at the same time.
 const CALLERS: usize = 16;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The store key of the WorkloadEndpoint of container `c1`.
 const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
 
@@ -84,7 +84,7 @@ fn call(stage: &Stage, verb: &str, container: &str, netns: &str, more: &Value) -
 }
 
 fn run(stage: &Stage, verb: &str, container: &str, netns: &str) -> Came {
-    call(stage, verb, container, netns, &json!({})).run(patient(PATIENCE))
+    call(stage, verb, container, netns, &json!({})).run(patient(TEST_TIMEOUT))
 }
 
 #[track_caller]
@@ -146,7 +146,8 @@ fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     let all = |verb: &str| -> Vec<Came> {
         let calls: Vec<_> = names.iter().map(|name| call(stage, verb, name, name, &json!({}))).collect();
         thread::scope(|scope| {
-            let running: Vec<_> = calls.iter().map(|call| scope.spawn(move || call.run(patient(PATIENCE)))).collect();
+            let running: Vec<_> =
+                calls.iter().map(|call| scope.spawn(move || call.run(patient(TEST_TIMEOUT)))).collect();
             running.into_iter().map(|call| call.join().unwrap()).collect()
         })
     };
@@ -173,7 +174,8 @@ fn ipam_in_child_gets_store(stage: &mut Stage) {
 
 fn check_names_what_differs(stage: &mut Stage) {
     let result = succeed(&run(stage, "ADD", "c1", "a")).clone();
-    let check = |stage: &Stage| call(stage, "CHECK", "c1", "a", &json!({"prevResult": result})).run(patient(PATIENCE));
+    let check =
+        |stage: &Stage| call(stage, "CHECK", "c1", "a", &json!({"prevResult": result})).run(patient(TEST_TIMEOUT));
     let fine = check(stage);
     assert_eq!((&fine.outcome["exit"], &fine.outcome["stdout_text"]), (&json!(0), &json!("OK\n")), "{}", fine.stderr);
     let breaks = [
@@ -209,7 +211,7 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
     succeed(&run(stage, "ADD", "c2", "b"));
     let gc = |stage: &Stage, valid: &[&str]| {
         let valid: Vec<Value> = valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
-        let came = call(stage, "GC", "", "", &json!({"cni.dev/valid-attachments": valid})).run(patient(PATIENCE));
+        let came = call(stage, "GC", "", "", &json!({"cni.dev/valid-attachments": valid})).run(patient(TEST_TIMEOUT));
         assert_eq!(came.outcome["exit"], 0, "{} {}", came.outcome, came.stderr);
     };
     gc(stage, &[]);
@@ -226,12 +228,12 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
 }
 
 fn status(stage: &mut Stage) {
-    let came = call(stage, "STATUS", "", "", &json!({})).run(patient(PATIENCE));
+    let came = call(stage, "STATUS", "", "", &json!({})).run(patient(TEST_TIMEOUT));
     assert_eq!((&came.outcome["exit"], &came.outcome["stdout_text"]), (&json!(0), &json!("")), "{}", came.stderr);
     let says_so = came.stderr.contains("Felix cannot use a single-node store, so network policies have no effect");
     assert_eq!(says_so, !stage.is_on_etcd(), "{}", came.stderr);
     let no_pool = json!({"ipam": {"type": "calico-ipam", "ipv4_pools": ["nowhere"]}});
-    let came = call(stage, "STATUS", "", "", &no_pool).run(patient(PATIENCE));
+    let came = call(stage, "STATUS", "", "", &no_pool).run(patient(TEST_TIMEOUT));
     assert_eq!(came.outcome["stdout"]["code"], 50, "{} {}", came.outcome, came.stderr);
 }
 
@@ -266,7 +268,7 @@ fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
     let refused =
-        call(stage, "ADD", "c1", "a", &json!({"ipam": ipam, "dataplane_options": options})).run(patient(PATIENCE));
+        call(stage, "ADD", "c1", "a", &json!({"ipam": ipam, "dataplane_options": options})).run(patient(TEST_TIMEOUT));
     let text = "the program of dataplane_options routes single addresses, and 2001:db8:7:";
     assert!(refused.outcome.to_string().contains(text), "{}", refused.outcome);
     assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
@@ -276,7 +278,7 @@ fn prefix_never_goes_to_another_program(stage: &mut Stage) {
 /// addresses of the prefix.
 fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
-    let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE));
+    let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(patient(TEST_TIMEOUT));
     let result = succeed(&added);
     let prefix = result["margay.io/prefixes"][0].as_str().unwrap().strip_suffix("::/64").unwrap();
     assert_eq!(result["ips"][1]["address"], format!("{prefix}::1/64"), "{result}");
@@ -291,12 +293,12 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     let mut known = result.clone();
     known.as_object_mut().unwrap().remove("margay.io/prefixes").unwrap();
     let again = json!({"ipam": ipam, "prevResult": known});
-    succeed(&call(stage, "CHECK", "c1", "a", &again).run(patient(PATIENCE)));
+    succeed(&call(stage, "CHECK", "c1", "a", &again).run(patient(TEST_TIMEOUT)));
     shell(&format!("ip -6 route del {prefix}::/64"));
-    let lost = call(stage, "CHECK", "c1", "a", &again).run(patient(PATIENCE));
+    let lost = call(stage, "CHECK", "c1", "a", &again).run(patient(TEST_TIMEOUT));
     let text = format!("the route to {prefix}::/64 by calic1 is missing on the host");
     assert!(lost.outcome.to_string().contains(&text), "{}", lost.outcome);
-    assert_eq!(call(stage, "DEL", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE)).outcome["exit"], 0);
+    assert_eq!(call(stage, "DEL", "c1", "a", &json!({"ipam": ipam})).run(patient(TEST_TIMEOUT)).outcome["exit"], 0);
     shell(&format!("! ip -6 route | grep {prefix}"));
     let scan = stage.scan();
     assert_eq!(scan["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));

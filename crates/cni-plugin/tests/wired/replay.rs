@@ -25,7 +25,7 @@ use crate::{Kind, Mode, spy};
 /// How long to wait until all effects of a plugin call on the kernel are visible.
 const SETTLES: Duration = Duration::from_millis(1500);
 /// Time limit of a plugin call; a longer recorded duration raises the limit.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of differences that are reported for one step.
 const WAIT: usize = 15;
 
@@ -375,7 +375,8 @@ fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
 pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
     // If the recorded call was killed, its recorded duration does not raise the time limit.
-    let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
+    let patience =
+        if step["exit"].is_number() { recorded.unwrap_or(TEST_TIMEOUT).max(TEST_TIMEOUT) } else { TEST_TIMEOUT };
     let patience = patient(patience);
     let mut came = call.run(patience);
     // STATUS waits less than a second for the store, too short on a busy machine, so repeat STATUS as a runtime would.

@@ -162,17 +162,17 @@ async fn events_tell_affinity_only_when_block_does_not() {
     let affinity = |state| BlockEvent::of(cidr(), BlockEventKind::Affinity { owner: owner.clone(), state });
     // Calico claims a block in steps: first a pending affinity, then the block, then the confirmed affinity.
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
-    assert_eq!(reported.happenings, [affinity(Some(AffinityState::Pending))]);
+    assert_eq!(reported.block_events, [affinity(Some(AffinityState::Pending))]);
     let reported = reported_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
     assert!(
-        matches!(reported.happenings[..], [BlockEvent { what: BlockEventKind::Claimed { .. }, .. }]),
+        matches!(reported.block_events[..], [BlockEvent { what: BlockEventKind::Claimed { .. }, .. }]),
         "{reported:?}"
     );
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Confirmed)])).await;
     assert_eq!(reported, BatchEvents::default());
     let gone = [kv::Op::delete(keys::block(cidr())), kv::Op::delete(key.clone())];
     let reported = reported_of(&store, Txn::new().with_success(gone)).await;
-    assert_eq!(reported.happenings, [BlockEvent::of(cidr(), BlockEventKind::GivenUp { owner: owner.clone() })]);
+    assert_eq!(reported.block_events, [BlockEvent::of(cidr(), BlockEventKind::GivenUp { owner: owner.clone() })]);
 }
 
 #[tokio::test]
@@ -181,16 +181,16 @@ async fn events_say_what_is_unreadable_or_unknown() {
     let key = keys::block(cidr());
     let damaged = BlockEvent::of(cidr(), BlockEventKind::Damaged);
     let reported = reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), "{")])).await;
-    assert_eq!(reported.happenings, std::slice::from_ref(&damaged));
+    assert_eq!(reported.block_events, std::slice::from_ref(&damaged));
     let held = holding(&holder("h", &[]));
     let reported =
         reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
-    assert_eq!(reported.happenings.len(), 2, "{reported:?}");
+    assert_eq!(reported.block_events.len(), 2, "{reported:?}");
     // For a change at the compacted revision, a store may no longer have the key's previous version.
     let at = store.put(key.clone(), block(None).encode().unwrap()).await.unwrap();
     let mut changes = store.watch(WatchRequest::new(kv::Range::All, at)).await.unwrap();
     let reported = of_batch(&changes.next().await.unwrap().unwrap());
-    assert_eq!((reported.happenings, reported.unreported), (Vec::new(), vec![cidr()]));
+    assert_eq!((reported.block_events, reported.unreported), (Vec::new(), vec![cidr()]));
     assert_eq!(of_listed(&key, b"{"), Some(vec![damaged]));
     assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
 }

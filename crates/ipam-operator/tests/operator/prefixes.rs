@@ -113,10 +113,10 @@ async fn prefix_history_is_known_by_any_address_inside() {
     let ranges = inside.ranges();
     let mut found = 0;
     for kv in world.store.list(Range::All).await.unwrap().kvs {
-        for happening in of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default() {
-            if happening.unit() == Some(given) {
+        for block_event in of_listed(&kv.key, kv.value.as_bytes()).unwrap_or_default() {
+            if block_event.unit() == Some(given) {
                 found += 1;
-                assert!(inside.concerns(&happening) && whole.concerns(&happening) && !other.concerns(&happening));
+                assert!(inside.concerns(&block_event) && whole.concerns(&block_event) && !other.concerns(&block_event));
                 assert!(!ranges[0].contains(kv.key.as_bytes()) && ranges[1].contains(kv.key.as_bytes()));
             }
         }

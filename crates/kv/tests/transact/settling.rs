@@ -11,18 +11,18 @@ use super::{options, shared};
 
 /// What another writer does before or after the commit under test.
 #[derive(Clone, Debug)]
-enum Deed {
+enum WriterAction {
     Write(Txn),
     /// The other writer compacts the store at its latest revision.
     Compact,
 }
 
-fn put(key: &str, value: &str) -> Deed {
-    Deed::Write(Txn::new().with_success([Op::put(key, value)]))
+fn put(key: &str, value: &str) -> WriterAction {
+    WriterAction::Write(Txn::new().with_success([Op::put(key, value)]))
 }
 
-fn delete(key: &str) -> Deed {
-    Deed::Write(Txn::new().with_success([Op::delete(key)]))
+fn delete(key: &str) -> WriterAction {
+    WriterAction::Write(Txn::new().with_success([Op::delete(key)]))
 }
 
 /// A store wrapper that injects a fault into the first commit, and lets another writer change keys just before and
@@ -31,24 +31,24 @@ fn delete(key: &str) -> Deed {
 struct Contended {
     inner: FaultyStore<MvccStore>,
     other: MvccStore,
-    before: Vec<Deed>,
-    after: Vec<Deed>,
+    before: Vec<WriterAction>,
+    after: Vec<WriterAction>,
     calls: Arc<AtomicU32>,
 }
 
 impl Contended {
-    fn new(other: &MvccStore, fault: Fault, before: Vec<Deed>, after: Vec<Deed>) -> Self {
+    fn new(other: &MvccStore, fault: Fault, before: Vec<WriterAction>, after: Vec<WriterAction>) -> Self {
         let inner = FaultyStore::script(other.clone(), [None, Some(fault)]);
         Self { inner, other: other.clone(), before, after, calls: Arc::default() }
     }
 
-    async fn act(&self, deeds: &[Deed]) -> kv::Result<()> {
+    async fn act(&self, deeds: &[WriterAction]) -> kv::Result<()> {
         for deed in deeds {
             match deed {
-                Deed::Write(txn) => {
+                WriterAction::Write(txn) => {
                     self.other.txn(txn.clone()).await?;
                 }
-                Deed::Compact => {
+                WriterAction::Compact => {
                     let now = self.other.range(kv::RangeRequest::new(Range::key("k"))).await?.revision;
                     self.other.compact(now).await?;
                 }
@@ -246,7 +246,7 @@ async fn settling_asks_three_times_when_store_refuses() {
 #[tokio::test(start_paused = true)]
 async fn settling_of_creation_is_unknown_without_history() {
     let inner = kv_mvcc::memory();
-    let after = vec![delete("k"), Deed::Compact];
+    let after = vec![delete("k"), WriterAction::Compact];
     let store = Contended::new(&inner, Fault::ReplyLost, Vec::new(), after);
     let error = create(&store, &["k"]).await.unwrap_err();
     assert_eq!(error.outcome(), Outcome::Unknown, "{error}");
@@ -354,7 +354,8 @@ async fn settling_of_final_refusal_only_reads() {
 #[tokio::test(start_paused = true)]
 async fn settling_of_final_refusal_is_unknown_without_history() {
     let inner = kv_mvcc::memory();
-    let store = Full { inner: Contended::new(&inner, Fault::ReplyLost, Vec::new(), vec![delete("k"), Deed::Compact]) };
+    let store =
+        Full { inner: Contended::new(&inner, Fault::ReplyLost, Vec::new(), vec![delete("k"), WriterAction::Compact]) };
     let done = transact!(shared(&store), options(), |tx| {
         tx.get(&"k".into()).await?;
         tx.put(&"k".into(), "ours")

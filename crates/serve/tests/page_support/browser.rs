@@ -10,7 +10,7 @@ use conformance::patient;
 use serde_json::{Value, json};
 
 /// Time limit for waiting for the page to change.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
@@ -68,7 +68,7 @@ impl Driver {
             .spawn()
             .unwrap();
         let mut driver = Self { child, port: 0, session: String::new(), first: Value::Null, folder };
-        let until = Instant::now() + patient(PATIENCE);
+        let until = Instant::now() + patient(TEST_TIMEOUT);
         while driver.port == 0 {
             if Instant::now() > until || driver.child.try_wait().unwrap().is_some() {
                 return None;
@@ -190,7 +190,7 @@ impl<'d> Window<'d> {
 
     /// Waits until a JavaScript expression is true. The expression may refer to elements that do not exist yet.
     pub(crate) fn wait(&self, expression: &str) {
-        let until = Instant::now() + patient(PATIENCE);
+        let until = Instant::now() + patient(TEST_TIMEOUT);
         let tried = format!("(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()");
         while self.value(&tried) != Value::Bool(true) {
             assert!(Instant::now() < until, "waited for {expression}; the page says:\n{}", self.text());

@@ -16,7 +16,7 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 /// Maximum duration of one plugin call.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval at which a caller checks whether its plugin process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
 /// While the disk has power, one plugin call in `KILLS` calls is killed, on average. The unsynced writes of a killed
@@ -95,12 +95,12 @@ impl Work<'_> {
             if let Some(status) = child.try_wait().unwrap() {
                 return End::Exit(status);
             }
-            let is_late = begun.elapsed() > patient(PATIENCE);
+            let is_late = begun.elapsed() > patient(TEST_TIMEOUT);
             let is_cut = self.disk.is_cut();
             if is_late || is_cut || killed_at.is_some_and(|operation| self.disk.operations() >= operation) {
                 child.kill().unwrap();
                 child.wait().unwrap();
-                assert!(!is_late, "{call:?} had no answer after {PATIENCE:?}");
+                assert!(!is_late, "{call:?} had no answer after {TEST_TIMEOUT:?}");
                 return if is_cut { End::PowerCut } else { End::Killed };
             }
             thread::sleep(PAUSE);

@@ -13,7 +13,7 @@ use datastore::served::socket;
 use crate::programs::command;
 
 /// Maximum time from starting the daemon until it listens.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Strings that the plugin logs when the daemon has not served its call.
 const WITHOUT: [&str; 3] = ["opening the store directly", "does not serve this store", "declined the CNI call"];
@@ -36,7 +36,7 @@ impl Daemon {
         let daemon = Self(serve.spawn().unwrap());
         let (socket, begun) = (socket(store).unwrap(), Instant::now());
         while UnixStream::connect(&socket).is_err() && !disk.is_cut() {
-            assert!(begun.elapsed() < patient(PATIENCE), "the daemon of {store} does not come up");
+            assert!(begun.elapsed() < patient(TEST_TIMEOUT), "the daemon of {store} does not come up");
             thread::sleep(Duration::from_millis(1));
         }
         daemon

@@ -18,7 +18,7 @@ use crate::book::nodes::{
 use crate::common::endpoint::Endpoint;
 use crate::tested::{drivers, plugin};
 
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+const TEST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
 const REDB: &str = "/var/lib/margay/ipam.redb";
 
@@ -231,13 +231,13 @@ impl Container {
 
     /// Assigns addresses to the container as the plugin does.
     fn given(self, store: Location) {
-        on(&store, async |ipam| ipam.assign(&self.request, Deadline::after(PATIENCE)).await.map(drop)).unwrap();
+        on(&store, async |ipam| ipam.assign(&self.request, Deadline::after(TEST_TIMEOUT)).await.map(drop)).unwrap();
     }
 
     /// Releases the addresses of the container as the plugin does.
     fn gone(self, store: Location) {
         let attachment = &self.request.attachment;
-        on(&store, async |ipam| ipam.release_attachment(attachment, &[], Deadline::after(PATIENCE)).await).unwrap();
+        on(&store, async |ipam| ipam.release_attachment(attachment, &[], Deadline::after(TEST_TIMEOUT)).await).unwrap();
     }
 }
 
@@ -245,7 +245,7 @@ impl Container {
 fn on<T>(store: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(store, &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(store, &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
         let done = work(&Ipam::new(open.store(), Nodes::FirstSeen)).await;
         open.close().await.unwrap();
         done

@@ -6,7 +6,7 @@ use ipam_core::model::{EndpointFacts, Labels, Orchestrator, workload_endpoint_na
 use kv::Deadline;
 use serde_json::Value;
 
-use crate::common::{Lab, PATIENCE};
+use crate::common::{Lab, TEST_TIMEOUT};
 
 /// The workload endpoint of a container or a pod on a node.
 pub(crate) struct Endpoint<'a> {
@@ -54,7 +54,7 @@ impl Endpoint<'_> {
             ports: Vec::new(),
             allowed_sources: Vec::new(),
         };
-        let begun = ipam.begin_endpoint(query, Deadline::after(PATIENCE)).await;
+        let begun = ipam.begin_endpoint(query, Deadline::after(TEST_TIMEOUT)).await;
         let (mut pending, _) = begun.unwrap_or_else(|error| panic!("{error}"));
         let endpoint = pending.new_endpoint(&self.name(), &facts);
         pending.store(&endpoint, None, orchestrator).await.unwrap_or_else(|error| panic!("{error}"));

@@ -17,7 +17,7 @@ use testkit::lab::ENGINES;
 use crate::tested::drivers;
 
 /// Time limit that is longer than any command takes, but shorter than the timeout of a test.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Done {

@@ -10,7 +10,7 @@ use datastore::{Create, Location};
 use kv::{Range, StoreExt};
 use serde_json::Value;
 
-use crate::common::{Done, Lab, PATIENCE};
+use crate::common::{Done, Lab, TEST_TIMEOUT};
 use crate::conditions::commands::{Command, Kind};
 
 /// Number of commands that run in parallel.
@@ -174,7 +174,7 @@ pub(crate) fn for_each(commands: &[Command], work: impl Fn(usize, &Command) + Sy
 pub(crate) fn content(location: &Location) -> (i64, BTreeMap<String, String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(location, &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
         let all = open.store().list(Range::All).await.unwrap();
         open.close().await.unwrap();
         let kvs = all.kvs.iter().map(|kv| (kv.key.to_string(), stripped(kv.value.as_bytes())));

@@ -23,7 +23,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Restores the store of a command to the state before the command's first run.
-fn begin_anew(ground: &Ground, command: &Command, place: &Location) {
+fn restore_ground(ground: &Ground, command: &Command, place: &Location) {
     match command.kind {
         Kind::Fills => _ = std::fs::remove_dir_all(ground.path("empty")),
         _ => copy(&ground.path("kept"), place.path().unwrap()),
@@ -55,14 +55,14 @@ fn kill_all(ground: &Ground) {
     for command in changing.filter(|one| !ELSEWHERE.iter().any(|(name, _)| *name == one.name)) {
         let place = ground.place_for(command);
         let args = ground.args(command, &place, 0);
-        begin_anew(ground, command, &place);
+        restore_ground(ground, command, &place);
         let began = Instant::now();
         let done = run(&args);
         let whole = began.elapsed();
         assert_eq!(done.code, 0, "{}: {}", command.words(), done.err);
         let (_, wanted) = content(&place);
         for round in 0..ROUNDS {
-            begin_anew(ground, command, &place);
+            restore_ground(ground, command, &place);
             let mut child = process(&[], env!("CARGO_BIN_EXE_margay"), &args).spawn().unwrap();
             // Each test round kills the command at a different point of its measured duration.
             thread::sleep(whole.mul_f64((f64::from(round) + fastrand::f64()) / f64::from(ROUNDS)));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use datastore::Create;
 
-use crate::common::{Done, PATIENCE};
+use crate::common::{Done, TEST_TIMEOUT};
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, done, for_each, process, run};
 use crate::copy::copy_program;
@@ -62,7 +62,7 @@ fn store_is_in_use_by_another_process() {
     for ground in Ground::each() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let store = &ground.lab.location;
-        let held = runtime.block_on(datastore::open(store, &Create::Never.with_wait(PATIENCE))).unwrap();
+        let held = runtime.block_on(datastore::open(store, &Create::Never.with_wait(TEST_TIMEOUT))).unwrap();
         for_each(COMMANDS, |at, command| {
             let mut args = ground.args(command, store, at);
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);

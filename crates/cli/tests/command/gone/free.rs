@@ -8,7 +8,7 @@ use kv::{Deadline, StoreExt};
 use serde_json::json;
 
 use crate::common::Lab;
-use crate::gone::{Cluster, PATIENCE, attachment, give, give_dated, held, in_order, list, on, pool, revision, run};
+use crate::gone::{Cluster, TEST_TIMEOUT, attachment, give, give_dated, held, in_order, list, on, pool, revision, run};
 
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
@@ -76,7 +76,7 @@ fn free_node_is_refused_when_interface_here_has_address() {
     pool(&lab, "127.0.0.0/24");
     let wanted = ipam_core::assign::RequestedAddresses::these(["127.0.0.1".parse().unwrap()]);
     let request = ipam_core::assign::AssignRequest::new(attachment("dead", "c1"), wanted);
-    on(at, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await.unwrap());
+    on(at, async |ipam| ipam.assign(&request, Deadline::after(TEST_TIMEOUT)).await.unwrap());
     on(at, async |ipam| ipam.store().put("/margay/v1/node", "node1").await.unwrap());
     let said = lab.margay("gc --node dead --free --apply").failure();
     assert!(said.contains("an interface of this machine has its address 127.0.0.1"), "{said}");

@@ -10,7 +10,7 @@ mod moving;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::common::{Done, Lab, PATIENCE, margay};
+use crate::common::{Done, Lab, TEST_TIMEOUT, margay};
 use crate::support::Etcd;
 use datastore::{Create, Location};
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
@@ -56,7 +56,7 @@ fn run(location: &Location, args: &str) -> Done {
 fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(location, &Create::Never.with_wait(TEST_TIMEOUT)).await.unwrap();
         let nodes = if location.path().is_some() { Nodes::FirstSeen } else { Nodes::Registered };
         let done = work(&Ipam::new(open.store(), nodes)).await;
         open.close().await.unwrap();
@@ -79,7 +79,7 @@ fn give_dated(location: &Location, attachment: Attachment, seconds_ago: i64) -> 
     let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     let at = OffsetDateTime::now_utc() - time::Duration::seconds(seconds_ago);
     request.attributes.insert("timestamp".into(), go_string(at));
-    on(location, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await).unwrap()[0].ip.to_string()
+    on(location, async |ipam| ipam.assign(&request, Deadline::after(TEST_TIMEOUT)).await).unwrap()[0].ip.to_string()
 }
 
 fn give(location: &Location, node: &str, container: &str) -> String {
@@ -90,7 +90,8 @@ fn give(location: &Location, node: &str, container: &str) -> String {
 fn release(location: &Location, node: &str, container: &str) -> Vec<String> {
     let attachment = attachment(node, container);
     let released =
-        on(location, async |ipam| ipam.release_attachment(&attachment, &[], Deadline::after(PATIENCE)).await).unwrap();
+        on(location, async |ipam| ipam.release_attachment(&attachment, &[], Deadline::after(TEST_TIMEOUT)).await)
+            .unwrap();
     released.iter().map(ToString::to_string).collect()
 }
 
@@ -101,7 +102,7 @@ fn revision(location: &Location) -> Revision {
 /// Returns all addresses that the store records for a node.
 fn held(location: &Location, node: &str) -> BTreeSet<String> {
     let estates =
-        on(location, async |ipam| ipam.departed_nodes(|_, name| name == node, Deadline::after(PATIENCE)).await)
+        on(location, async |ipam| ipam.departed_nodes(|_, name| name == node, Deadline::after(TEST_TIMEOUT)).await)
             .unwrap();
     let holds = estates.departed.get(node).into_iter().flat_map(|estate| &estate.holds);
     holds.map(|hold| hold.address.to_string()).collect()

@@ -44,7 +44,7 @@ fn move_takes_all_that_calico_gave_node() {
         let request = HandleRequest::new("vxlan-tunnel-addr-node3", owner, RequestedAddresses::any(1, 0))
             .with_attributes(attributes);
         let request = request.with_usage(ipam_core::model::PoolUse::Tunnel);
-        ipam.assign_to_handle(&request, kv::Deadline::after(crate::gone::PATIENCE)).await.unwrap()[0].ip.to_string()
+        ipam.assign_to_handle(&request, kv::Deadline::after(crate::gone::TEST_TIMEOUT)).await.unwrap()[0].ip.to_string()
     });
     let all = held(at, "node3");
     assert!(all.len() > 40 && all.contains(&tunnel), "{all:?}");

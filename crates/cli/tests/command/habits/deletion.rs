@@ -4,7 +4,7 @@ use ipam_core::model::Owner;
 use kv::Deadline;
 use serde_json::json;
 
-use crate::common::{Lab, PATIENCE};
+use crate::common::{Lab, TEST_TIMEOUT};
 use crate::habits::files::{put, stored};
 
 const ADVICE: &str =
@@ -40,7 +40,7 @@ fn pool_deletion_takes_empty_blocks_and_stale_affinities() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/24").answer();
         lab.margay("pool create other 10.66.0.0/24").answer();
-        let soon = || Deadline::after(PATIENCE);
+        let soon = || Deadline::after(TEST_TIMEOUT);
         lab.with_ipam(async |ipam| {
             for (owner, cidr) in [("a", "10.65.0.0/25"), ("b", "10.65.0.128/26"), ("a", "10.66.0.0/26")] {
                 ipam.claim_affinity(&Owner::host(owner), cidr.parse().unwrap(), soon()).await.unwrap();

@@ -84,10 +84,10 @@ fn cluster_is_set_up_used_and_taken_down() {
 
     let location = stores::at(&etcd.url().replace("http:", "etcd:")).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let soon = || kv::Deadline::after(crate::common::PATIENCE);
+    let soon = || kv::Deadline::after(crate::common::TEST_TIMEOUT);
     runtime.block_on(async {
         let open =
-            datastore::open(&location, &datastore::Create::Never.with_wait(crate::common::PATIENCE)).await.unwrap();
+            datastore::open(&location, &datastore::Create::Never.with_wait(crate::common::TEST_TIMEOUT)).await.unwrap();
         let ipam = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered);
         let owner = ipam_core::model::Owner::host("node1");
         let request =

@@ -8,7 +8,7 @@ use std::time::Instant;
 use ipam_core::model::Owner;
 use kv::Deadline;
 
-use crate::common::{Lab, PATIENCE};
+use crate::common::{Lab, TEST_TIMEOUT};
 use crate::habits::files::stored;
 use crate::habits::split::addresses;
 
@@ -62,7 +62,7 @@ fn count(lab: &Lab, part: &str) -> usize {
 fn deletion_is_finished_by_next_when_killed() {
     for lab in Lab::each() {
         lab.margay("pool create main 10.65.0.0/18").answer();
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TEST_TIMEOUT);
         lab.with_ipam(async |ipam| {
             let claimed =
                 ipam.claim_affinity(&Owner::host("a"), "10.65.0.0/19".parse().unwrap(), deadline).await.unwrap();

@@ -10,7 +10,7 @@ fn rules_of_new_pool_are_all_checked() {
     lab.margay("pool create odd 10.2.0.0/16 --block-size 28").answer();
     // The store contains a block that remains from a deleted pool with another block size.
     let owner = ipam_core::model::Owner::host("node1");
-    let soon = || kv::Deadline::after(crate::common::PATIENCE);
+    let soon = || kv::Deadline::after(crate::common::TEST_TIMEOUT);
     lab.with_ipam(async |ipam| ipam.claim_affinity(&owner, "10.2.0.0/28".parse().unwrap(), soon()).await.unwrap());
     let key = kv::Key::from("/calico/resources/v3/projectcalico.org/ippools/odd");
     lab.with_ipam(async |ipam| {

@@ -5,7 +5,7 @@ use ipam_core::model::Owner;
 use kv::Deadline;
 use serde_json::json;
 
-use crate::common::{Lab, PATIENCE};
+use crate::common::{Lab, TEST_TIMEOUT};
 use crate::habits::files::{document, put, stored, with_file};
 
 #[test]
@@ -97,7 +97,8 @@ fn settings_show_borrowed_addresses() {
             let attributes = attributes.map(|(name, value)| (name.to_owned(), value.to_owned()));
             let request = HandleRequest::new(handle, Owner::host(node), RequestedAddresses::any(1, 0))
                 .with_attributes(attributes.into());
-            lab.with_ipam(async |ipam| ipam.assign_to_handle(&request, Deadline::after(PATIENCE)).await.unwrap())[0].ip
+            lab.with_ipam(async |ipam| ipam.assign_to_handle(&request, Deadline::after(TEST_TIMEOUT)).await.unwrap())[0]
+                .ip
         };
         give("a", "h1");
         let empty = lab.margay("ipam show --show-borrowed").answer();

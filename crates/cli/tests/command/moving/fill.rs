@@ -10,7 +10,7 @@ use ipam_operator::moving::role_of;
 use kv::{Deadline, Key};
 use tempfile::TempDir;
 
-use crate::common::{Done, PATIENCE, margay};
+use crate::common::{Done, TEST_TIMEOUT, margay};
 use crate::store::content::{Content, content, with_store, write};
 use crate::support::Etcd;
 
@@ -68,14 +68,14 @@ pub(crate) fn ours(location: &Location, containers: usize) {
 pub(crate) fn assign(location: &Location, container: &str) -> Result<String, Error> {
     let mut request = AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lab".into()];
-    let given = on(location, async |ipam| ipam.assign(&request, Deadline::after(PATIENCE)).await)?;
+    let given = on(location, async |ipam| ipam.assign(&request, Deadline::after(TEST_TIMEOUT)).await)?;
     Ok(given[0].ip.to_string())
 }
 
 /// Releases a container's addresses as the plugin does.
 pub(crate) fn release(location: &Location, container: &str) -> Result<Vec<std::net::IpAddr>, Error> {
     let attachment = attachment(container);
-    on(location, async |ipam| ipam.release_attachment(&attachment, &[], Deadline::after(PATIENCE)).await)
+    on(location, async |ipam| ipam.release_attachment(&attachment, &[], Deadline::after(TEST_TIMEOUT)).await)
 }
 
 fn attachment(container: &str) -> Attachment {

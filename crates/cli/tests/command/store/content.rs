@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use datastore::{Create, Location, OpenStore};
 use kv::{Op, Range, Store, StoreExt, Txn};
 
-use crate::common::{Lab, PATIENCE};
+use crate::common::{Lab, TEST_TIMEOUT};
 
 pub(crate) type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -15,7 +15,7 @@ pub(crate) type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 pub(crate) fn with_store<T>(location: &Location, create: Create, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let open = datastore::open(location, &create.with_wait(PATIENCE)).await.unwrap();
+        let open = datastore::open(location, &create.with_wait(TEST_TIMEOUT)).await.unwrap();
         let done = work(&open).await;
         open.close().await.unwrap();
         done

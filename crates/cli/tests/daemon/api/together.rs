@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Api, Watching};
 use crate::lab::{ENGINES, Lab, block_on};
-use crate::programs::{Call, PATIENCE, Running, margay, run};
+use crate::programs::{Call, Running, TEST_TIMEOUT, margay, run};
 
 #[test]
 fn api_passes_every_conformance_rule() {
@@ -19,7 +19,7 @@ fn api_passes_every_conformance_rule() {
         let api = Api::start(&lab);
         // The conformance suite itself has a time limit for each case, so the whole run gets four times the usual
         // limit.
-        let judged = Running::start(margay(["conformance", &api.url()]), "").end_within(patient(PATIENCE * 4));
+        let judged = Running::start(margay(["conformance", &api.url()]), "").end_within(patient(TEST_TIMEOUT * 4));
         assert_eq!(judged.code, Some(0), "{engine}: {}\n{}", judged.out, judged.err);
         assert!(judged.out.contains(" passed, 0 failed"), "{engine}: {}", judged.out);
         api.end();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::server::Etcd;
 
 /// Time limit for etcd to process all requests that its sockets have received.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of bytes that are read from etcd's write-ahead log in one step.
 const PIECE: usize = 256 * 1024;
 /// The numeric codes of TCP states in `/proc/net/tcp`.
@@ -59,7 +59,7 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
 /// Waits until an etcd has no unfinished request and its connections meet the given condition, in two consecutive
 /// checks.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     let mut before = None;
     loop {
         let now = connections(etcd);

@@ -195,15 +195,15 @@ fn revision_events(batch: &Batch) -> Option<Bytes> {
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
     let reported = of_batch(batch);
     let concerns = batch.events.iter().any(|event| is_resource(&event.kv.key));
-    if reported.happenings.is_empty() && reported.unreported.is_empty() && !concerns {
+    if reported.block_events.is_empty() && reported.unreported.is_empty() && !concerns {
         return None;
     }
     let row = |one: &BlockEvent| EventRow::happened(batch.revision, time_of(batch.time, &one.what), one);
     let document = RevisionEvents {
         revision: batch.revision.get(),
         time: batch.time.map(|time| rfc3339(time.into())),
-        events: reported.happenings.iter().take(MAX_EVENTS_PER_REVISION).map(row).collect(),
-        more: reported.happenings.len().saturating_sub(MAX_EVENTS_PER_REVISION),
+        events: reported.block_events.iter().take(MAX_EVENTS_PER_REVISION).map(row).collect(),
+        more: reported.block_events.len().saturating_sub(MAX_EVENTS_PER_REVISION),
     };
     Some(event("batch", Some(batch.revision), &document))
 }
@@ -255,9 +255,9 @@ impl HistorySubject {
         }
     }
 
-    fn concerns(&self, happening: &BlockEvent) -> bool {
-        match (self, &happening.what) {
-            (Self::Known(subject), _) => subject.concerns(happening),
+    fn concerns(&self, block_event: &BlockEvent) -> bool {
+        match (self, &block_event.what) {
+            (Self::Known(subject), _) => subject.concerns(block_event),
             (Self::Pod(pod), BlockEventKind::Moved { from, to, .. }) => pod.has(from) || pod.has(to),
             (Self::Pod(pod), what) => what.holder().is_some_and(|entry| pod.has(entry)),
         }
@@ -312,7 +312,7 @@ async fn read_history(page: &PageContext, whose: &HistorySubject) -> kv::Result<
 impl EventHistory {
     fn add_batch(&mut self, batch: &Batch, whose: &HistorySubject) {
         let Batch { revision, time, .. } = batch;
-        let all = of_batch(batch).happenings;
+        let all = of_batch(batch).block_events;
         for one in all.iter().filter(|one| whose.concerns(one)) {
             self.add(EventRow::happened(Revision::new(revision.get()), time_of(*time, &one.what), one));
         }

@@ -13,7 +13,7 @@ use crate::breakage::Breakage;
 
 /// A correct store with one injected fault.
 #[derive(Debug)]
-pub(crate) struct Odd {
+pub(crate) struct FlawedStore {
     inner: Arc<dyn Store>,
     way: Breakage,
     txns: AtomicU64,
@@ -21,7 +21,7 @@ pub(crate) struct Odd {
     mark: AtomicI64,
 }
 
-impl Odd {
+impl FlawedStore {
     pub(crate) fn around(inner: Arc<dyn Store>, way: Breakage) -> Arc<dyn Store> {
         Arc::new(Self { inner, way, txns: AtomicU64::new(0), mark: AtomicI64::new(0) })
     }
@@ -37,7 +37,7 @@ impl Odd {
 }
 
 #[async_trait]
-impl Store for Odd {
+impl Store for FlawedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
         self.check(request.at, Operation::Range)?;
         self.inner.range(request).await
