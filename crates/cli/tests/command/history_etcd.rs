@@ -1,8 +1,10 @@
 //! Tests `margay ipam history` and `margay watch` on a real etcd.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use crate::support::Etcd;
 use datastore::Create;
@@ -138,6 +140,50 @@ fn watch_on_etcd_goes_on_after_restart() {
     let last = next();
     assert_eq!((&last["event"], &last["handle"]), (&"released".into(), &"net.b".into()));
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// A running watch receives each change at once, so a compaction cannot take a change from it.
+#[test]
+fn watch_on_etcd_survives_compaction_while_hook_hangs() {
+    const PAIRS: usize = 50;
+    let (_etcd, url) = cluster();
+    let folder = tempfile::tempdir().unwrap();
+    let (hook, go, events) = (folder.path().join("hook"), folder.path().join("go"), folder.path().join("events"));
+    let script =
+        format!("#!/bin/sh\nwhile [ ! -e {} ]; do sleep 0.02; done\ncat >>{}\n", go.display(), events.display());
+    fs::write(&hook, script).unwrap();
+    fs::set_permissions(&hook, fs::Permissions::from_mode(0o700)).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_margay"))
+        .args(["--store", &url, "watch", "--exec", hook.to_str().unwrap(), "--attempt-timeout", "60s"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut notes = BufReader::new(child.stderr.take().unwrap()).lines();
+    while !notes.next().unwrap().unwrap().contains("watching etcd://") {}
+    with(&url, async |ipam| {
+        for _ in 0..PAIRS {
+            assign(ipam, "net.a").await;
+            release(ipam, "net.a").await;
+        }
+        // The hook hangs at the first event.
+        let newest = ipam.store().list(Range::All).await.unwrap().revision;
+        ipam.store().compact(newest).await.unwrap();
+        assign(ipam, "net.b").await;
+    });
+    fs::write(&go, "").unwrap();
+    let seen = || {
+        let text = fs::read_to_string(&events).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["event"].clone()).collect::<Vec<_>>()
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while seen().len() < 2 * PAIRS + 2 {
+        assert!(Instant::now() < until, "{:?}", seen());
+        thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let count = |event: &str| seen().iter().filter(|one| *one == event).count();
+    assert_eq!((count("claimed"), count("assigned"), count("released")), (1, PAIRS + 1, PAIRS), "{:?}", seen());
 }
 
 #[test]

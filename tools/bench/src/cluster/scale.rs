@@ -11,7 +11,7 @@ use crate::findings::{Bound, Findings, Line, Plot};
 use crate::report::median;
 use crate::{Outcome, Programs};
 
-const NODES: [u32; 3] = [10, 1_000, 5_000];
+const NODES: [u32; 3] = [10, 1_000, 10_000];
 /// Number of addresses in use in each block of a node.
 const USED: [u64; 2] = [64, 36];
 /// The number of measurements of each contender.
@@ -63,7 +63,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
         rows.collect(),
     );
     findings.goal(
-        "cold ADD at 5,000 nodes, 500,000 addresses / at 10 nodes",
+        "cold ADD at 10,000 nodes, 1,000,000 addresses / at 10 nodes",
         adds[2].median() / few,
         Bound::AtMost(1.2),
     );
