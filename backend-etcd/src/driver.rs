@@ -120,7 +120,8 @@ fn options(address: &ClusterAddress) -> Options {
         if address.all_without_tls() {
             tracing::warn!(
                 store = %address.url(STORE_NAME),
-                "connecting to etcd without TLS, although certificates are configured"
+                "every etcd URL begins with http:// or unix:, so the connections are not encrypted; ignoring the \
+                 configured certificates"
             );
         } else {
             options = options.with_tls(tls(&address.access));

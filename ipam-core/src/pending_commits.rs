@@ -169,7 +169,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     };
     tracing::info!(
         %key,
-        "changing the revision of a key on which an unanswered commit depends, so that a late commit fails"
+        "a commit got no answer; rewriting a key that it depends on, so that the commit fails if the store processes \
+         it later"
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);

@@ -485,7 +485,12 @@ impl OtherHandles {
     fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {
-            tracing::warn!(handle, node, ?addresses, "released addresses that were recorded for another node name");
+            tracing::warn!(
+                handle,
+                node,
+                ?addresses,
+                "released the container's addresses, although they were recorded under another node name"
+            );
         }
         for (node, addresses) in stays {
             tracing::warn!(

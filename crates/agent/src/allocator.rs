@@ -160,7 +160,8 @@ impl Allocator for DaemonAllocator {
                     && begun.elapsed() >= STATUS_TIMEOUT =>
             {
                 tracing::info!(
-                    "the margay daemon holds the store lock but did not answer; STATUS reports the store as ready"
+                    "the margay daemon serves this store, but did not answer in time; STATUS reports ready without \
+                     opening the store"
                 );
                 return Ok(Answer::Ready);
             }
@@ -352,7 +353,8 @@ impl Verb {
             (Self::Status(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
                 tracing::info!(
                     %error,
-                    "another process holds the store lock; STATUS reports the store as ready without opening the store"
+                    "another process holds the store lock, so the store is in use; STATUS reports ready without \
+                     opening the store"
                 );
                 Ok(Answer::Ready)
             }

@@ -152,8 +152,8 @@ impl Hints for FileHints {
         if let Err(error) = blocks.iter().try_for_each(|cidr| memory.note(&cidr.to_string())) {
             tracing::warn!(
                 %error,
-                "cannot record from which block this node borrows an address; margay gc finds the address only in its \
-                 daily full scan"
+                "cannot record that this node borrows an address from a block of another owner; if the address leaks, \
+                 margay gc finds it only in the daily full scan"
             );
         }
     }

@@ -213,7 +213,8 @@ impl PendingCommits for PendingCommitFolder {
                 tracing::warn!(
                     %error,
                     id = id.0,
-                    "the outcome of a commit is known now, but the commit's record cannot be deleted"
+                    "the outcome of a commit is known now, but the file that records the commit cannot be deleted; the \
+                     container's next ADD or DEL tries again"
                 );
             }
             _ => {}

@@ -184,7 +184,8 @@ Examples:
     /// Check IPAM's data for problems, and repair what can be repaired safely
     #[command(after_help = check::HELP)]
     Check(Check),
-    /// Release one address, all addresses of a handle or a container, or the addresses that reports list
+    /// Release one address, all addresses of a handle or a container, or the addresses that margay ipam check
+    /// reported as unused
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5

@@ -95,7 +95,10 @@ fn play_role(drivers: &Drivers) -> Option<ExitCode> {
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
-        .hint("report this bug in margay; no change to the store is left half done, so you can run the command again")
+        .hint(
+            "this is a bug in margay: please report it; each change to the store was made completely or not at all, so \
+             you can run the command again",
+        )
         .print(err);
     1
 }

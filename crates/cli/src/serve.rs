@@ -61,7 +61,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) client_ca_file: Option<PathBuf>,
 
-    /// Allow --listen http:// on loopback, where every program on this machine can use etcd's API
+    /// Allow --listen http:// on loopback; any program on this machine can then use etcd's API
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
@@ -83,7 +83,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Let --history-revisions delete nothing younger than AGE [default with --listen: 5m]
+    /// Exceed --history-revisions to keep revisions younger than AGE [default with --listen: 5m]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 

@@ -73,7 +73,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Timeout of one program run or request, before a retry
+    /// Retry if the program or request takes longer than this
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 

@@ -147,7 +147,8 @@ impl ProbeRun<'_> {
             if let Err(error) = self.by.allocator.del(&self.time_left(), del) {
                 tracing::warn!(
                     %error,
-                    "cannot release the addresses after a failed address probe; the addresses stay assigned until DEL"
+                    "the ADD failed after a probe found an address in use, and its addresses cannot be released; they \
+                     stay assigned until DEL"
                 );
             }
         }
@@ -180,7 +181,8 @@ impl ProbeRun<'_> {
         };
         tracing::warn!(
             why,
-            "cannot read the container's current addresses from the store; assigning the new addresses without a probe"
+            "cannot read the container's current addresses from the store, so a probe could find the container itself; \
+             assigning the new addresses without a probe"
         );
         None
     }

@@ -136,7 +136,8 @@ impl SpaceReserve for ReservedSpace {
                     tracing::debug!(
                         path = %self.path.display(),
                         %error,
-                        "cannot create the reserved space file; continuing without disk space reserved for releases"
+                        "cannot create the file that reserves disk space; if the disk fills up, releasing an address \
+                         can fail"
                     );
                     let _ = fs::remove_file(&self.path);
                 }
@@ -169,7 +170,7 @@ impl SpaceReserve for ReservedSpace {
             tracing::warn!(
                 path = %self.path.display(),
                 left,
-                "the disk is full; shrank the reserved space file so that addresses can be released"
+                "the disk is full; shrank the file that reserves disk space, so that addresses can be released"
             );
             Ok(length - left)
         };

@@ -414,8 +414,8 @@ impl FamilyAssigner<'_> {
                     tracing::warn!(
                         pool = pool.name(),
                         %obstacle,
-                        "cannot create a block in one part of the pool because of the stored blocks there; trying \
-                         another part"
+                        "cannot create a block in one part of the pool, because a stored block overlaps with it or too \
+                         many blocks are stored around it; trying another part"
                     );
                 }
             }

@@ -52,19 +52,19 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
 pub(crate) struct Gc {
-    /// Free addresses of this node that were assigned before its last boot
+    /// Release addresses of this node that were assigned before its last boot
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free addresses that two scans of network namespaces, 60 s apart, found unused
+    /// Release addresses that two scans of network namespaces, 60 s apart, found unused
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free addresses of containers that no given list of the runtime's pods contains (- for stdin)
+    /// Release addresses of containers missing from every given list of the runtime's pods (- for stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
-    /// Free addresses of nodes that are not registered
+    /// Release addresses of nodes that are not registered
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
@@ -80,7 +80,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
-    /// Free or move the addresses; otherwise only show them
+    /// Release or move addresses [default: only show them]
     #[arg(long)]
     pub(crate) apply: bool,
 
@@ -88,7 +88,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     pub(crate) empty: bool,
 
-    /// Run both scans of --netns in one command
+    /// Run the two --netns scans 60 s apart in one command
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 

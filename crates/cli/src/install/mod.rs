@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Replace the main plugin, calico, after calico-ipam; --undo restores it
+    /// Once calico-ipam is replaced, replace calico; --undo restores calico
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 

@@ -52,8 +52,8 @@ pub(crate) struct Conformance {
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store first, so that all cases can run; to confirm, repeat the HOST:PORT or the path of
-    /// the store URL
+    /// Delete every key in the store first, because some test cases need an empty store; to confirm, repeat the
+    /// HOST:PORT or path in the store URL
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }

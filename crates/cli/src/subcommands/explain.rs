@@ -38,19 +38,20 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "NAME")]
     pub(crate) node: String,
 
-    /// Pool in the network configuration, by name or CIDR; repeatable
+    /// Assume that the network configuration names this pool (by name or CIDR); repeatable
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
-    /// Explain the assignment of an IPv4 address [default, unless every --pool is IPv6]
+    /// Explain how an IPv4 address would be assigned [default, unless every --pool is IPv6]
     #[arg(short = '4', group = "family")]
     pub(crate) v4: bool,
 
-    /// Explain the assignment of an IPv6 address
+    /// Explain how an IPv6 address would be assigned
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// Namespace of the pod; the labels kubernetes.io/metadata.name and projectcalico.org/name are implied
+    /// Namespace of the pod, assumed to have the labels kubernetes.io/metadata.name=NAME and
+    /// projectcalico.org/name=NAME
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 

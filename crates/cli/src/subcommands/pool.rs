@@ -74,8 +74,8 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
-    /// Prefix length of a block: IPv4 20 to 32 [default: 26], IPv6 116 to 128 [default: 122]; a smaller pool is
-    /// one block
+    /// Prefix length of a block: IPv4 20 to 32 [default: 26], IPv6 116 to 128 [default: 122]; a pool
+    /// smaller than a default block becomes one block
     #[arg(long, value_name = "BITS")]
     pub(crate) block_size: Option<u8>,
 

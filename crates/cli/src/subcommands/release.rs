@@ -82,7 +82,7 @@ impl OpenStoreCommand for Release {
         let container = self.container.as_deref().unwrap_or_default();
         let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
             unknown_holder_failure(error, "container", container).hint(
-                "Calico records no separate container ID; for addresses that Calico assigned, use --handle \
+                "Calico stores the container ID only in the handle; for addresses that Calico assigned, use --handle \
                  NETWORK.CONTAINER",
             )
         });

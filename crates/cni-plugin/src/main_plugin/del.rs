@@ -91,7 +91,10 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
 /// Removes the container's interface in a DEL that cannot use the store, and returns the store's error.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
-        tracing::warn!(%error, "cannot remove the container's interface, and cannot reach the store");
+        tracing::warn!(
+            %error,
+            "cannot use the store, and cannot remove the container's interface; the interface stays until the next DEL"
+        );
     }
     error
 }

@@ -104,7 +104,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
-    /// Show the repair of each finding, or only of findings with these codes
+    /// Show how all findings, or only findings with these codes, would be repaired
     #[arg(long, value_name = "CODE", num_args = 0..)]
     repair: Option<Vec<Code>>,
 
@@ -176,7 +176,8 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
             failure.hint("none of these problems can be repaired automatically; follow the advice in the column MEND")
         }
         (_, false, _) => failure.hint(format!(
-            "problems that can be repaired automatically: {mendable}; show the repairs with: margay ipam check --repair"
+            "problems that can be repaired automatically: {mendable}; see how, without changing anything, with: \
+             margay ipam check --repair"
         )),
         (_, true, false) => failure.hint("carry out the possible repairs with: margay ipam check --repair --apply"),
         (_, true, true) => {

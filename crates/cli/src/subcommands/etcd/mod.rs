@@ -208,8 +208,8 @@ impl StoreCommand for EtcdCompact {
         .await?;
         write_private(&EtcdNotes::path(&self.notes, cluster), &notes).map_err(|error| {
             CommandFailure::new(format!("cannot note the newest revision in {}: {error}", self.notes.display())).hint(
-                "run the command as root: each run saves the newest revision, and a later run compacts up to the saved \
-                 revision",
+                "run the command as root, so that it can save the newest revision to a file; a later run compacts up \
+                 to that revision",
             )
         })?;
         let keep = self.keep.as_secs();

@@ -106,12 +106,11 @@ pub(crate) struct Import {
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// Give a node the name NAME in all imported blocks and addresses: the node of --from-node, or else the file's only
-    /// node
+    /// Rename the node given by --from-node (or the file's only node) to NAME in all imported blocks and addresses
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 
-    /// Node in the file that gets the name given by --as-node
+    /// Current name, in the file, of the node that --as-node renames
     #[arg(long, value_name = "OLD", requires = "as_node")]
     from_node: Option<String>,
 

@@ -70,7 +70,7 @@ Examples:
 
 The current keys and values are not touched.")]
     Compact(Compact),
-    /// Upgrade the store to format 2, which stores leases of etcd's API
+    /// Upgrade the store to format 2, which can also store etcd leases
     #[command(after_help = "\
 Examples:
   margay store upgrade

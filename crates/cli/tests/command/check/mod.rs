@@ -95,7 +95,8 @@ fn check_tells_plans_and_repairs_damage() {
         assert_eq!(
             found.err,
             "error: 4 problems were found\n\
-             hint: problems that can be repaired automatically: 3; show the repairs with: margay ipam check --repair\n"
+             hint: problems that can be repaired automatically: 3; see how, without changing anything, with: \
+             margay ipam check --repair\n"
         );
         assert!(found.out.contains("| AFF-02 | affinity of host:node1 to 10.65.9.0/26 |"), "{}", found.out);
         assert!(!found.out.contains('\u{1b}') && found.out.contains("odd/\\x1b[2J"), "{}", found.out);
