@@ -93,10 +93,15 @@ endif
 HOURS ?= 2
 .PHONY: soak
 soak: STORE = sled
-soak: ## Have the daemon of a store work for hours: churn, watches, compaction (HOURS=2, STORE=sled|redb)
+soak: ## Have the daemon of a store work for hours: churn, watches, compaction (HOURS=2, STORE=sled|redb), or an etcd with compaction (STORE=etcd, RESULTS=FILE)
+ifeq ($(STORE),etcd)
+	@scripts/setup bench
+	@cargo run --quiet --release -p bench -- soak $(shell expr $(HOURS) '*' 60) $(RESULTS)
+else
 	@scripts/setup test
 	@cargo build --quiet --profile ci -p margay-cli -p torture
 	@$(or $(CARGO_TARGET_DIR),target)/ci/torture soak --margay $(abspath $(or $(CARGO_TARGET_DIR),target))/ci/margay --store $(STORE) --hours $(HOURS)
+endif
 
 .PHONY: scoreboard
 scoreboard: ## Judge, measure and torture all stores, and write the results into docs/scoreboard.md (STORES="sqlite fjall" for some, which are printed alone)

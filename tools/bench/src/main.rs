@@ -165,6 +165,12 @@ fn main() -> Outcome<()> {
         [command, rest @ ..] if command == "peak-of" => return single::print_peak_of(rest),
         [command, plugin, store] if command == "once" => return once::run(plugin.into(), store),
         [command, url] if command == "puts-of" => return cluster::print_puts(url),
+        [command, minutes, rest @ ..] if command == "soak" => {
+            let folder = tempfile::Builder::new().prefix("margay-bench").tempdir()?;
+            let mut findings = cluster::soak::run(folder.path(), minutes.parse()?)?;
+            findings.conclude("goals");
+            return rest.first().map_or(Ok(()), |file| findings.write(Path::new(file)));
+        }
         [command, file] if command == "report" => {
             return pages::update(&Findings::read(Path::new(file))?, Path::new("."));
         }

@@ -24,7 +24,7 @@ use crate::worker::{Deaths, Worker};
 /// of more than `LEAD` revisions.
 const LEAD: i64 = 1_000;
 /// Maximum time until the checker has checked a new revision.
-const TEST_TIMEOUT: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The open store of a run and, for etcd, the thread that injects faults into the etcd server.
 struct Place {
@@ -117,7 +117,7 @@ async fn work(
 /// still has to read.
 async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
     let near = |checked: &i64| access.newest() - *checked < LEAD;
-    let near = tokio::time::timeout(TEST_TIMEOUT, progress.wait_for(near)).await;
+    let near = tokio::time::timeout(CALL_TIMEOUT, progress.wait_for(near)).await;
     let ended = near.map(|near| near.is_err());
     match ended {
         Ok(false) => Ok(()),
@@ -126,9 +126,9 @@ async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Resu
     }
 }
 
-/// Calls `what` until it succeeds or [`TEST_TIMEOUT`] has passed, because the server may be down for a while.
+/// Calls `what` until it succeeds or [`CALL_TIMEOUT`] has passed, because the server may be down for a while.
 async fn patiently<T>(what: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
-    let until = Instant::now() + TEST_TIMEOUT;
+    let until = Instant::now() + CALL_TIMEOUT;
     loop {
         match what().await {
             Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(50)).await,

@@ -35,7 +35,7 @@ use crate::worker::{Deaths, Worker, attachment};
 /// The store's name in the records of pending commits.
 const STORE: &str = "torture";
 /// Maximum time until a new worker process prints its first line.
-const TEST_TIMEOUT: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 const HTTP: &str = "http://";
 
@@ -194,7 +194,7 @@ impl Process {
     /// Kills the worker process when `life` has passed since its first line, and waits until all its lines have been
     /// read.
     fn kill_after(mut self, life: Duration) -> Result<(String, String), Failure> {
-        let begun = self.begun.recv_timeout(TEST_TIMEOUT);
+        let begun = self.begun.recv_timeout(CALL_TIMEOUT);
         std::thread::sleep(life);
         self.child.kill()?;
         self.child.wait()?;
@@ -325,7 +325,7 @@ impl Run<'_> {
         let daemon = Daemon::start(&self.margay(), &location, Some(&url))?;
         let begun = Instant::now();
         while let Err(error) = open_etcd(&url)?.range(RangeRequest::new(Range::key("k"))).await {
-            if begun.elapsed() > TEST_TIMEOUT {
+            if begun.elapsed() > CALL_TIMEOUT {
                 return Err(error.into());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

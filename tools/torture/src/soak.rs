@@ -41,7 +41,7 @@ const MEASURE: Duration = Duration::from_secs(60);
 /// Number of the newest revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
 /// Maximum duration of one call of a client to the daemon.
-const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Upper limit of the daemon's memory, in MiB.
 const MOST_MIB: f64 = 64.0;
 /// Upper limit of the size of the store's files in the second half of the run, as a multiple of their size in the first
@@ -180,7 +180,7 @@ fn margay(plan: &SoakPlan, location: &Location, arguments: &[&str]) -> Result<St
 async fn reach(location: &Location) -> Result<ServedStore, String> {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(10) {
-        if let Some(store) = connect(location, TEST_TIMEOUT).await {
+        if let Some(store) = connect(location, CALL_TIMEOUT).await {
             return Ok(store);
         }
         sleep(Duration::from_millis(10)).await;
@@ -238,9 +238,9 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
 fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
     let connection =
-        DaemonConnection::open(&socket, TEST_TIMEOUT, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
-    let asked = VerbRequest { within: TEST_TIMEOUT, lock_file: PathBuf::new(), verb };
-    connection.ask(FrameKind::Verb, &asked, TEST_TIMEOUT).map_err(text)
+        DaemonConnection::open(&socket, CALL_TIMEOUT, |uid| is_trusted(&shared.location, uid)).map_err(text)?;
+    let asked = VerbRequest { within: CALL_TIMEOUT, lock_file: PathBuf::new(), verb };
+    connection.ask(FrameKind::Verb, &asked, CALL_TIMEOUT).map_err(text)
 }
 
 /// Checks that a watch delivers every revision of the store, in ascending order.
@@ -311,7 +311,7 @@ async fn measure(
         if answer.revision.get() > KEEP {
             compact(server.api, answer.revision.get() - KEEP).await?;
         }
-        let open = datastore::open(&shared.location, &Create::Never.with_wait(TEST_TIMEOUT)).await.map_err(text)?;
+        let open = datastore::open(&shared.location, &Create::Never.with_wait(CALL_TIMEOUT)).await.map_err(text)?;
         open.close().await.map_err(text)?;
     }
     Ok(samples)
@@ -329,7 +329,7 @@ fn bytes(path: &Path) -> u64 {
 async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), String> {
     margay(plan, &shared.location, &["store", "verify"])?;
     margay(plan, &shared.location, &["ipam", "check"])?;
-    let open = datastore::open(&shared.location, &Create::Never.with_wait(TEST_TIMEOUT)).await.map_err(text)?;
+    let open = datastore::open(&shared.location, &Create::Never.with_wait(CALL_TIMEOUT)).await.map_err(text)?;
     let census = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::FirstSeen)
         .census(kv::Deadline::after(Duration::from_secs(60)))
         .await

@@ -102,7 +102,19 @@ pub(super) struct Ground {
 impl Ground {
     /// Starts an etcd without pools. The simulated hosts keep their files in `folder`.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
-        Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
+        Self::on(Etcd::start()?, folder)
+    }
+
+    fn on(etcd: Etcd, folder: &Path) -> Outcome<Self> {
+        Ok(Self { etcd, folder: folder.to_owned(), _run: Run::in_memory()? })
+    }
+
+    /// Starts an etcd that has this quota in bytes, with an IPv4 pool.
+    pub(super) async fn with_quota(folder: &Path, quota: u64) -> Outcome<Self> {
+        let etcd = Etcd::start_with("http", &[format!("--quota-backend-bytes={quota}")])?;
+        let ground = Self::on(etcd, folder)?;
+        ground.pool(NewPool::new("v4", POOL.parse()?)).await?;
+        Ok(ground)
     }
 
     /// Starts an etcd with an IPv4 pool and an IPv6 pool, whose blocks have the default sizes.

@@ -12,6 +12,7 @@ mod ground;
 mod hosts;
 mod raw;
 mod scale;
+pub(crate) mod soak;
 mod wire;
 
 use std::path::Path;
