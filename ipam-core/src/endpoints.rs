@@ -200,8 +200,8 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // A read at this revision fails if the store fails, or if the revision was compacted between two
-                // requests. `Attempts::end` returns the error or allows another attempt.
+                // A read at the revision of the transaction fails if the store fails, or if the revision was compacted
+                // between two requests. `Attempts::end` returns the error or allows another attempt.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
                         return Err(Error::Invalid("a failed read was committed".to_owned()));

@@ -212,8 +212,8 @@ impl BlockRequest {
         self
     }
 
-    /// Sets the addresses that are reserved for the owner itself in a new block. If the owner already has a block of a
-    /// family, this block is left unchanged.
+    /// Sets the addresses that are reserved for the owner itself in a new block. The blocks that the owner already has
+    /// are left unchanged.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);

@@ -112,8 +112,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // Under the prefix of the affinities, old Calico versions stored one key per node that contains only the
-            // node's name. These keys are not affinities.
+            // Under the prefix of the affinities, old Calico versions also stored one key per node, which consists of
+            // the prefix and the node's name and is no affinity.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -255,8 +255,8 @@ pub struct HandOverResult {
     pub handles: Vec<(String, String)>,
 }
 
-/// Returns the handles in a block that belong to the node itself, for its tunnels and its own prefixes. The name of
-/// such a handle ends with the node's name.
+/// Returns the handles in a block that belong to the node itself, for its tunnels and its own prefixes. The name of a
+/// handle of this kind ends with the node's name.
 fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
     let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
     handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
