@@ -83,7 +83,7 @@ impl Ipam {
     }
 
     /// Releases the owner's blocks inside a CIDR. The CIDR must consist of one or more blocks of an enabled or disabled
-    /// pool. No address is released, and no block of another owner is changed.
+    /// pool. Addresses in the released blocks stay assigned, and blocks of other owners are left unchanged.
     ///
     /// # Errors
     /// `OutsidePools` for a CIDR in no pool, and `SmallerThanBlock` for a CIDR smaller than a block. `Malformed` for
@@ -101,7 +101,8 @@ impl Ipam {
         self.release_those(owner, Family::of_net(cidr), |block| cidr.contains(block), which, deadline).await
     }
 
-    /// Releases all blocks of an owner, even of a node that is no longer registered. No address is released.
+    /// Releases all blocks of an owner, even of a node that is no longer registered. Addresses in the released blocks
+    /// stay assigned.
     ///
     /// # Errors
     /// `Invalid` for an owner that is neither a node nor virtual. `Malformed` for damaged blocks; all other blocks are
@@ -279,14 +280,14 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. If a listed affinity is stale,
-/// its block may have got another owner since, so the affinities are listed again.
+/// Maximum number of times that [`Ipam::release_pool_affinities`] lists the affinities. An affinity from the list may
+/// be stale, and its block may belong to another owner by now. The release then lists the affinities again.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside any CIDR, of nodes and of virtual owners, for example before a pool is deleted or
-    /// divided. The caller should disable the pool first, because the release can miss a block that is claimed while it
-    /// runs. No address is released.
+    /// divided. Disable the pool before calling this function, because a block that is claimed during the release can
+    /// be missed. Addresses in the released blocks stay assigned.
     ///
     /// Calico's function that releases the blocks of a pool ignores blocks of virtual owners, and releases blocks in
     /// use as with [`ReleaseIf::Any`].
@@ -323,9 +324,9 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Deletes affinities to blocks that are not stored, that overlap with a new pool, and whose size differs from the
-    /// pool's block size. If the affinity to a missing block stayed, Margay or Calico could later create that block,
-    /// which may overlap with a block of the new pool. Returns the number of deleted affinities.
+    /// Before a pool is created, deletes the affinities to missing blocks that would overlap with the new pool and
+    /// would differ from its block size. If the affinity to a missing block stayed, Margay or Calico could later create
+    /// that block, which may overlap with a block of the new pool. Returns the number of deleted affinities.
     ///
     /// # Errors
     /// Any store error; some affinities may already be deleted.
@@ -364,8 +365,8 @@ impl Ipam {
     /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
     /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions of
     /// Calico stored for the node. Addresses in the released blocks stay assigned to their handles; the caller must
-    /// release the addresses of the node's containers by handle. The node's own document is not changed. After an
-    /// error, `remove_owner` can be called again.
+    /// release the addresses of the node's containers by handle. Removing an owner does not change the node's own
+    /// document. After an error, `remove_owner` can be called again.
     ///
     /// # Errors
     /// Any error of [`release_all_affinities`](Self::release_all_affinities). If releasing the blocks fails,

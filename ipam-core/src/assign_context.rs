@@ -18,10 +18,10 @@ const MAX_KEYS_DELETED: usize = 40;
 /// The settings, reservations, pools and node that an assignment uses.
 ///
 /// The commit of an assignment fails if a pool, a reservation or the settings were created or changed after they were
-/// read. The commit guards pools, reservations and settings, so an assignment never violates one that is written while
-/// the assignment runs. Deletions of reservations are not guarded, because an assignment stays valid when a reservation
-/// is deleted. A commit can check at most 64 pools and at most 64 reservations. If a store has more than 64 pools, or
-/// more than 64 reservations, only the pool of the assigned addresses is guarded.
+/// read. Because the commit guards these documents, no assignment contradicts a pool, a reservation or settings that
+/// were written while the assignment ran. Deletions of reservations are not guarded, because an assignment stays valid
+/// when a reservation is deleted. A commit can check at most 64 pools and at most 64 reservations. If a store has more
+/// than 64 pools, or more than 64 reservations, only the pool of the assigned addresses is guarded.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
@@ -38,16 +38,17 @@ pub(crate) struct AssignContext {
     /// The node or the virtual owner for which addresses are requested.
     pub(crate) host: Claimant,
     /// True if Calico also uses the store, which is the case if the store has Calico's ClusterInformation document.
-    /// Calico creates its ClusterInformation document before any other document, and never deletes it. The commit does
-    /// not guard the ClusterInformation document. An assignment that runs just before the ClusterInformation document
-    /// is created may still create blocks of secondary networks for a node. A later assignment moves the node's blocks
-    /// of secondary networks to a virtual owner.
+    /// Calico creates its ClusterInformation document before any other document, and never deletes it. An assignment's
+    /// commit does not guard the ClusterInformation document, because a block that was created for the wrong owner is
+    /// corrected later. An assignment that runs just before the ClusterInformation document is created may still create
+    /// blocks of secondary networks for a node. If an assignment has created a block of secondary networks for a node,
+    /// the node's next assignment in these networks moves the block to a virtual owner.
     pub(crate) beside_calico: bool,
 }
 
 impl AssignContext {
-    /// Reads the settings, reservations, pools and node of an assignment in one round trip. The same request also reads
-    /// the keys in `keys` and lists the keys in the ranges `named`.
+    /// Reads the settings, reservations, pools and node of an assignment in one round trip. The request that reads
+    /// these documents also reads the keys in `keys` and lists the keys in the ranges `named`.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
@@ -96,14 +97,14 @@ impl AssignContext {
         self.count_reservations();
     }
 
-    /// Excludes the addresses in `networks` from assignment for the current request only. Nothing is written to the
-    /// store.
+    /// Excludes the addresses in `networks` from assignment for the current request only. `keep_off` writes nothing to
+    /// the store.
     pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
         self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));
         self.count_reservations();
     }
 
-    /// Lifts the exclusion of all addresses that [`Self::keep_off`] excluded.
+    /// Allows all addresses again that [`Self::keep_off`] excluded.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();

@@ -129,8 +129,8 @@ pub(crate) enum Ownership {
 }
 
 impl Attachment {
-    /// Returns the id of the handle that holds the attachment's addresses. Calico derives the handle of a container in
-    /// the same way.
+    /// Returns the id of the handle that holds the attachment's addresses. The handle is `<network>.<container id>`, as
+    /// in Calico.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }
@@ -162,9 +162,8 @@ impl Attachment {
         self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
     }
 
-    /// Returns the node that an allocation under the attachment's handle names, if it is another node than the
-    /// attachment's. Returns `None` if the recorded network or interface shows that the allocation belongs to another
-    /// attachment.
+    /// If an allocation under the attachment's handle names a node other than the attachment's, returns that node.
+    /// Returns `None` if the recorded network or interface shows that the allocation belongs to another attachment.
     pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
         let node = allocation.node().filter(|node| *node != self.node)?;
         let is_alike = match (allocation.network(), allocation.get(INTERFACE)) {

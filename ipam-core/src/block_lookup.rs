@@ -19,7 +19,7 @@ const KEYS_PER_READ: usize = 64;
 /// Groups release requests by the stored block that contains their address. The keys of the returned map are the CIDRs
 /// of the blocks. In the returned map, an address without a stored block is listed under the CIDR that its block would
 /// have in the address's pool. In the returned map, an address without a block and without a pool is listed under its
-/// own /32 or /128. The blocks are read without a guard.
+/// own /32 or /128. The lookup reads the blocks without a guard, so another writer may change them before the commit.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],

@@ -32,7 +32,7 @@ pub enum AddressUse {
     Reserved,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The block's owner holds the address. Also used for a held address if the node of its holder or of the block's
+    /// The block's owner holds the address. An address also counts as used if the node of its holder or of the block's
     /// owner is unknown.
     Used,
     /// A node other than the block's owner holds the address.
@@ -114,7 +114,7 @@ impl Ipam {
     /// byte of memory is kept for each address.
     ///
     /// # Errors
-    /// Any store error; `Timeout` after the deadline. Damaged documents are logged and skipped.
+    /// Any store error; `Timeout` if `deadline` has passed. Damaged documents are logged and skipped.
     #[boxed_future]
     pub async fn census(&self, deadline: Deadline) -> Result<Census> {
         Ok(reread(|| self.read_census(deadline)).await?)
@@ -309,7 +309,7 @@ pub struct PoolShare {
 /// How many blocks and addresses of each pool a node uses.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// The store revision of the oldest read from which the shares were computed.
+    /// The lowest store revision at which the blocks, pools and quotas for these shares were read.
     pub revision: Revision,
     /// The CIDR of each pool and the node's share of the pool, by the pool's name. Pools that the node does not use are
     /// included.

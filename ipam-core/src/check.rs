@@ -31,7 +31,7 @@ pub enum Standing {
     /// The attachment may hold the address: the allocation has the attachment's handle or no handle, and none of
     /// Margay's attributes.
     Unmarked,
-    /// Another attachment holds the address. Contains the handle under which another attachment holds the address.
+    /// Another attachment holds the address. The value is the handle of that attachment.
     Another(String),
     /// The address has no holder, so the next assignment may assign the address.
     Free,
@@ -44,7 +44,7 @@ pub enum Standing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
     /// All addresses of the attachment, and the addresses under its handle without a recorded interface. Addresses that
-    /// are recorded for another node are not included.
+    /// are recorded for a node other than the attachment's are not in this list.
     pub held: Vec<IpAddr>,
     /// Each address that the runtime named, with its [`Standing`].
     pub standings: Vec<(IpAddr, Standing)>,
@@ -103,8 +103,9 @@ impl Ipam {
     }
 }
 
-/// Returns the state of an address in a stored block whose size differs from its pool's block size. Callers call
-/// `elsewhere` if the address is free in the block that follows from the pool's current block size.
+/// Returns the state of an address in a stored block whose size differs from its pool's block size. Call `elsewhere` if
+/// the address is free in the block of the pool's current block size, because a block of a former size may still hold
+/// the address.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -144,8 +145,8 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// True if the address was assigned recently, and in the host's current boot. An unknown time counts as recent, and
-    /// an unknown boot as the current boot.
+    /// True if the address was assigned recently, and in the host's current boot. If no time of assignment is recorded,
+    /// the address counts as recent. If no boot is recorded, the address counts as assigned in the current boot.
     is_current: bool,
 }
 
@@ -154,9 +155,9 @@ pub(crate) struct HeldAddress {
 /// [`MIN_RENEWAL_AGE`] after the assignment writes nothing.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
-/// Returns the addresses under the attachment's handle whose [`Ownership`] the predicate `counts` accepts. The blocks
-/// are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time at which
-/// the attachment's request arrived, if known.
+/// Returns the addresses held under the attachment's handle for which `counts` accepts the address's [`Ownership`]. The
+/// blocks are read without a guard, so another writer may change the blocks before the commit. `asked_at` is the time
+/// at which the attachment's request arrived, if known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,
@@ -189,10 +190,10 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
     same_boot && recent
 }
 
-/// Updates the recorded boot, time and network namespace of requested addresses that the attachment already holds. An
-/// address is updated if it was assigned in an earlier boot, not recently, or for another network namespace. When a
-/// runtime restarts a container after a reboot, it repeats the ADD; the updated attributes show that the container's
-/// addresses are not leftovers of an earlier boot.
+/// Updates the recorded boot, time and network namespace of requested addresses that the attachment already holds. The
+/// attributes of an address are updated if it was assigned in an earlier boot or for another network namespace, or if
+/// its timestamp is not recent. When a runtime restarts a container after a reboot, it repeats the ADD; the updated
+/// attributes show that the container's addresses are not leftovers of an earlier boot.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

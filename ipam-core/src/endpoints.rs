@@ -34,11 +34,11 @@ pub struct EndpointToDelete {
 /// The container to which an endpoint must belong for a DEL to delete it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndpointOwner {
-    /// The DEL deletes the endpoint without checking its container, since the endpoint's name already contains the
-    /// container's id.
+    /// A DEL deletes the endpoint without checking the endpoint's container, because the endpoint's name already
+    /// contains the container's id.
     Any,
-    /// The DEL deletes the endpoint only if the endpoint names this container or no container, because a DEL of an old
-    /// sandbox must not delete the endpoint of the pod's newer sandbox.
+    /// A DEL deletes the endpoint only if the endpoint names the deleted container or no container, because a late DEL
+    /// of an old sandbox must not delete the endpoint of the pod's newer sandbox.
     Container(String),
 }
 
@@ -48,8 +48,8 @@ impl EndpointToDelete {
         keys::workload_endpoint(&self.namespace, &self.name)
     }
 
-    /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to another
-    /// container.
+    /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to a
+    /// container other than the one in the DEL.
     ///
     /// A damaged endpoint is not an error, so the caller can still release the container's addresses. With
     /// [`EndpointOwner::Any`], a damaged endpoint is deleted. With [`EndpointOwner::Container`], a damaged endpoint is
@@ -78,8 +78,8 @@ impl EndpointToDelete {
 }
 
 impl Ipam {
-    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. The function reads the keys of
-    /// all endpoints of the cluster, but only the documents of the node's endpoints.
+    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. Reads the keys of all
+    /// endpoints of the cluster, but only the documents of the node's endpoints.
     ///
     /// # Errors
     /// Any store error.
@@ -113,7 +113,8 @@ impl Ipam {
         Ok(endpoints)
     }
 
-    /// Deletes a stored endpoint. Returns false if the endpoint is missing or belongs to another container.
+    /// Deletes a stored endpoint. Returns false if the endpoint is missing, or if it belongs to a container other than
+    /// the one in `endpoint`.
     ///
     /// # Errors
     /// Any store error.
@@ -199,8 +200,8 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // The read fails if the store fails, or if its revision was compacted between two requests.
-                // `Attempts::end` returns the error or allows another attempt.
+                // A read at the revision of the transaction fails if the store fails, or if the revision was compacted
+                // between two requests. `Attempts::end` returns the error or allows another attempt.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
                         return Err(Error::Invalid("a failed read was committed".to_owned()));
@@ -299,7 +300,8 @@ impl PendingEndpoint {
         Ok(())
     }
 
-    /// Creates an endpoint document with a new unique id. Nothing is written to the store.
+    /// Creates an endpoint document with a new unique id. `new_endpoint` only builds the document and writes nothing to
+    /// the store.
     pub fn new_endpoint(&self, name: &str, facts: &EndpointFacts) -> WorkloadEndpoint {
         WorkloadEndpoint::new(&self.query.namespace, name, facts, &self.ipam.uid(), self.ipam.now())
     }

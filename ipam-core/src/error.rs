@@ -382,7 +382,8 @@ pub struct QuotaReached {
     pub over_leftovers: bool,
 }
 
-/// The reason why no address of a virtual machine can be assigned to its pod. The error messages equal Calico's.
+/// The reason why no address of a virtual machine can be assigned to its pod. The messages of [`VmError`] equal
+/// Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {

@@ -7,12 +7,12 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use crate::net::overlap;
 
 /// The private ranges from which the CIDRs of IPv4 pools are chosen, preferred first. Docker, podman, libvirt, flannel,
-/// k3s, OpenShift and kubeadm use none of these ranges by default.
+/// k3s, OpenShift and kubeadm use none of the ranges in this list by default.
 const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
 
 /// Returns a CIDR of prefix length `bits` that overlaps with none of the CIDRs in `taken`, or `None` if no CIDR is
-/// free. For a prefix length of at most 30, returns the first free CIDR in the private IPv4 ranges. For a larger prefix
-/// length, returns a unique local IPv6 CIDR with a random prefix (RFC 4193).
+/// free. For a prefix length of at most 30, returns the first free CIDR in the private IPv4 ranges. For a prefix length
+/// larger than 30, returns a unique local IPv6 CIDR with a random prefix (RFC 4193).
 pub fn choose(bits: u8, taken: &[IpNet], mut random: impl FnMut() -> u64) -> Option<IpNet> {
     let is_free = |cidr: &IpNet| !taken.iter().any(|other| overlap(*other, *cidr));
     if bits <= 30 {

@@ -28,7 +28,7 @@ const MAX_HINTED_ADDRESSES: usize = 4;
 
 /// Stores hints: the blocks that a node recently used in a network. Implementations may forget hints at any time.
 pub trait Hints: Send + Sync + fmt::Debug {
-    /// Returns the blocks that attachments of the given attachment's node and network used last, most recent first.
+    /// Returns the blocks that were used last for the attachment's node and network, most recently used first.
     fn recall(&self, attachment: &Attachment) -> Vec<IpNet>;
 
     /// Replaces the blocks that [`Self::recall`] returns for the attachment's node and network; `blocks` is sorted with
@@ -56,10 +56,10 @@ pub trait Hints: Send + Sync + fmt::Debug {
     fn remember_full_pools(&self, _attachment: &Attachment, _pools: &[IpNet]) {}
 
     /// Records that a node is about to borrow addresses from blocks of other owners. The allocator records the
-    /// borrowing before it sends the commit of the assignment. A scan of the node's addresses reads the recorded blocks
-    /// in addition to the node's own blocks. If the record of a borrowed block is lost, scans do not see the borrowed
-    /// addresses until the next scan of all blocks. If nothing was borrowed from a recorded block, each scan of the
-    /// node's addresses merely reads one block more.
+    /// borrowing before it sends the commit of the assignment. A scan of the node's addresses reads the node's own
+    /// blocks, and the blocks that are recorded as borrowed from. If the record of a borrowed block is lost, scans do
+    /// not see the borrowed addresses until the next scan of all blocks. A block may be recorded although the
+    /// assignment failed and borrowed nothing. Each scan of the node's addresses then reads one unnecessary block.
     fn about_to_hold(&self, _node: &str, _blocks: &[IpNet]) {}
 
     /// Returns the remembered blocks of other owners from which a node may have borrowed addresses.
@@ -111,8 +111,9 @@ pub fn possible_blocks_of_prefixes(ip: IpAddr) -> Vec<IpNet> {
     (0..family.bits()).map_while(|length| family.network(ip, length).filter(|net| is_of_prefixes(*net))).collect()
 }
 
-/// Returns the possible blocks of single addresses, one of each block size, that contain an address. Every block size
-/// is included, because the pool that determines the block size may not have been read yet.
+/// Returns the possible blocks of single addresses, one of each block size, that contain an address. The possible
+/// blocks of an address include one of every block size, because the pool that determines the block size may not have
+/// been read yet.
 pub fn possible_blocks(ip: IpAddr) -> Vec<IpNet> {
     let family = Family::of(ip);
     family.block_sizes().filter_map(|prefix| family.network(ip, prefix)).collect()

@@ -51,7 +51,8 @@ pub enum MoveKind {
 pub enum ImportState {
     /// The import or migration may not have copied all keys of the source yet.
     Copying,
-    /// All keys of one revision of the source were copied and compared.
+    /// The import or migration has copied all keys of one revision of the source, and has compared the copies with the
+    /// source.
     Copied,
     /// The import or migration was aborted, and the copied keys are being removed.
     Removing,
@@ -72,8 +73,7 @@ pub struct ImportLock {
     pub source: String,
     /// How far the import or migration has progressed.
     pub state: ImportState,
-    /// The newest revision of the source store of which all keys were copied; 0 if no revision was copied completely
-    /// yet.
+    /// The newest source revision whose keys were all copied; 0 if no revision was copied completely yet.
     pub revision: i64,
 }
 

@@ -44,17 +44,17 @@ pub(crate) use transact;
 /// A function that returns the current time. Tests use a function of their own instead of the system clock.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
-/// A function that returns unique ids for new resources. By default, the ids are random UUIDs.
+/// A function that returns unique ids for new resources. By default, the unique ids of new resources are random UUIDs.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Minimum number of full blocks that an assignment must find in order to remember them. A smaller number of full
-/// blocks is not worth remembering, because reading them again is cheap.
+/// Minimum number of full blocks that an assignment must find in order to remember them. Fewer full blocks are not
+/// remembered, because reading fewer than 64 blocks again is cheap.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// The rule for which nodes can get addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// Only registered nodes can get addresses, as in a cluster.
+    /// In a cluster, or in a store with registered nodes, only registered nodes can get addresses.
     Registered,
     /// In the store of a single machine, no node is registered, and all addresses go to the node of the first request.
     /// The store pins the name of the first node, so a host keeps its node and addresses when it is renamed. An
@@ -201,7 +201,7 @@ impl Ipam {
         }
     }
 
-    /// Returns the rule for which nodes can get addresses.
+    /// Returns the rule that decides which nodes can get addresses.
     pub fn nodes(&self) -> Nodes {
         self.nodes
     }

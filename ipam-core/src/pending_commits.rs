@@ -4,23 +4,25 @@
 //! A store in another process, such as etcd, may execute a commit after the commit's sender has died. The store may
 //! execute the commit of a dead sender even after another process has looked for the commit's effect and found none.
 //! Each transaction is recorded before it is sent, and its record is removed once the store can no longer execute the
-//! transaction. The next operation on the same attachment finds the pending commit and sends the recorded transaction
-//! again. If the repeated transaction succeeds, its addresses can be found in the store. If the guards of the repeated
-//! transaction fail, the transaction was executed before, or a guarded key has changed.
+//! transaction. If a process dies before it knows a commit's outcome, the next operation on the attachment finds the
+//! pending commit and sends the recorded transaction again. If a recorded transaction succeeds when it is sent again,
+//! the addresses that it assigned are in the store. If the guards of the repeated transaction fail, the transaction was
+//! executed before, or a guarded key has changed.
 //!
 //! A key that has changed never gets its old revision again. A transaction that creates a block also guards the absence
 //! of keys: those of the block, the affinity and the handle. An absent key is a weak guard, because a key can be
-//! created and deleted again before a delayed copy of the transaction arrives. To exclude a delayed execution, the
-//! process that settles the pending commit checks the existing keys that the transaction guards. If none of the guarded
-//! keys has changed, the settling process rewrites one of them with an equal value, so that the guards of a delayed
-//! copy of the transaction fail. Each transaction guards at least one existing key, that of the pool's document.
+//! created and deleted again before a delayed copy of the transaction arrives. To rule out a delayed execution, the
+//! process that settles the pending commit checks whether an existing key that the transaction guards has changed. If
+//! none of the guarded keys has changed, the settling process rewrites one of them with an equal value, so that the
+//! guards of a delayed copy of the transaction fail. Each transaction guards at least one existing key, that of the
+//! pool's document.
 //!
 //! If pending commits are recorded, each commit assigns addresses to one attachment only, so that each record belongs
 //! to one attachment.
 //!
-//! An embedded store needs no records of pending commits. Only the process that has the store lock commits, and the
-//! lock is released when the process dies. The next process that opens the store sees whether the last commit was
-//! executed, and no commit of a dead process can be executed later.
+//! An embedded store needs no records of pending commits. Only the process that has the lock of the embedded store can
+//! commit, and the lock is released when that process dies. In an embedded store, no commit of a dead process can be
+//! executed later, so the next process that opens the store sees whether the last commit was executed.
 
 use std::fmt;
 use std::io;
@@ -54,7 +56,7 @@ pub struct PendingCommit {
 
 /// Keeps records of pending commits. The records must survive the end of the process, but need not survive a reboot of
 /// the machine. Every assignment waits for the methods of this trait, so they must be fast and should not write to a
-/// disk. The methods may be slower only if an earlier process left the record of a pending commit.
+/// disk. An assignment may be slowed down only if an earlier process left the record of a pending commit.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records a transaction that is about to be sent for an attachment; [`Self::pending`] returns the transaction from
@@ -68,9 +70,9 @@ pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// operation on the attachment needs an additional round trip.
     fn forget(&self, id: &PendingCommitId);
 
-    /// Returns the pending commits of an attachment for this store. Records for other stores, and records that cannot
-    /// be decoded, are ignored. To check that a record was made for this store, the implementation may query the store
-    /// for its identity.
+    /// Returns the pending commits of an attachment for this store. Ignores records that cannot be decoded or that
+    /// belong to a different store. To check that a record was made for this store, the implementation may query the
+    /// store for its identity.
     ///
     /// # Errors
     /// Any I/O error that prevents reading the records of the pending commits. A store error that occurs while
@@ -147,7 +149,8 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
         })
 }
 
-/// Ensures that a transaction can never succeed, even if keys that it guards as absent become absent again.
+/// Makes every later execution of a transaction fail, even if a key whose absence the transaction guards is created and
+/// deleted again.
 async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
     let read = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
@@ -174,8 +177,8 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // If another process changes the key before this rewrite, the rewrite fails, but then the guards of the pending
-    // transaction fail as well.
+    // If another process changes the guarded key before it is rewritten, the rewrite fails, but the guards of the
+    // pending transaction then fail as well.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -188,8 +191,8 @@ fn unreadable(error: io::Error) -> kv::Error {
     }
 }
 
-/// A store wrapper for assignments to one attachment. The wrapper records each writing transaction before sending it,
-/// and keeps the record until the transaction's outcome is known.
+/// A store wrapper for assignments to one attachment. `RecordingStore` records each writing transaction before sending
+/// it, and keeps the record until the transaction's outcome is known.
 pub(crate) struct RecordingStore {
     inner: Arc<dyn Store>,
     pending_commits: Arc<dyn PendingCommits>,
@@ -245,8 +248,8 @@ impl RecordingStore {
         match answer {
             Err(error) if !error.is_final() => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
-            // A copy of the transaction that was sent earlier may still be in transit, so its record is kept for the
-            // next operation on the attachment.
+            // A copy of the transaction may still be in transit to the store, so the record of the pending commit is
+            // kept for the next operation on the attachment.
             Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *recorded = None,
             Ok(_) | Err(_) => {
                 self.pending_commits.forget(&current.id);

@@ -9,7 +9,7 @@ use crate::net::{Count, Family, number};
 use crate::reservations::Reservations;
 use crate::selector::SelectorError;
 
-/// The reason why no pool can be used for a request. The error messages equal Calico's.
+/// The reason why no pool can be used for a request. The messages of [`PoolError`] equal Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
@@ -58,8 +58,8 @@ pub enum PoolError {
 /// later whether an enabled pool has this CIDR.
 ///
 /// # Errors
-/// [`PoolError::UnknownName`] if no pool has the name `text`. [`PoolError::WrongFamily`] if the CIDR has another
-/// family.
+/// [`PoolError::UnknownName`] if no pool has the name `text`. [`PoolError::WrongFamily`] if the CIDR's family differs
+/// from the requested family.
 pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpNet, PoolError> {
     let by_name = || pools.iter().find(|pool| pool.name() == text).map(Pool::cidr);
     let net = text.parse().ok().or_else(by_name).ok_or_else(|| PoolError::UnknownName(text.to_owned()))?.trunc();
@@ -243,8 +243,9 @@ pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
     pool.cidr().contains(&ip).then(|| pool.family().network(ip, pool.block_size()))?
 }
 
-/// Returns the index of the block at which a host starts its search in each pool. The index is the 32-bit FNV-1 hash of
-/// the host's name. Different hosts usually start at different blocks, so they rarely try to claim the same block.
+/// Returns the index of the block at which a host starts its search in each pool. A host's start index is the 32-bit
+/// FNV-1 hash of the host's name; [`blocks_from`] takes it modulo the number of blocks. Different hosts usually start
+/// at different blocks, so they rarely try to claim the same block.
 pub fn start_of(host: &str) -> u64 {
     let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
     hash.into()
@@ -253,9 +254,8 @@ pub fn start_of(host: &str) -> u64 {
 /// Returns all possible blocks of a pool, each once. The first returned block has the index `start` (modulo the number
 /// of blocks), and the pool's first block follows the pool's last block.
 ///
-/// If `start` is `start_of(host)`, the host always tries the same blocks first. For a pool of one-address blocks, a
-/// random `start` is better: with a fixed `start`, each search of the host begins with the blocks that the host already
-/// owns.
+/// If `start` is `start_of(host)`, the host always tries the same blocks first. For a pool of one-address blocks, pass
+/// a random `start`. With a fixed `start`, every search first visits the blocks that the host already owns.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
@@ -310,7 +310,8 @@ impl Iterator for PoolBlocks {
     fn next(&mut self) -> Option<IpNet> {
         self.left = self.left.checked_sub(1)?;
         let family = Family::of_net(self.pool);
-        // `checked_shl` loses no bits here, because the shifted value is an offset inside the pool.
+        // `checked_shl` checks only the shift width. No bits are lost, because the shifted value is an offset inside
+        // the pool.
         let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
         self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
         let first = number(self.pool.network()).checked_add(distance)?;

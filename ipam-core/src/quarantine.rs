@@ -66,8 +66,8 @@ pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
 }
 
-/// Returns the addresses that the reservation named [`QUARANTINE`] quarantines. An address that an operator has removed
-/// from this reservation is no longer quarantined.
+/// Returns the addresses that the reservation named [`QUARANTINE`] quarantines. If an operator removes an address from
+/// the quarantine's reservation, the address is no longer quarantined.
 pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
     reservations.iter().find(|one| one.name() == QUARANTINE).map(recorded).unwrap_or_default()
 }
@@ -100,7 +100,7 @@ pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpRe
 }
 
 /// Adds addresses to the quarantine, and removes addresses whose time in quarantine is over. If more than
-/// [`MAX_QUARANTINED_ADDRESSES`] remain, also removes the oldest addresses and returns them.
+/// [`MAX_QUARANTINED_ADDRESSES`] addresses are then quarantined, removes and returns the oldest.
 fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
     let before = recorded(document);
     let mut after = before.clone();

@@ -4,13 +4,13 @@
 //!
 //! The commit of a release guards every block that loses an address, and the handles of these addresses. An address
 //! that got another holder after it was read is not released. A release by handle reads the blocks that the handle
-//! names. If the handle holds no address in the named blocks, nothing is written or guarded.
+//! names. If the handle holds no address in the blocks that its document lists, the release writes and guards nothing.
 //!
-//! Calico releases all addresses of a handle, regardless of the node's name. Margay checks the node, because two nodes
-//! can use the same container id if a person chooses the id. An allocation that names another node is released with the
-//! attachment only if its handle, network and interface match those of the attachment. The container id must also look
-//! randomly generated, or the other node must not be registered, because two nodes may have containers with the same
-//! chosen id.
+//! Calico releases all addresses of a handle, regardless of the node's name. Margay also checks the node that is
+//! recorded with each address, because two nodes can use the same container id if a person chooses the id. An
+//! allocation that names another node is released with the attachment only if its handle, network and interface match
+//! those of the attachment. If the recorded node is registered, the container id must also look randomly generated,
+//! because a person may have chosen the same id on two nodes.
 //!
 //! A DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses; the addresses are
 //! released when the machine is deleted. The addresses' block entries show whether another pod is an owner. The commit
@@ -44,8 +44,8 @@ const MAX_BLOCKS_PER_COMMIT: usize = 4;
 /// Maximum number of single addresses that one commit releases. The commit must guard the handle of each address, and
 /// one commit can have at most 120 guards.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
-/// Number of attempts in which a release tries to lower the quota counters. Later attempts leave the quota counters
-/// unchanged, because concurrent releases could keep conflicting on them.
+/// Number of attempts in which a release tries to lower the quota counters. After [`MAX_COUNTER_ATTEMPTS`] attempts, a
+/// release leaves the quota counters unchanged, because concurrent releases could keep conflicting on them.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of [`Ipam::release_ips`].
@@ -204,7 +204,7 @@ impl Ipam {
     ///
     /// # Errors
     /// `ReleaseConflict` if the handle or the sequence number of an address differs from that of its request. Any store
-    /// error. After an error, the addresses of earlier commits are already released.
+    /// error. If a commit fails, the addresses that preceding commits of the same call released stay released.
     #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
@@ -219,8 +219,9 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Carries out as many of the first release requests as fit into one commit. Returns the outcome, and the addresses
-    /// of the requests that were carried out. The requests must be sorted by address.
+    /// Carries out release requests from the start of the list, as many as fit into one commit. Returns the outcome of
+    /// the commit, and the addresses of the release requests that it carried out. The requests must be sorted by
+    /// address.
     async fn release_first(
         &self,
         requests: &[ReleaseRequest],
@@ -327,7 +328,7 @@ impl Ipam {
             match found {
                 HandleEntry::Others => continue,
                 // The handle names a block in which it holds no address, because another writer was interrupted. The
-                // commit removes the handle's entry for this block.
+                // commit of the release removes the block's entry from the handle.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =
@@ -355,9 +356,9 @@ impl Ipam {
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
-    /// Blocks of which the last held address was released.
+    /// Blocks in which no address is held after the release.
     emptied: BTreeSet<IpNet>,
-    /// Blocks with released sticky addresses, which now wait for their workload.
+    /// Blocks in which sticky addresses were released. These addresses wait for their workload.
     kept: BTreeSet<IpNet>,
     /// The number of blocks that the handles name but that were not read.
     left: usize,
@@ -374,15 +375,16 @@ impl HandleRelease {
     }
 }
 
-/// Returns the first `most` release requests, and any further requests for the address of the last one.
+/// Returns the first `most` release requests. Further requests for the same address as the last of them are returned as
+/// well.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
     requests.get(..most + more).unwrap_or(requests)
 }
 
-/// Whether a block that a handle lists contains addresses to release, only other addresses of the handle, or none of
-/// its addresses.
+/// What a release by handle finds in a block that the handle lists: addresses to release, only addresses of the handle
+/// that are to be kept, or no address of the handle.
 enum HandleEntry {
     Addresses,
     Others,
@@ -419,8 +421,8 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
 }
 
 /// Releases blocks of the node that became empty and whose pool no longer selects the node, as Calico does after a
-/// release. The node and the pools are read without guards: if one of them changes before the commit, the node's next
-/// assignment releases the blocks.
+/// release. A release reads the node and the pools without guards. If one of these documents changes before the commit,
+/// the node's next assignment releases the empty blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -438,8 +440,8 @@ async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied:
     Ok(())
 }
 
-/// Addresses under the attachment's handle that are recorded for other nodes, grouped by node: `goes` are to be
-/// released, and `stays` are kept.
+/// Addresses under the attachment's handle that are recorded for nodes other than the attachment's, grouped by node.
+/// `goes` lists the addresses to release, and `stays` lists the addresses to keep.
 #[derive(Debug, Default)]
 struct OtherHandles {
     handle: String,
@@ -448,9 +450,9 @@ struct OtherHandles {
 }
 
 impl OtherHandles {
-    /// Reads the blocks of the handles, one of which is the attachment's, and finds addresses that are recorded for
-    /// other nodes. If a person may have chosen the container id, also reads and guards whether the nodes that are
-    /// recorded with the addresses are registered.
+    /// Reads the blocks of the given handles, one of which is the attachment's, and finds addresses that are recorded
+    /// for nodes other than the attachment's. If a person may have chosen the container id, also reads whether the
+    /// nodes that are recorded with the addresses are registered, and guards the keys of these nodes.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -474,14 +476,16 @@ impl OtherHandles {
         Ok(renamed)
     }
 
-    /// True if an allocation is recorded for another node, and must be released with the attachment.
+    /// True if an allocation is recorded for a node other than the attachment's, and must still be released with the
+    /// attachment.
     fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
         !self.goes.is_empty()
             && entry.has_handle(&self.handle)
             && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
     }
 
-    /// Logs the released addresses that were recorded for other nodes, and returns all released addresses.
+    /// Logs the released addresses that were recorded for nodes other than the attachment's, and returns all released
+    /// addresses.
     fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {
@@ -505,11 +509,11 @@ impl OtherHandles {
 }
 
 impl Ipam {
-    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left, releases all addresses of
-    /// the machine, provided that the machine is being deleted, or that the setting by which machines keep their
-    /// addresses is off. The commit also releases addresses of the container itself, as
-    /// [`release_attachment_of`](Self::release_attachment_of) does. The call succeeds if there are no addresses to
-    /// release, so it can be repeated.
+    /// Removes a pod from the owners of its virtual machine's addresses. If the virtual machine has no owner left,
+    /// releases all its addresses, provided that it is being deleted, or that the setting by which virtual machines
+    /// keep their addresses is off. The commit that removes the pod from the owners also releases the addresses of the
+    /// container's own handle, as [`release_attachment_of`](Self::release_attachment_of) does. The call succeeds if
+    /// there are no addresses to release, so it can be repeated.
     ///
     /// # Errors
     /// Any store error. `Malformed` if a document that the release needs is damaged.
@@ -556,8 +560,8 @@ impl Ipam {
     }
 }
 
-/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. Also returns true if
-/// another pod is an owner of any of the machine's addresses.
+/// Returns the addresses of which the pod is an owner, each with the update that removes the pod. The returned flag is
+/// true if another pod is an owner of any of the virtual machine's addresses.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

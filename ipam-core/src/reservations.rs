@@ -35,7 +35,7 @@ impl Reservations {
     }
 
     /// Creates the set of all addresses in the given reservations. As in Calico, entries that cannot be parsed reserve
-    /// nothing. Also returns the entries that cannot be parsed, so that the caller can log them.
+    /// nothing. Returns the set, and the entries that cannot be parsed, so that the caller can log them.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {
@@ -86,7 +86,7 @@ impl Reservations {
     pub(crate) fn end_of_cover(&self, net: IpNet) -> Option<u128> {
         let (first, last) = bounds(net);
         let spans = &self.of(Family::of_net(net)).0;
-        // Any two spans have a gap between them, so a fully reserved CIDR lies in a single span.
+        // Spans of reserved addresses neither overlap nor touch, so a fully reserved CIDR lies in a single span.
         let span = spans.get(spans.partition_point(|span| span.1 < last))?;
         (span.0 <= first).then_some(span.1)
     }
@@ -108,7 +108,7 @@ impl Reservations {
         let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
         let mut counted = (Count::ZERO, None);
         for (first, last) in self.of(Family::of_net(net)).within(first, last) {
-            // A subnet that contains the end of one span and the start of the next span is counted once.
+            // A subnet that contains the end of one reserved span and the start of the next is counted once.
             let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
             counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
         }

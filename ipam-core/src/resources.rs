@@ -15,8 +15,8 @@ use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_nam
 use crate::write_set::WriteSet;
 
 /// The key that commits guard instead of all pools, in stores with too many pools to guard each of them. In a store
-/// with more pools than one commit can guard, every creation of a pool guards and writes this key, so that concurrent
-/// creations of pools conflict.
+/// with more pools than one commit can guard, every creation of a pool guards and writes the key [`POOLS_LOCK`], so
+/// that concurrent creations of pools conflict.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
@@ -62,8 +62,9 @@ impl Ipam {
         Ok(check_new_pool(new, &others, &blocks)?)
     }
 
-    /// Reads and guards all pools, for a caller that creates another pool. If there are too many pools to guard each of
-    /// them, the function guards and writes a single key instead, so that concurrent creations of pools conflict.
+    /// Reads and guards all stored pools, for a caller that is about to create a pool. If there are too many pools to
+    /// guard each of them, the function guards and writes a single key instead, so that concurrent creations of pools
+    /// conflict.
     pub(crate) async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         match tx.list(&pools).await {
@@ -127,7 +128,7 @@ impl Ipam {
     /// written. Concurrent assignments that have read the previous settings fail to commit, and are retried. A change
     /// of the settings affects no existing allocation.
     ///
-    /// The commit guards the key of the settings.
+    /// The commit that changes the settings guards their key.
     ///
     /// # Errors
     /// `Settings`, with Calico's error messages, for contradictory settings. Any store error. `Malformed` for a damaged

@@ -113,7 +113,8 @@ impl Samples {
         }
     }
 
-    /// Adds the size, the quota and the number of alarms of a member of a cluster.
+    /// Adds metrics of one cluster member: the size of its database, the bytes in use, its quota and its number of
+    /// alarms.
     pub fn of_member(&mut self, endpoint: &str, bytes: u64, bytes_in_use: u64, quota_bytes: u64, alarms: usize) {
         for (name, help, value) in [
             ("margay_member_database_bytes", "Size of a cluster member's database file in bytes.", bytes as f64),

@@ -94,12 +94,13 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(WaitEnd::Forever, WaitEnd::At))
 }
 
-/// Maximum time by which another machine's clock may be ahead of the local clock. If the clock of the machine that
-/// recorded the end of a wait was ahead by more than this, the recorded end is corrected.
+/// Maximum time by which another machine's clock may be ahead of the local clock. A recorded end of a wait is corrected
+/// if it is later than the end of a wait that starts now, by more than [`MAX_CLOCK_LEAD`].
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
 /// Returns the corrected end of a sticky address's wait if the clock of the machine that recorded the end was ahead.
-/// The corrected wait starts now. Returns `None` if the recorded end needs no correction.
+/// The corrected end is the end of a wait that starts at `now`. Returns `None` if the recorded end of the wait needs no
+/// correction.
 pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
     if entry.handle_id().is_some() {
         return None;

@@ -49,7 +49,7 @@ impl SnapshotReader {
     /// Checks that the reader's deadline has not passed.
     ///
     /// # Errors
-    /// `Timeout` after the deadline.
+    /// `Timeout` if the reader's deadline has passed.
     pub fn in_time(&self) -> kv::Result<()> {
         in_time(self.deadline)
     }
@@ -58,7 +58,7 @@ impl SnapshotReader {
 /// Checks that the deadline of a read has not passed.
 ///
 /// # Errors
-/// `Timeout` after the deadline.
+/// `Timeout` if `deadline` has passed.
 pub fn in_time(deadline: Deadline) -> kv::Result<()> {
     match deadline.work_is_over() {
         true => Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store")),
@@ -91,7 +91,7 @@ impl Ipam {
     /// pools with up to 2^128 addresses.
     ///
     /// # Errors
-    /// Any store error; `Timeout` after the deadline.
+    /// Any store error; `Timeout` if `deadline` has passed.
     #[boxed_future]
     pub async fn utilization(&self, deadline: Deadline) -> Result<Utilization> {
         Ok(reread(|| self.read_utilization(deadline)).await?)
@@ -273,7 +273,7 @@ pub struct BorrowedAddresses {
     pub without_node: usize,
 }
 
-/// An address that is held for another node than the owner of its block.
+/// An address that is held by a node other than the owner of the address's block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BorrowedAddress {
     /// The borrowed address.
@@ -295,7 +295,7 @@ impl Ipam {
     /// Finds all borrowed addresses of the store at one revision, except addresses in cooldown.
     ///
     /// # Errors
-    /// Any store error; `Timeout` after the deadline.
+    /// Any store error; `Timeout` if `deadline` has passed.
     #[boxed_future]
     pub async fn borrowed(&self, deadline: Deadline) -> Result<BorrowedAddresses> {
         Ok(borrowed(&self.all_blocks(deadline).await?))

@@ -41,8 +41,8 @@ pub struct VmPod {
     pub role: PodRole,
     /// Whether the virtual machine may run again after this pod has ended.
     pub fate: VmFate,
-    /// The attributes that describe the virtual machine. An assignment records the attributes with the owner of each
-    /// address.
+    /// The attributes that describe the virtual machine. An assignment adds the virtual machine's attributes to the
+    /// owner attributes of each assigned address.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -70,7 +70,7 @@ pub enum VmAnswer {
     /// The virtual machine keeps the addresses that it already had; if it had addresses of only one family, an address
     /// of the other family may have been added.
     Kept(Vec<AssignedAddress>),
-    /// The virtual machine had no address before, and gets these addresses.
+    /// The virtual machine had no address before; the listed addresses were newly assigned.
     First(Vec<AssignedAddress>),
     /// The setting by which virtual machines keep their addresses is off, so the pod must be treated like any other
     /// pod.
@@ -100,8 +100,8 @@ pub(crate) fn switch_key() -> Key {
     SWITCH_KEY.into()
 }
 
-/// True if the setting by which virtual machines keep their addresses is off. As in Calico, only the exact value
-/// `Disabled` in a valid document means off.
+/// True if the setting by which virtual machines keep their addresses is off. As in Calico, the setting is off only if
+/// a valid document has the exact value `Disabled`.
 pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     let stored = tx.snapshot_get(&switch_key()).await?;
     let document = stored.and_then(|value| serde_json::from_slice::<Value>(value.as_bytes()).ok());
@@ -156,16 +156,16 @@ impl VmHoldings {
 
 impl Ipam {
     /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
-    /// a handle. The update names the expected owners; if the address has another owner, nothing is changed. The active
-    /// and the alternate owner are changed in one commit. If the attributes are already as requested, nothing is
+    /// a handle. `update` names the expected owners; if the address has a different owner, nothing is changed. The
+    /// active and the alternate owner are changed in one commit. If the attributes are already as requested, nothing is
     /// written, so the call can be repeated.
     ///
     /// The new attributes replace all existing attributes of the owner, including `node` and Margay's attributes
-    /// (`margay.io/...`), so the caller must pass the attributes to keep. The handle, the sequence number and other
-    /// addresses are not changed. Calico changes the owners of all addresses that were assigned in the same call,
-    /// whereas Margay changes the owners of one address.
+    /// (`margay.io/...`), so the caller must pass the attributes to keep. A change of owners keeps the address's handle
+    /// and sequence number, and leaves other addresses of the block unchanged. Calico changes the owners of all
+    /// addresses that were assigned together with the given address, whereas Margay changes the owners of one address.
     ///
-    /// The commit guards the block that contains the address.
+    /// The commit of an owner change guards the block that contains the address.
     ///
     /// # Errors
     /// `Unassigned` if the address has no holder. `Owner` if the address is not held under the handle (for example,

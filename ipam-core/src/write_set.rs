@@ -1,8 +1,8 @@
 //! Collects the changes that one transaction makes to blocks, and to their handles and affinities.
 //!
-//! Blocks are read without a guard. A block is guarded as soon as the transaction changes it. [`WriteSet::write`] gives
-//! each changed block its next sequence number, updates the handles' counts, and deletes empty blocks without an owner.
-//! After every commit of Margay, blocks, handles and affinities agree.
+//! A write set reads blocks without guarding them. A block is guarded as soon as the transaction changes it.
+//! [`WriteSet::write`] gives each changed block its next sequence number, updates the handles' counts, and deletes
+//! empty blocks without an owner. After every commit of Margay, blocks, handles and affinities agree.
 //!
 //! When Calico assigns an address, it increases the handle's count before it writes the block. When Calico releases an
 //! address, it decreases the handle's count after it has written the block. Between the two writes of a Calico
@@ -17,8 +17,8 @@
 //! created after the check. Assignments from existing blocks do not conflict with the guard against overlapping blocks,
 //! because they create no blocks. Calico checks only the key of the block that it creates, so Calico can create
 //! overlapping blocks, as could Margay's first version. An assignment also checks whether the existing block that it
-//! uses overlaps with another block, which Calico may have created. The check of an existing block adds no guard,
-//! because Calico could create an overlapping block even after the commit.
+//! uses overlaps with another block, which Calico may have created. The overlap check of an existing block adds no
+//! guard, because Calico could create an overlapping block even after the commit.
 
 mod quotas;
 
@@ -56,8 +56,8 @@ pub struct WriteSet<'t> {
     changed: BTreeSet<IpNet>,
     /// For each changed block, the handles of its held addresses before the first change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with an address whose recorded release time is too far in the future. In the copy of the block in memory,
-    /// the release time is set to now, but the stored release time is wrong until a commit writes the block.
+    /// Blocks with an address whose recorded release time is too far in the future. Reading a block corrects these
+    /// release times in memory; the stored times stay wrong until a commit writes the block.
     misdated: Vec<IpNet>,
     /// For each block whose key was read without the value, the revision of its last write; `None` if the block does
     /// not exist.
@@ -160,11 +160,11 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip, and keeps the blocks that `keep` accepts in the write set. Blocks that were read
-    /// before, and blocks with a release time too far in the future, are kept even if `keep` rejects them. A block that
-    /// `keep` rejects is otherwise dropped immediately, so that a search through a pool of thousands of blocks does not
-    /// fill the memory. Damaged blocks are logged and skipped. Returns those of the given blocks that are now in the
-    /// write set, in the given order.
+    /// Reads blocks in one round trip, and keeps the blocks that `keep` accepts in the write set. Blocks that the
+    /// transaction had read before the scan, and blocks with a release time too far in the future, stay in the write
+    /// set even if `keep` rejects them. The scan drops any other block from memory as soon as `keep` rejects it, so
+    /// that a search through a pool of thousands of blocks does not fill the memory. Damaged blocks are logged and
+    /// skipped. Returns the given blocks that are in the write set after the scan, in the given order.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -191,8 +191,8 @@ impl<'t> WriteSet<'t> {
         &self.full
     }
 
-    /// Returns the revision of the last write of each block, or `None` for a block that does not exist. The function
-    /// reads only the keys of the blocks, without a guard; see [`Transaction::peek`].
+    /// Returns the revision of the last write of each block, or `None` for a block that does not exist. Reads only the
+    /// keys of the blocks, without a guard; see [`Transaction::peek`].
     pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         self.probe_with(blocks, &[]).await
     }
@@ -206,8 +206,8 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// Frees the block's addresses whose cooldown is over. Also returns true if a recorded release time was too far in
-    /// the future.
+    /// Frees the block's addresses whose cooldown is over. The returned flag is true if a recorded release time was too
+    /// far in the future.
     fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -361,7 +361,8 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Returns the new count of a block's addresses in a handle, given the stored count `counted`.
+    /// Returns the number of a block's addresses to store in a handle, given the number `counted` that the handle
+    /// stores now.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -387,12 +388,13 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
 
 /// Maximum number of blocks for which [`WriteSet::probe_along`] also reads the keys of overlapping blocks. If half of a
 /// pool's blocks are claimed, 15 of 16 searches for an unclaimed block find one among 4 blocks, and the other searches
-/// need one more request. Reading the overlap keys of 16 blocks instead of 4 doubled etcd's work when a node got its
-/// first address.
+/// need one more request. Reading the keys of possible overlapping blocks for 16 instead of 4 blocks doubled etcd's
+/// work when a node got its first address.
 const MAX_BLOCKS_READ_ALONG: usize = 4;
 
 impl WriteSet<'_> {
-    /// Adds a new block, which the commit creates. The commit fails if another writer has created an overlapping block.
+    /// Adds a new block, which the commit creates. The commit fails if another writer has created a block that overlaps
+    /// with the new block.
     ///
     /// # Errors
     /// `Overlap` if an overlapping block exists, or if one commit cannot guard the keys of all blocks that might
@@ -446,7 +448,7 @@ impl WriteSet<'_> {
     }
 
     /// Returns key ranges that a commit can guard and that cover the keys of all blocks that may overlap with the block
-    /// `cidr`. Returns `None` if the ranges contain too many keys.
+    /// `cidr`. Returns `None` if the key ranges contain too many keys to guard.
     async fn guardable(&mut self, cidr: IpNet, place: usize, cover: Cover) -> Result<Option<Vec<Range>>> {
         if self.has_few_keys(&cover.coarse).await? {
             return Ok(Some(cover.coarse));
@@ -477,10 +479,11 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Returns the revisions of blocks like [`Self::probe`]. The same request also reads the key ranges that
-    /// [`Self::obstacle`] needs for at most the first 4 blocks.
+    /// Like [`Self::probe`], returns the revision of the last write of each block, or `None` for a block that does not
+    /// exist. The request that reads the blocks also reads the key ranges that [`Self::obstacle`] needs for at most the
+    /// first 4 blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Neighboring blocks share the key ranges in which overlapping blocks would be. Scattered blocks need more key
+        // Blocks that overlap with neighboring blocks have keys in the same key ranges. Scattered blocks need more key
         // ranges than neighboring blocks, so one request can include the ranges of fewer blocks.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
@@ -493,8 +496,8 @@ impl WriteSet<'_> {
 
     /// Returns the CIDRs in a pool in which no block can be created, because a stored block overlaps with them. For a
     /// stored block that is smaller than the pool's block size, returns the pool's possible block that contains the
-    /// stored block. A stored block that is at least as large as the pool's block size is returned unchanged. The keys
-    /// of all blocks of the family are read without a guard.
+    /// stored block. Returns a stored block itself if it is at least as large as the pool's blocks. The keys of all
+    /// blocks of the family are read without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

@@ -333,8 +333,8 @@ impl SpecificRequest<'_> {
 
 impl Assignment<'_> {
     /// Assigns addresses of one family on a bridged network. If the configuration defines several sets of ranges,
-    /// assigns one address from each set without an assigned address, but at most `wanted` addresses. Without sets of
-    /// ranges, assigns `wanted` addresses from the requested pools.
+    /// assigns one address from each set in which the attachment has no address yet, up to `wanted` addresses. If the
+    /// request has no range sets, assigns `wanted` addresses from the requested pools.
     async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
@@ -348,7 +348,7 @@ impl Assignment<'_> {
                 continue;
             }
             left -= 1;
-            // End the restriction to the ranges of the previous set, before the ranges of the current set apply.
+            // Clear the ranges of the previous range set before applying the ranges of the current set.
             self.context.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();

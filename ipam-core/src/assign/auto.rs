@@ -1,5 +1,5 @@
 //! Assigns free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
-//! another owner's block. This module also computes the possible blocks of a pool, and finds the stored blocks.
+//! another owner's block. Also computes the possible blocks of a pool, and finds the blocks that are stored.
 //!
 //! The commit of an assignment guards the blocks and affinities that it changes, but not the blocks from which it
 //! assigns no address. If an address becomes free in an unguarded block before the commit, the assignment merely does
@@ -57,8 +57,9 @@ pub(super) struct FamilyAssigner<'a> {
     /// The pools from which addresses may be assigned, in the order in which they are tried.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The node's other owner. A node has two owners of blocks: the node itself, and the virtual owner of its secondary
-    /// networks. One of them is `owner`, and the other one is `other`.
+    /// The second owner under which the node has blocks: the node's virtual owner, or the node itself if `owner` is the
+    /// virtual owner. A node has two owners of blocks: the node itself, and the virtual owner of its secondary
+    /// networks.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
@@ -141,8 +142,8 @@ impl FamilyAssigner<'_> {
         Error::Exhausted { family: self.family, assigned, requested: self.wanted, messages: vec![message] }
     }
 
-    /// Assigns addresses from the host's own blocks, and completes claims of blocks that another writer left
-    /// unfinished. Returns the number of the host's blocks in the pools; if the first blocks have enough free
+    /// Assigns addresses from the host's own blocks. If another writer has left the claim of a block unfinished,
+    /// completes the claim. Returns the number of the host's blocks in the pools; if the first blocks have enough free
     /// addresses, the remaining blocks are not counted.
     async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
@@ -156,7 +157,8 @@ impl FamilyAssigner<'_> {
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
 
-    /// Assigns addresses from the host's blocks in `blocks`. Returns the number of visited blocks that the host owns.
+    /// Assigns addresses from the host's blocks in `blocks`. Returns how many of the blocks that it visited belong to
+    /// the host; it stops visiting blocks when enough addresses are assigned.
     async fn take_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -168,8 +170,8 @@ impl FamilyAssigner<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first block usually has a free address, so only this block is read at first. If the first block is full,
-        // the other blocks are read in large chunks.
+        // The host's most recently written block usually has a free address, so the search reads only this block at
+        // first. If the first block is full, the search reads the host's following blocks in large chunks.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -334,8 +336,9 @@ impl FamilyAssigner<'_> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
-            // One of the first blocks usually has a free address, so the first chunk is small. If all blocks of the
-            // first chunk are full, many more blocks may have to be scanned, so the next chunks are larger.
+            // The first chunk of blocks to read is small, because one of the first few blocks in the pool's order
+            // usually has a free address. If all blocks of the first chunk are full, many more blocks may have to be
+            // scanned, so the next chunks are larger.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
@@ -384,9 +387,9 @@ impl FamilyAssigner<'_> {
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // The request for each of the first two chunks also reads the keys of overlapping blocks. If the first two
-            // chunks have no unclaimed block, the pool is nearly full, and reading the keys of overlapping blocks for
-            // the third and later chunks would probably be wasted.
+            // Blocks are read in chunks. The requests for the first two chunks also read the keys of stored blocks that
+            // could overlap with a block in the chunk. If the first two chunks have no unclaimed block, the pool is
+            // nearly full, so the requests for later chunks of blocks do not read the keys of overlapping blocks.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -508,8 +511,9 @@ impl FamilyAssigner<'_> {
 
 /// Maximum number of blocks whose existence is queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
-/// Number of chunks of candidate blocks that are chosen from places scattered over a pool. If 99 % of the pool's blocks
-/// are claimed, the 256 blocks of the scattered chunks contain an unclaimed block with a probability of 92 %.
+/// Number of chunks of candidate blocks that a search takes from scattered places in a large pool, before it scans the
+/// pool in order. If 99 % of the pool's blocks are claimed, the 256 candidate blocks from scattered places include an
+/// unclaimed block with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
 /// Pools with fewer than 2^9 blocks are scanned in order instead of at scattered places.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;
@@ -518,8 +522,8 @@ const MIN_SCATTERED_POOL_BITS: u8 = 9;
 const MAX_PROBED_POOL_BITS: u8 = 12;
 
 /// Returns all possible blocks of a pool, in the order in which a host tries them. Different hosts usually start at
-/// different blocks. In a pool whose blocks have one address each, a host needs many blocks, so each search of the host
-/// starts at another block.
+/// different blocks. In a pool of one-address blocks, a host needs many blocks, so each search for a new block starts
+/// at a different block.
 fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
@@ -527,8 +531,8 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
 
 /// The order in which a host searches for a block that is not stored yet. Blocks are searched in chunks, each in one
 /// round trip. The first chunk of blocks begins at the host's start block. In a large pool, the second to fifth chunks
-/// are scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. The remaining blocks
-/// of the pool are searched last, in ascending order.
+/// are scattered over the whole pool, because claimed blocks form long runs of consecutive blocks. After the chunk at
+/// the host's start block and the scattered chunks, the search visits all blocks of the pool in ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -556,8 +560,8 @@ impl<'a> CandidateBlocks<'a> {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Returns one chunk of blocks that are scattered over the pool. Which blocks are chosen depends only on the host,
-    /// the chunk number and the reservations.
+    /// Returns one chunk of blocks that are scattered over the pool. The blocks of a chunk depend only on the host, the
+    /// chunk number and the reservations.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -572,9 +576,9 @@ fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
-/// Returns the blocks of a pool that may be stored. For a pool with up to 2^12 possible blocks, returns all possible
-/// blocks, in the order in which the host tries them. For a pool with more than 2^12 possible blocks, returns the
-/// stored blocks in key order, listed without a guard.
+/// Returns a list of the pool's possible blocks that includes all its stored blocks. For a pool with up to 2^12
+/// possible blocks, returns all possible blocks, in the order in which the host tries them. For a pool with more than
+/// 2^12 possible blocks, returns the stored blocks in key order, listed without a guard.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());

@@ -2,8 +2,8 @@
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The commit
 //! of the first assignment for a bridged network reserves the network address, the broadcast address and the gateway.
-//! The addresses are reserved by an IPReservation named `margay-bridge-<pool>`, with the gateway in an annotation.
-//! Neither Margay nor Calico assigns reserved addresses.
+//! An IPReservation named `margay-bridge-<pool>` lists the reserved addresses of the network, and its annotation
+//! records the gateway. Neither Margay nor Calico assigns reserved addresses.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use crate::net::{Family, nth};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// The annotation of a bridged network's reservation whose value is the network's gateway.
+/// The annotation that records a bridged network's gateway. It is set on the reservation for the network's pool.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
 
 /// The outcome of [`prepare`] for a pool of a bridged network.
@@ -37,7 +37,8 @@ pub fn reservation_name(pool: &str) -> String {
 /// Ensures that the reservation for a bridged network's pool exists, and returns the gateway of the network's
 /// containers.
 ///
-/// The commit guards the reservation and, if the gateway is new, the block that contains it.
+/// The commit of an assignment on a bridged network guards the pool's reservation and, if the gateway is new, the block
+/// that contains the gateway.
 pub(crate) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,

@@ -38,7 +38,8 @@ use crate::write_set::{BlockSlot, WriteSet};
 
 /// The annotation in which a shared pool's reservation records the ranges of each network as JSON, for example
 /// `{"lab":["10.0.0.9-10.0.0.20"]}`. If the stored reservation was made for other ranges of a CNI network, the
-/// network's next assignment updates this annotation. In the JSON, an empty list of ranges means the whole subnet.
+/// network's next assignment updates this annotation. An empty list of ranges in the annotation means that the network
+/// uses the whole subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
 /// Returns the name of the reservation for those addresses of a pool that lie outside the configured ranges.
@@ -84,8 +85,8 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // Guard each stored pool, or in a store with too many pools a single key, so that concurrent creations of pools
-    // fail and retry.
+    // Guard every stored pool. If there are too many pools, guard one shared key instead. Concurrent creations of pools
+    // then fail and retry.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
@@ -131,8 +132,8 @@ async fn create(
 }
 
 /// Chooses the name of a new pool: the definition's name, or else the first numbered name that no stored pool has.
-/// Deletes an unused stored pool that overlaps with the new pool, or that has the definition's name or one of the
-/// numbered names. A pool is unused if the CNI network no longer uses the pool and none of the pool's addresses is in
+/// Deletes an unused stored pool that overlaps with the new pool, or whose name is the definition's name with or
+/// without a number. A pool is unused if the CNI network no longer uses the pool and none of the pool's addresses is in
 /// use. The blocks of a deleted pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
@@ -289,8 +290,8 @@ const KEYS_PER_POOL: usize = 3;
 /// True if the new pool with the CIDR `cidr` may replace `pool`. An earlier configuration of the CNI network must have
 /// created `pool`, and the current configuration must not define it. `pool` must have the address family of `cidr`. A
 /// pool that an operator has disabled, or opened to other CNI networks, is not replaced. An overlapping pool must have
-/// the block size of the new pool. Its blocks still exist until the commit deletes them, and the new blocks must not
-/// overlap with blocks of another size.
+/// the block size of the new pool. The blocks of the replaced pool exist until the commit deletes them, and blocks of
+/// the new pool must not overlap with old blocks of another size.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)
@@ -300,7 +301,7 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
         && !request.define.iter().any(|one| one.cidr == pool.cidr())
 }
 
-/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. A pool is also kept if
+/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. An unused pool is kept if
 /// one commit cannot delete all its blocks and affinities ([`AssignContext::deletable`]). `stored` lists the stored
 /// blocks of the family; the function removes the blocks of the deleted pool from `stored`.
 async fn delete_unused(

@@ -108,7 +108,7 @@ pub enum AddressSource {
     Own,
     /// A block that is not stored yet and that the node would claim.
     New,
-    /// A stored block that the node would take over from its present owner; `None` if the block has no owner.
+    /// The node would take over a stored block. Contains the block's present owner, or `None` if the block has none.
     TakenOver(Option<Owner>),
     /// A block from which the node would borrow the address. Contains the block's owner, or `None` if the block has no
     /// owner.

@@ -53,7 +53,7 @@ impl HandleRequest {
         self
     }
 
-    /// Restricts the assignment to these pools, given by name or CIDR and tried in this order. By default, addresses
+    /// Restricts the assignment to `pools` (names or CIDRs), which are tried in the given order. By default, addresses
     /// come from the pools that select the node.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -154,8 +154,8 @@ impl Ipam {
 /// guards the handle.
 ///
 /// If the handle's count for a block differs from the addresses in the block, another writer was interrupted or is
-/// about to write the block. The function corrects a wrong count of the handle and rewrites the block, so that the
-/// commit of a concurrent writer fails and is retried.
+/// about to write the block. Corrects the number of addresses that the handle records for the block, and rewrites the
+/// block, so that the commit of a concurrent writer fails and is retried.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;
@@ -196,7 +196,7 @@ impl BlockRequest {
         Self { owner, terms }
     }
 
-    /// Restricts the request to these pools, given by name or CIDR and tried in this order. By default, blocks come
+    /// Restricts the request to `pools` (names or CIDRs), which are tried in the given order. By default, blocks come
     /// from the pools that select the node.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -212,8 +212,8 @@ impl BlockRequest {
         self
     }
 
-    /// Sets the addresses that are reserved for the owner itself in a new block. The owner's existing blocks are not
-    /// changed.
+    /// Sets the addresses that are reserved for the owner itself in a new block. The blocks that the owner already has
+    /// are left unchanged.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
@@ -224,10 +224,10 @@ impl BlockRequest {
 impl Ipam {
     /// Ensures that an owner has a block of each requested family, and returns one block of each family, IPv4 first.
     /// Each returned block is newly claimed, or is an existing block of the owner, which may be full. All new blocks
-    /// are claimed in one commit. If the owner already has a block of each family, nothing is written. No address is
-    /// assigned.
+    /// are claimed in one commit. If the owner already has a block of each family, nothing is written. Claiming blocks
+    /// assigns no address.
     ///
-    /// The commit guards the keys that a commit of [`assign`](Self::assign) guards.
+    /// The commit guards the same keys as the commit of [`assign`](Self::assign).
     ///
     /// # Errors
     /// `NoNewBlocks` if the settings forbid new blocks, or if no block can be claimed. `Pool` if no pool can be used

@@ -45,8 +45,8 @@ pub use request::{
 };
 use sticky::WorkloadAddresses;
 
-/// Maximum number of specifically requested addresses whose blocks are prefetched. For each address, the prefetch reads
-/// one key for every possible block size.
+/// Maximum number of specifically requested addresses whose blocks are prefetched. For each such address, the prefetch
+/// reads one key per possible block size.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
 /// State that one attempt of an assignment passes to the next attempt.
@@ -83,8 +83,8 @@ impl Ipam {
             Err(error) => error,
         };
         if let Error::Quota(reached) = &mut error {
-            // When a quota is exceeded, the failed assignment may not have read all blocks with leftover addresses of
-            // the quota's subject.
+            // When an assignment fails because of a quota, it has possibly not read all blocks with leftover addresses
+            // of the quota's subject.
             findings.leftovers = self.leftovers_of(&reached.subject, &request.attachment, deadline).await?;
             reached.over_leftovers = !findings.leftovers.is_empty();
         }
@@ -99,9 +99,9 @@ impl Ipam {
         assigned
     }
 
-    /// Repeats an assignment that found no free address; the same commit frees leftover addresses of earlier boots.
-    /// Returns the error of the first attempt if no leftover address may be freed, or if the second attempt finds no
-    /// free address.
+    /// Repeats an assignment that found no free address. The commit of the repeated assignment also frees leftover
+    /// addresses of earlier boots. Returns `error`, the error of the failed assignment, if no leftover address may be
+    /// freed, or if the repeated assignment finds no free address either.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -140,8 +140,8 @@ impl Ipam {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // Frees at most one batch of leftovers, like an assignment in a store without a cooldown, which frees one batch
-        // with its commit.
+        // Free at most one batch of leftovers, because an assignment in a store without a cooldown also frees only one
+        // batch in its commit.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
@@ -162,8 +162,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads, in one round trip, what is needed to assign addresses from an owner's blocks. The same request also reads
-    /// the keys in `keys` and lists the keys in the ranges `named`.
+    /// Reads, in one round trip, what is needed to assign addresses from an owner's blocks. The request that reads the
+    /// context also reads the keys in `keys` and lists the keys in the ranges `named`.
     async fn read_context(
         &self,
         tx: &mut Transaction,
@@ -336,9 +336,9 @@ impl Ipam {
     /// [`assign`](Self::assign) for each attachment in order, but writes each changed block only once. The answers are
     /// in the order of the requests. About a hundred attachments fit into one commit.
     ///
-    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. If this call fails,
-    /// the caller should call [`assign`](Self::assign) for each attachment separately, which can also free leftover
-    /// addresses of earlier boots.
+    /// If the request of one attachment cannot be satisfied, nothing is written for any attachment. If an assignment
+    /// for several attachments fails, call [`assign`](Self::assign) for each attachment separately, which can also free
+    /// leftover addresses of earlier boots.
     ///
     /// # Errors
     /// Any error of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several
@@ -390,7 +390,8 @@ impl Ipam {
     }
 }
 
-/// What an assignment would assign and write, as found out by [`Ipam::would_assign`].
+/// The addresses that an assignment would assign, and the keys that it would write, as determined by
+/// [`Ipam::would_assign`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AssignTrial {
     /// The addresses that the assignment would assign.
@@ -401,9 +402,9 @@ pub struct AssignTrial {
 
 impl Ipam {
     /// Returns the addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that its
-    /// commit would write. Nothing is written, and an interrupted earlier assignment is not settled. Leftover addresses
-    /// of earlier boots count as unused: the network namespaces of the machine are not scanned, because a scan may take
-    /// too long for the caller.
+    /// commit would write. This trial assignment writes nothing, and does not settle an interrupted earlier assignment.
+    /// Leftover addresses of earlier boots count as unused: the network namespaces of the machine are not scanned,
+    /// because a scan may take too long for the caller.
     ///
     /// # Errors
     /// Any error of [`assign`](Self::assign).

@@ -174,8 +174,8 @@ pub struct AssignRequest {
     pub host_reserved: Option<HostReserved>,
     /// The gateways that a bridged network requests; `None` for a routed network.
     pub bridge: Option<Bridge>,
-    /// The gateways in the configuration of a bridged network with several pools of a family. An address in this list
-    /// is the gateway of the pool that contains it, instead of the gateway in the pool's definition.
+    /// The gateways in the configuration of a bridged network with several pools of a family. If `gateways` contains an
+    /// address of a pool, this address is the pool's gateway, instead of the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
     /// The pools that the network's configuration defines. The assignment creates the defined pools that do not exist.

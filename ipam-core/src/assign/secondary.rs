@@ -30,7 +30,7 @@ const MAX_ADDRESSES_MOVED: usize = 2048;
 /// Changes the owner of a block from a node to the virtual owner of the node's secondary networks. Returns false if the
 /// block has addresses that may belong to a network of Calico.
 ///
-/// The commit guards the block, and the affinities of both owners.
+/// The commit that moves a block guards the block, and the affinities of the old and the new owner.
 pub(super) async fn make_secondary(
     work: &mut WriteSet<'_>,
     cidr: IpNet,
@@ -57,9 +57,9 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks that the node's other owner ([`Self::other`]) has in the pools. Blocks of
-    /// [`Self::other`] also count towards the node's block limit. For a secondary network, the function moves blocks of
-    /// the node to the virtual owner if possible, and assigns addresses from the moved blocks.
+    /// Returns the number of blocks in the pools that belong to [`Self::other`], the second of the node's two owners.
+    /// Blocks of [`Self::other`] also count towards the node's block limit. For a secondary network, moves the node's
+    /// blocks to its virtual owner where possible, and assigns addresses from them.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,
@@ -83,7 +83,8 @@ impl FamilyAssigner<'_> {
         Ok(count)
     }
 
-    /// Returns the blocks, in the given pools, to which the node's other owner ([`Self::other`]) has affinities.
+    /// Returns the blocks in the given pools to which [`Self::other`], the second of the node's two owners, has
+    /// affinities.
     pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };

@@ -39,7 +39,7 @@ enum StickyState {
     Waits,
     /// The address is pinned by an operator, and waits for the workload without a time limit.
     Pinned,
-    /// A container of an earlier boot of the machine holds the address, under this handle.
+    /// A container of an earlier boot of the machine holds the address; the value is the container's handle.
     Leftover(String),
     /// Another container of the workload holds the sticky address.
     InUse,
@@ -250,9 +250,9 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns overdue sticky addresses, whose wait for their workload has ended, from the blocks that the transaction
-    /// has read. Overdue addresses are assigned only when no other address is free. Addresses in the owner's own blocks
-    /// are tried first, so that different nodes use different blocks. Within the owner's blocks, and then within other
-    /// blocks, the address that has been overdue for longest comes first.
+    /// has read. Sticky addresses whose wait has ended are assigned only when no other address is free. Addresses in
+    /// the owner's own blocks are tried first, so that different nodes use different blocks. Among the owner's blocks,
+    /// and then among other blocks, the address whose wait ended first is assigned first.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

@@ -144,9 +144,9 @@ impl Ipam {
     }
 }
 
-/// Returns the part of a request that a machine with the addresses `kept` still needs. Returns the request unchanged if
-/// the machine has no addresses. If the machine already has addresses, returns only the specifically requested
-/// addresses of the family that the machine lacks.
+/// Returns the part of a virtual machine's request that the addresses `kept`, which the virtual machine already has, do
+/// not satisfy. Returns the request unchanged if the machine has no addresses. If the machine already has addresses,
+/// returns only the specifically requested addresses of the family that the machine lacks.
 fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
@@ -155,9 +155,9 @@ fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> Reques
     RequestedAddresses::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
-/// Returns those of the machine's addresses whose family is requested, or all its addresses if no address has a
-/// requested family. Only requested families are returned, because Calico's main CNI plugin makes one request for each
-/// address, and fails if two answers contain the same address.
+/// Returns the virtual machine's addresses of the requested families, or all its addresses if it has none of these
+/// families. Only requested families are returned, because Calico's main CNI plugin makes one request for each address,
+/// and fails if two answers contain the same address.
 fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
     let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

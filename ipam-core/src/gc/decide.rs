@@ -20,10 +20,10 @@ pub struct JudgedAllocations {
     /// certainly unused.
     pub earlier: Vec<Allocation>,
     /// Allocations of this boot or of an unknown boot whose network namespace is gone and whose address is on no
-    /// interface. Callers free an allocation of this list only if a second scan has the same result.
+    /// interface. Callers free an allocation in `gone` only if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Allocations whose address is on no interface, but whose network namespace may still exist. Virtual machines, for
-    /// example, use addresses without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may still exist. An address on no
+    /// interface may still be in use: virtual machines, for example, use addresses without an interface of the host.
     pub idle: Vec<Allocation>,
     /// Allocations in use: the network namespace exists, an interface has the address, or another address of the
     /// attachment is in use.
@@ -38,7 +38,8 @@ pub struct JudgedAllocations {
 /// unused.
 ///
 /// The argument `began` is the boot time of this machine, or `None` if no other machine uses the store. If `began` is
-/// given, an allocation from another boot is attributed to another machine unless it was certainly made before `began`.
+/// given, an allocation from another boot counts as another machine's, unless its recorded time of assignment is before
+/// `began`.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -253,7 +254,7 @@ pub struct UnlistedAllocations {
     pub young: usize,
     /// The number of allocations that are in no runtime's list and whose timestamp is missing or unreadable.
     pub undated: usize,
-    /// The number of allocations of networks that no runtime's list covers.
+    /// The number of allocations in networks that no runtime's list covers.
     pub unspoken: usize,
 }
 

@@ -64,8 +64,8 @@ pub struct DepartedNode {
     /// The number of the node's addresses that must not simply be freed: addresses with a second owner, which may be
     /// alive, and addresses of virtual machines, which may start on another node.
     pub shared: usize,
-    /// The number of addresses in the node's blocks that are recorded for no node, without sticky addresses that wait
-    /// for their workloads.
+    /// The number of addresses in the node's blocks for which no node is recorded, not counting sticky addresses that
+    /// wait for their workloads.
     pub nameless: usize,
     /// The number of addresses in the node's blocks that are recorded for other nodes.
     pub of_others: usize,
@@ -112,8 +112,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // Old Calico versions stored keys with only a node's name under the prefix of the affinities; these keys
-            // are not affinities.
+            // Under the prefix of the affinities, old Calico versions also stored one key per node, which consists of
+            // the prefix and the node's name and is no affinity.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -237,8 +237,8 @@ impl Ipam {
     }
 }
 
-/// Maximum number of keys that one hand-over commit may change for its blocks. The commit also changes a few keys that
-/// belong to no block, such as the pinned node's name.
+/// Maximum number of keys that one hand-over commit may change for its blocks. Besides the keys of the blocks, a
+/// hand-over commit changes a few keys that belong to no block, such as the pinned node's name.
 const MAX_KEYS_PER_COMMIT: usize = 96;
 /// Maximum total size of the blocks in one hand-over commit, in bytes. A block that is larger than 1 MB is committed
 /// alone.
@@ -255,7 +255,8 @@ pub struct HandOverResult {
     pub handles: Vec<(String, String)>,
 }
 
-/// Returns the handles in a block that end with the node's name: those of the node's tunnels and own prefixes.
+/// Returns the handles in a block that belong to the node itself, for its tunnels and its own prefixes. The name of a
+/// handle of this kind ends with the node's name.
 fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
     let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
     handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
@@ -275,8 +276,9 @@ impl DepartedNode {
     pub fn shares(&self) -> Vec<Vec<IpNet>> {
         let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         for (cidr, part) in &self.parts {
-            // Handing over a block changes three keys: the block, the old affinity and the new affinity. Each tunnel
-            // handle in the block changes two more keys: the old handle and the renamed handle.
+            // Handing over a block changes three keys: the block, the old affinity and the new affinity. For each
+            // tunnel handle in a handed-over block, the commit changes two further keys: the old handle and the renamed
+            // handle.
             let more = 3 + 2 * part.tunnels.len();
             if !share.is_empty() && (keys + more > MAX_KEYS_PER_COMMIT || bytes + part.bytes > MAX_BYTES_PER_COMMIT) {
                 shares.push(std::mem::take(&mut share));
@@ -336,7 +338,7 @@ impl Ipam {
         })
     }
 
-    /// Fails if the store has registered nodes but this node is not registered.
+    /// Fails if the store has registered nodes and `node` is not one of them.
     pub(super) async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();

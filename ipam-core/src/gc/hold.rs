@@ -1,6 +1,6 @@
 //! Frees addresses and deletes their workload endpoints, unless an address was reassigned or released after it was
-//! read. An assignment that finds no free address uses this module to free leftover addresses of earlier boots, in the
-//! commit of the assignment.
+//! read. An assignment that finds no free address calls `free_leftovers` to free leftover addresses of earlier boots in
+//! its own commit.
 //!
 //! A workload endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has
 //! requested the address again, the commit that would free the address fails or skips the address, so the workload
@@ -172,8 +172,8 @@ impl Ipam {
         Ok(freed)
     }
 
-    /// Frees the holdings of a departed node like [`free`](Self::free). The commit fails if the node is registered
-    /// again.
+    /// Frees the holdings of a departed node like [`free`](Self::free). The commit that frees a departed node's
+    /// addresses fails if the node is registered again.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. Any error of [`free`](Self::free).
@@ -318,8 +318,8 @@ pub fn with_endpoints(
 
 impl Ipam {
     /// Returns the workload endpoints that the CNI plugin has stored for the wanted nodes, in all namespaces. Damaged
-    /// endpoints are skipped. The function reads the keys of all endpoints of the cluster, but only the documents of
-    /// the wanted nodes' endpoints.
+    /// endpoints are skipped. Reads the keys of all endpoints of the cluster, but only the documents of endpoints on
+    /// the nodes that `is_wanted` accepts.
     ///
     /// # Errors
     /// Any store error.
@@ -400,8 +400,8 @@ impl Ipam {
 /// Maximum number of leftover attachments that one assignment frees. When one assignment frees several attachments, the
 /// assignments after it find free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that one assignment changes to free leftovers. The limit of 64 keys leaves room
-/// in the commit for the keys of the assignment itself.
+/// Maximum number of blocks and handles that one assignment changes to free leftovers. At most 64 changed keys leave
+/// enough room in the commit for the keys of the assignment itself.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.
@@ -475,8 +475,8 @@ impl Ipam {
         Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
     }
 
-    /// Frees leftover addresses of a node as part of an assignment's write set. A leftover attachment is kept if it has
-    /// become live, was renewed, or has too many blocks.
+    /// Frees leftover addresses of a node as part of an assignment's write set. A leftover attachment is not freed if
+    /// it is in use again, if its addresses were reassigned, or if freeing it would exceed [`MAX_LEFTOVER_KEYS`].
     pub(crate) async fn free_leftovers(
         &self,
         work: &mut WriteSet<'_>,

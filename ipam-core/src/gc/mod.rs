@@ -1,14 +1,15 @@
 //! Frees addresses that are no longer in use.
 //!
 //! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain. An
-//! address assigned in an earlier boot of the machine is regarded as unused. An address is also regarded as unused if
-//! its network namespace is gone and no interface has the address, or if the container runtime's list lacks its
+//! address assigned in an earlier boot of the machine is regarded as unused. Besides such an address, an address counts
+//! as unused if its network namespace is gone and no interface has it, or if the container runtime does not list its
 //! container. A missing interface alone is not enough evidence, because virtual machines and programs with a network
 //! card of their own use addresses without an interface.
 //!
-//! This module does not gather the evidence; its callers do. [`judge`], [`find_stale`] and [`find_unlisted`] decide on
-//! the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. If the evidence
-//! were gathered first, an address that was assigned before the holdings are read could be freed.
+//! The callers of `gc` gather the evidence of what is in use on the machine. [`judge`], [`find_stale`] and
+//! [`find_unlisted`] decide on the evidence without any I/O. Callers must read a node's holdings before they gather the
+//! evidence. If the evidence were gathered first, an address that was assigned before the holdings are read could be
+//! freed.
 //!
 //! Only allocations that have Margay's attributes and belong to the requesting node can be freed. Addresses of tunnels
 //! and load balancers, and addresses that Windows hosts reserve for themselves, lack Margay's attributes, so they are
@@ -228,7 +229,7 @@ pub enum ScanScope {
     /// Only the node's own blocks and [`ReadScope::blocks`] are read.
     #[default]
     None,
-    /// Reads all blocks that were written after this revision. Reads all blocks if this revision is unset, or if it is
+    /// Reads all blocks that were written after the given revision. All blocks are read if the revision is unset, or is
     /// newer than the store's revision, for example after a restored backup.
     Since(Revision),
 }

@@ -354,7 +354,8 @@ mod tests {
             assert_eq!(entry.attributes_with_network().len(), if marked { 5 } else { 1 });
             assert_eq!(serde_json::to_string(&entry).unwrap(), json, "an unchanged entry is written as read");
         }
-        // A changed or new entry is written in the short form, without the network.
+        // A changed or new entry is written in the short form, which omits the network's name because the handle
+        // contains it.
         let mut changed = read(written_out);
         let attributes = changed.attributes().clone();
         changed.set_attributes(attributes);

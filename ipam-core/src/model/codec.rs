@@ -101,7 +101,8 @@ impl<T> Field<T> {
         }
     }
 
-    /// Returns a mutable reference to the field's value. An absent or `null` field is first set to the default value.
+    /// Returns a mutable reference to the field's value. An absent or `null` field is set to its default value before
+    /// the reference is returned.
     pub(super) fn or_default(&mut self) -> &mut T
     where
         T: Default,
@@ -227,7 +228,7 @@ impl<T: PartialEq> FieldType for Vec<T> {}
 /// }
 /// ```
 ///
-/// The macro does not use `#[serde(flatten)]`, because flattening would convert unknown values to serde's own types.
+/// `document!` does not use `#[serde(flatten)]`, because flattening would convert unknown values to serde's own types.
 macro_rules! document {
     ($(#[$meta:meta])* pub struct $document:ident { $($field:ident: $type:ty = $name:literal,)+ }) => {
         $(#[$meta])*

@@ -29,7 +29,7 @@ impl AddressPersistence {
     }
 }
 
-/// The error for IPAM settings that contradict each other. The error messages are the same as Calico's.
+/// The error for IPAM settings that contradict each other. The messages of [`ContradictorySettings`] equal Calico's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
@@ -98,8 +98,9 @@ impl IpamConfig {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments ignore this
-    /// setting. They use the setting of the same name in Calico's `IPAMConfiguration` resource.
+    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments ignore the setting
+    /// in Margay's IPAM settings. Assignments use the setting of the same name in Calico's `IPAMConfiguration` resource
+    /// instead.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,

@@ -1,6 +1,6 @@
 //! Defines the WorkloadEndpoint document, which records the addresses, profiles and interface of a container or a pod.
-//! This module also checks endpoints against Calico's rules, with Calico's error messages, and creates the profile for
-//! a network that has no policy of its own.
+//! Checks endpoints against Calico's rules, with Calico's error messages, and creates the profile of a network whose
+//! configuration has no policy.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
-//! Defines handles: documents that record which blocks contain a container's addresses. This module also builds the
-//! names of handles and workload endpoints, and recognizes node handles: handles of a node's tunnels or own prefixes,
-//! which end with the node's name.
+//! Defines handles: documents that record which blocks contain a container's addresses. Builds the names of handles and
+//! workload endpoints, and recognizes node handles. A node handle is a handle of a node's tunnel or own prefix, and
+//! ends with the node's name.
 
 use std::collections::BTreeMap;
 
@@ -145,8 +145,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// Prefixes of the handles under which Calico holds and finds a node's tunnel addresses. A tunnel's handle is one of
-/// these prefixes followed by the node's name.
+/// Prefixes of the handles under which Calico holds and finds a node's tunnel addresses. The handle of a node's tunnel
+/// is a prefix in `TUNNELS` followed by the node's name.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",

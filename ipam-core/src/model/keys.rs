@@ -1,7 +1,7 @@
 //! Builds and parses the keys of all documents, mainly Calico's etcd keys.
 //!
 //! Names are inserted into keys unescaped, except in the keys of quota counters. Parse functions return `None` for a
-//! key of another kind than expected. Calico also skips keys of an unexpected kind when it lists documents.
+//! key of another kind than expected. When Calico lists documents, it likewise skips keys of an unexpected kind.
 
 use ipnet::IpNet;
 use kv::Key;
@@ -60,8 +60,8 @@ fn net_segment(net: IpNet) -> String {
 }
 
 /// Parses the CIDR in a key's last segment. Returns `None` if the CIDR's address family differs from the key's, or if
-/// the CIDR is not written as [`net_segment`] writes it. Because only this spelling of a CIDR is accepted, each block
-/// has only one key.
+/// the CIDR is not written as [`net_segment`] writes it. Keys accept only the CIDR spelling that [`net_segment`]
+/// writes, so each block has only one key.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -201,8 +201,8 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// Returns the prefix of the keys of all resources of a kind that [`ResourceKind`] lacks. `plural` is the plural name
-/// of the resource kind, as written in keys.
+/// Returns the prefix of the keys of all resources of a Calico kind for which [`ResourceKind`] has no variant. `plural`
+/// is the plural name of the resource kind, as written in keys.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }

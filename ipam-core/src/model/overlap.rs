@@ -40,13 +40,14 @@ pub struct Cover {
 /// other blocks are stored near the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// Only a few coarse key ranges are computed.
+    /// Computes a few coarse key ranges, which may also contain keys of blocks that do not overlap.
     Coarse,
-    /// Both the coarse and the exact key ranges are computed.
+    /// Computes both the coarse and the exact key ranges of the blocks that can overlap with a block.
     Exact,
 }
 
-/// Returns the covers of all blocks that overlap with a given block, including the block's own key.
+/// Returns key ranges ([`Cover`]) that contain the key of the given block and the keys of all blocks that overlap with
+/// it.
 pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     let family = Family::of_net(block);
     let mut covers = Vec::new();
@@ -72,8 +73,8 @@ pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
     merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block, Precision::Coarse)).flat_map(|cover| cover.coarse))
 }
 
-/// Merges key ranges whose block addresses differ only in the last byte or group. The merged ranges may also contain
-/// the keys of blocks that do not overlap.
+/// Merges key ranges whose block addresses differ only in the last byte or group. Merging key ranges can add keys of
+/// blocks that do not overlap with the given block.
 fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
     for range in ranges.collect::<BTreeSet<_>>() {
@@ -101,8 +102,8 @@ fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let blocks = blocks_of_addresses_prefix(family);
     let inside = inside(&blocks, block, precision);
     let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
-    // The cover of the blocks inside `block` already contains all keys with the first address of `block`, so the second
-    // cover omits them.
+    // The cover of the blocks inside `block` already contains all keys with the first address of `block`, so the cover
+    // of the blocks that contain `block` omits them.
     let first = single(&blocks, &block.network().to_string(), '-');
     around.retain(|range| *range != first);
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
@@ -116,7 +117,7 @@ fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range
     bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
 }
 
-/// Returns the cover of all blocks whose first address lies inside `block`.
+/// Returns a [`Cover`], which contains the keys of all blocks whose first address lies inside `block`.
 fn inside(prefix: &Key, block: IpNet, precision: Precision) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
@@ -181,8 +182,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Computes the values of the address part that ends at bit `end`, in a CIDR of prefix length `length`. `low` is
-    /// the value of the byte or group that ends at bit `end`, in the CIDR's first address.
+    /// Computes the possible values of the byte or group that ends at bit `end`, for the addresses in a CIDR of prefix
+    /// length `length`. `low` is the value of the byte or group that ends at bit `end`, in the CIDR's first address.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };
@@ -213,7 +214,8 @@ impl Numbers {
         Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT_RANGES).then(each) }
     }
 
-    /// Returns ranges of values with equal numbers of digits, because number texts of equal length sort by value.
+    /// Splits the range of numbers into ranges with the same number of digits, because numbers written as text sort by
+    /// value only if their lengths are equal.
     fn spans(&self) -> Vec<(u32, u32)> {
         let (mut spans, mut first) = (Vec::new(), 0);
         let mut next = self.base;

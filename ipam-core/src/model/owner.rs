@@ -24,10 +24,10 @@ pub enum Owner {
 /// The virtual owner of the blocks from which Calico assigns addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
-/// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. The name of the virtual owner
-/// is this prefix followed by the node's name. No owner name of Calico begins with this prefix, because Calico's node
-/// names contain only letters, digits, `.`, `_` and `-`. Calico can parse an owner's name with `@`: in a key the name
-/// ends at the next `/`, and in a block at the end of the text.
+/// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. The name of a node's virtual
+/// owner is `secondary@` followed by the node's name. No owner name of Calico begins with this prefix, because Calico's
+/// node names contain only letters, digits, `.`, `_` and `-`. Calico can parse an owner's name with `@`: in a key the
+/// name ends at the next `/`, and in a block at the end of the text.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {

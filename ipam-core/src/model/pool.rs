@@ -168,8 +168,8 @@ impl Pool {
     /// Creates the document of a new pool. The argument `uid` must be a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the pool's CIDR or block size is impossible. [`super::check_new_pool`] reports the same faults
-    /// with better error messages.
+    /// [`Malformed`] if the pool's CIDR or block size is impossible. [`super::check_new_pool`] reports an impossible
+    /// CIDR or block size with a better error message.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();
@@ -180,8 +180,9 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// Creates a separate pool from a part of this pool's CIDR. The new pool has all other properties of this pool, but
-    /// belongs to no CNI network configuration, even if this pool does.
+    /// Creates a separate pool from a part of this pool's CIDR. The new pool copies this pool's properties except the
+    /// name, the CIDR, the unique id and the creation time. It belongs to no CNI network configuration, even if this
+    /// pool does.
     ///
     /// # Errors
     /// [`Self::part`] cannot fail if `cidr` lies inside this pool.
@@ -273,8 +274,8 @@ impl Pool {
         self.resource.switch(DISABLED)
     }
 
-    /// True if outgoing traffic of the pool's containers is translated to the host's address. This also applies to a
-    /// disabled pool, whose addresses may still be in use.
+    /// True if outgoing traffic of the pool's containers is translated to the host's address. The translation also
+    /// applies to a disabled pool, whose addresses may still be in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.switch(NAT_OUTGOING)
     }

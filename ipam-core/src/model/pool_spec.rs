@@ -34,8 +34,8 @@ spec_fields! {
 ///
 /// # Errors
 /// [`InvalidPool`] for a field of a wrong type or with an invalid value, and for tunnel modes that exclude each other
-/// or that a load balancer's pool must not have. [`check_new_pool`] checks the other rules for a new pool, such as its
-/// name, its block size and overlaps.
+/// or that a load balancer's pool must not have. `read_pool_spec` checks only the spec; [`check_new_pool`] also checks
+/// a new pool's name, block size and overlaps.
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,

@@ -11,15 +11,15 @@ use ipnet::IpNet;
 
 use crate::net::Family;
 
-/// The annotation that contains the length of a pool's prefixes, in decimal like `64`. Calico keeps this annotation,
-/// and assigns no addresses from a pool of prefixes, because the pool's assignment mode is manual.
+/// The annotation that contains the length of a pool's prefixes, in decimal like `64`. Calico keeps the annotation with
+/// the prefix length. It assigns no addresses from a pool of prefixes, because the pool's assignment mode is manual.
 pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
 
 /// The text with which the handle of a node's own prefix begins.
 const NODE_PREFIX: &str = "margay-node-prefix.";
 
-/// Returns the handle under which a node holds its own prefix from a pool. The `@` separates the pool's name and the
-/// node's name unambiguously, because neither name can contain `@`.
+/// Returns the handle under which a node holds its own prefix from a pool. In the handle of a node's own prefix, `@`
+/// separates the pool's name from the node's name, because neither name can contain `@`.
 pub fn node_prefix_handle(pool: &str, node: &str) -> String {
     format!("{NODE_PREFIX}{pool}@{node}")
 }
@@ -31,7 +31,8 @@ pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Optio
 
 /// By default, a block of prefixes has 2^6 = 64 prefixes.
 const DEFAULT_BLOCK_BITS: u8 = 6;
-/// Minimum number of host bits of a prefix, which must contain the container's address and at least one more.
+/// Minimum number of host bits of a prefix. A prefix must contain the container's address and at least one other
+/// address.
 const MIN_HOST_BITS: u8 = 2;
 
 /// True if the block has the size of a block of prefixes.
@@ -60,8 +61,8 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// Returns the prefix length of what each ordinal of a block identifies: a single address or a prefix. Returns `None`
-/// if the block cannot be divided into `ordinals` equal parts.
+/// Returns the prefix length of one ordinal of a block: 32 or 128 in a block of addresses, or the length of the
+/// prefixes in a block of prefixes. Returns `None` if the block cannot be divided into `ordinals` equal parts.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

@@ -83,8 +83,8 @@ impl fmt::Display for QuotaSubject {
     }
 }
 
-/// The quotas of all namespaces, networks and nodes. The document keeps quotas of other kinds, which a newer version
-/// may have written.
+/// The quotas of all namespaces, networks and nodes. The document keeps quotas of kinds that this version does not
+/// know, because a newer version may have written them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas(Map<String, Json>);
 

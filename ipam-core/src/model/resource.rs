@@ -62,8 +62,8 @@ impl Resource {
         to_json(&self.document)
     }
 
-    /// Copies the resource as a new resource with another name, unique id and creation time. The copy lacks fields that
-    /// belong only to the old resource, for example its status.
+    /// Copies the resource as a new resource with another name, unique id and creation time. The new resource lacks
+    /// fields that describe only the original, for example its status.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let mut new = self.renamed(name);
         new.document.remove("status");

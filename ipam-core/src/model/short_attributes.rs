@@ -22,11 +22,11 @@ const SHORT: &str = "margay";
 const IMPLIED_INTERFACE: &str = "eth0";
 /// The device number of network namespaces on almost all kernels.
 const NETNS_DEVICE: &str = "4:";
-/// The first inode that the kernel uses for namespaces: `PROC_DYNAMIC_FIRST` of Linux.
+/// The first inode number that Linux uses for namespaces (`PROC_DYNAMIC_FIRST`).
 const FIRST_INODE: u64 = 0xF000_0000;
 
-/// Returns the form in which attributes are stored. Only the attributes of an attachment, which have an interface, are
-/// shortened. An attribute with an unusual value is not shortened.
+/// Returns the attributes as they are stored, shortened where possible. Only the attributes of an attachment, which
+/// have an interface, are shortened. An attribute with an unusual value is not shortened.
 pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut stored = attributes.clone();
     if !stored.contains_key(INTERFACE) || stored.contains_key(SHORT) {

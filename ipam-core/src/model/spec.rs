@@ -165,8 +165,9 @@ impl InvalidPool {
     }
 }
 
-/// Declares the fields of a spec. Each field becomes a [`SpecField`] constant, and the names of all fields become one
-/// public list. Use `_` as the constant of a field that no code refers to.
+/// Declares the fields of a spec. `spec_fields!` declares a [`SpecField`] constant for each field, and one public list
+/// of all field names. In the list of fields, write `_` instead of a constant's name for a field that no code refers
+/// to.
 ///
 /// ```text
 /// spec_fields! {

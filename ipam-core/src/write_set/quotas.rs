@@ -14,7 +14,8 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of optional decrements of quota counters in one commit. Each lowered counter needs a guard.
+/// Maximum number of optional decrements of quota counters in one commit. A commit that lowers a quota counter must
+/// guard the counter's key.
 const MAX_LOWERED_COUNTERS: usize = 8;
 /// Percentage of a quota in use from which a trial assignment logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
@@ -42,17 +43,19 @@ pub(super) struct QuotaChanges {
     leaves: bool,
 }
 
-/// How a transaction changes the number of addresses of one subject with a quota.
+/// The change that a transaction makes to the number of addresses of one quota subject.
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The change in the number of the subject's addresses that Margay has assigned to attachments.
+    /// The change in the subject's number of addresses, counting only addresses that Margay has assigned to
+    /// attachments.
     own: i64,
     /// The change in the number of the subject's addresses that have no attachment attributes, for example because
     /// another program assigned them. The quota counter may omit addresses that other programs assigned, because these
     /// programs do not update it.
     other: i64,
-    /// The number of the subject's addresses before this change; `None` until [`WriteSet::check_quotas`] has succeeded.
+    /// The number of the subject's addresses without the transaction's changes; `None` until [`WriteSet::check_quotas`]
+    /// has succeeded.
     used: Option<u64>,
 }
 
@@ -69,8 +72,8 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// Returns by how much the transaction changes the subject's quota counter. Releasing addresses that the counter
-    /// may not include does not lower the counter.
+    /// Returns by how much the transaction changes the subject's quota counter. If it is unknown whether the counter
+    /// includes the released addresses, the release does not lower the counter.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }
@@ -89,7 +92,8 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
     }
 }
 
-/// Adds the number of each subject's addresses in a block, multiplied by `sign`, to the subject's change.
+/// For each quota subject, counts its addresses in a block, and adds the count, multiplied by `sign` (1 or -1), to the
+/// change in the subject's number of addresses.
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.network().is_some() { (sign, 0) } else { (0, sign) };
@@ -110,7 +114,8 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Before a block is changed, subtracts its number of addresses of each subject from the subject's change.
+    /// Subtracts the addresses that each quota subject has in a block from the subject's change in the number of
+    /// addresses. Callers call `note` before they change the block.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -164,7 +169,7 @@ impl WriteSet<'_> {
     }
 
     /// Checks that every subject that gets addresses stays within its quota. In a trial assignment, `store` is `None`.
-    /// Then only the stored counters are checked, and a warning is logged if a quota is nearly used up.
+    /// A trial assignment checks only the stored counters, and logs a warning if a quota is nearly used up.
     ///
     /// # Errors
     /// `Quota` if the transaction would exceed a quota. Any store error.
@@ -250,8 +255,8 @@ impl QuotaChanges {
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
                 // The quota counter is set to an invalid value, so that the next assignment counts the subject's
-                // addresses again. Because the counter is written, the commit of a concurrent assignment that is
-                // counting the subject's addresses fails, and the assignment counts again.
+                // addresses again. Writing the quota counter makes the commit of a concurrent assignment that counts
+                // the subject's addresses fail, so the assignment counts again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };

@@ -97,8 +97,9 @@ pub enum AddressState<'a> {
 pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of release times and ends of waits that were too far in the future and were corrected. If any date
-    /// was corrected, write the block even without other changes, because otherwise each read restarts the cooldown.
+    /// The number of release times and ends of waits that were too far in the future and were corrected. If
+    /// `apply_cooldown` corrected a release time or the end of a wait, write the block even without other changes,
+    /// because otherwise each read restarts the cooldown.
     pub moved: usize,
 }
 
@@ -208,7 +209,7 @@ impl Block {
         self.affinity_claim_time = Field::Is(StoredTime::new(now));
     }
 
-    /// Removes the block's owner. The addresses of the block stay assigned to their handles.
+    /// Removes the block's owner. Clearing the owner leaves the block's addresses assigned to their handles.
     pub fn clear_owner(&mut self) {
         self.affinity = Field::Null;
         self.affinity_claim_time = Field::Absent;
@@ -274,9 +275,9 @@ impl Block {
     /// Clocks of machines differ, so an address with a release date in the future counts as released now. A release
     /// date up to one cooldown in the future is left unchanged, so the address is in cooldown for at most twice the
     /// usual time. A release date more than one cooldown in the future is set to `now`, because the cooldown might
-    /// otherwise never end. If the local clock is behind and the release date is right, one cooldown becomes too short,
-    /// which does less harm than an endless cooldown. If the recorded end of a sticky address's wait for its workload
-    /// lies too far in the future, the wait is shortened.
+    /// otherwise never end. If the release date is right but the local clock is slow, setting the date to `now` makes
+    /// the cooldown too short, which does less harm than an endless cooldown. If the recorded end of a sticky address's
+    /// wait for its workload lies too far in the future, the wait is shortened.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -372,8 +373,8 @@ impl Block {
     }
 
     /// Assigns an address to its current holder again: sets the given attributes, removes attributes whose given value
-    /// is `None`, and records a new sequence number for the address. Other addresses keep their attributes, even if
-    /// they shared an entry with this address. `renew` does not change an address without a holder.
+    /// is `None`, and records a new sequence number for the address. Addresses that shared an entry with the renewed
+    /// address keep their attributes. `renew` does not change an address without a holder.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -451,7 +452,8 @@ impl Block {
         self.allocations.len()
     }
 
-    /// Returns the prefix length of what each ordinal identifies: a single address or a prefix.
+    /// Returns the prefix length of one ordinal: 32 or 128 in a block of addresses, or the length of the prefixes in a
+    /// block of prefixes.
     pub fn length(&self) -> u8 {
         self.family().bits() - self.host_bits()
     }
@@ -510,8 +512,8 @@ impl Block {
     }
 }
 
-/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. These sizes determine the initial
-/// capacity of the buffer for encoding a block, so that the buffer seldom grows.
+/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. The buffer for encoding a block gets
+/// an initial capacity computed from `BASE_BYTES` and `ENTRY_BYTES`, so that it seldom grows.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 
@@ -585,10 +587,10 @@ impl Block {
 
     /// Checks a block that was just decoded, and repairs its queue of free ordinals.
     ///
-    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals. The
-    /// check removes ordinals from the queue that are allocated, outside the block or listed twice. The check also
-    /// appends free ordinals that the queue lacks. After the repair, each ordinal is either allocated or in the queue
-    /// once, so no address is assigned twice or lost.
+    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals.
+    /// Checking a decoded block removes ordinals from its queue of free ordinals if they are allocated, outside the
+    /// block or listed twice, and appends free ordinals that the queue lacks. In the repaired queue, each free ordinal
+    /// occurs exactly once, so no address is assigned twice or lost.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -605,8 +607,8 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps only the first occurrence of each free ordinal in the queue. After this loop, `missing` is true for the
-        // free ordinals that the queue lacks.
+        // Keeps only the first occurrence of each free ordinal in the queue. `retain` leaves `missing[ordinal]` true
+        // only for free ordinals that are not in the queue.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
         self.unallocated.extend(lost);

@@ -86,7 +86,7 @@ pub struct OwnerUpdate {
     pub alternate: Option<OwnerChange>,
 }
 
-/// The reason why the owners of an address were not changed. The error messages are the same as Calico's.
+/// The reason why the owners of an address were not changed. The messages of [`OwnerRefusal`] equal Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerRefusal {
@@ -131,7 +131,7 @@ impl Block {
     ///
     /// # Errors
     /// [`OwnerRefusal`] if the handle does not hold the address, or if an owner of the address is not the expected one.
-    /// After an error, the block is unchanged.
+    /// If an owner change fails, the block is unchanged.
     pub fn set_owners(&mut self, address: IpAddr, handle: &str, update: &OwnerUpdate) -> Result<bool, OwnerRefusal> {
         let held = self.attributes_of(address).filter(|entry| entry.has_handle(handle));
         let (Some(entry), Some(ordinal)) = (held, self.ordinal(address)) else {

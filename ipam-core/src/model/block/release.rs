@@ -81,7 +81,7 @@ pub enum ReleaseConflictKind {
         /// The sequence number that the block records for the address.
         stored: u64,
     },
-    /// Another handle holds the address, or none does.
+    /// The address is held by a handle other than the one in the release request, or by no handle.
     #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
         /// The handle in the release request.
@@ -133,8 +133,8 @@ impl Block {
     /// address.
     ///
     /// # Errors
-    /// [`ReleaseConflict`] if the handle or the sequence number of a held address differs from the release request.
-    /// After an error, the block is unchanged.
+    /// [`ReleaseConflict`] if the handle or the sequence number of a held address differs from the release request. If
+    /// a release fails, the block is unchanged.
     pub fn release_addresses(
         &mut self,
         requests: &[ReleaseRequest],
@@ -207,8 +207,8 @@ impl Block {
             if let Some(slot) = self.allocations.get_mut(ordinal) {
                 *slot = Some(marker);
             }
-            // The new sequence number prevents a caller that remembers the old number from releasing the address again
-            // during the cooldown.
+            // A release gives the address a new sequence number, so a caller that remembers the previous number cannot
+            // release the address again during the cooldown.
             self.set_sequence(ordinal);
         }
         self.compact();

@@ -25,8 +25,8 @@ impl Block {
 
     /// Replaces Calico's attribute names with Margay's on the block's addresses of secondary networks. Returns the
     /// number of addresses whose attribute names were replaced. Replacing the attribute names changes the address's
-    /// sequence number, like a new assignment. Calico's kube-controllers then fail to release an address whose names
-    /// were replaced, because their release request has the old sequence number.
+    /// sequence number, like a new assignment. If Calico's kube-controllers read an address before its attribute names
+    /// were replaced, their release request has the old sequence number and fails.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();

@@ -14,8 +14,8 @@ use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, WaitEnd, end_of_wait, is_p
 use crate::timestamps::rfc3339;
 
 /// The stored record of a workload's sticky addresses. The record lists all sticky addresses of a workload, so that a
-/// single read finds them. Whether a sticky address is held, waiting or pinned is recorded in the address's block. If
-/// the block no longer keeps an address for the workload, the address in this record is ignored.
+/// single read finds them. Whether a sticky address is held, waiting or pinned is recorded in the address's block. An
+/// entry of a workload's sticky record is ignored if the address's block does not keep the address for the workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyRecord {
     /// The workload's sticky addresses, in the order in which they were recorded.
@@ -45,7 +45,8 @@ impl StickyAddress {
 }
 
 impl StickyRecord {
-    /// Returns the recorded addresses of a family that the given interface of the given network may have.
+    /// Returns the addresses of a family from the workload's sticky record that the given interface may use in the
+    /// given network.
     pub fn of(&self, family: Family, network: &str, interface: &str) -> Vec<StickyAddress> {
         let own = |one: &&StickyAddress| Family::of(one.address) == family && one.is_for(network, interface);
         self.addresses.iter().filter(own).cloned().collect()
@@ -108,8 +109,8 @@ impl Block {
         }
     }
 
-    /// True if a sticky address waits for its workload until a recorded time. After this time, the address can be
-    /// assigned although the block was not written again.
+    /// True if a sticky address waits for its workload until a recorded time. Once the recorded end of the wait has
+    /// passed, the address can be assigned, even if the block still records the wait.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
