@@ -130,9 +130,9 @@ pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     numbers.collect()
 }
 
-/// Returns a function that replaces addresses in any JSON value. The returned function maps each address that a plugin
-/// call added to the store to the address that the call should have added. Both lists are sorted within each family and
-/// paired in order.
+/// Returns a function that replaces addresses in any JSON value. The returned function replaces each address that a
+/// plugin call has assigned by the address that was expected. The assigned and the expected addresses are sorted within
+/// each family and paired in order.
 pub(crate) fn renaming(before: &Value, expected: &Value, found: &Value) -> impl Fn(&Value) -> Value + use<> {
     let new = |state: &Value| -> Vec<IpAddr> {
         let named = state["addresses"].as_object().unwrap().keys();
