@@ -168,7 +168,7 @@ pub struct GcSummary {
     pub released: Vec<IpAddr>,
     /// Number of addresses that other calls released or reassigned while the GC ran.
     pub changed: usize,
-    /// Number of addresses that GC kept because they are younger than a minute. An address that is so new may be
+    /// Number of addresses that GC kept because they are younger than a minute. An address younger than a minute may be
     /// missing from the runtime's list of attachments only because the list is older.
     pub young: usize,
     /// Number of addresses that GC kept because their assignment time is unreadable or in the future.

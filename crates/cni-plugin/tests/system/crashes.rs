@@ -1,5 +1,5 @@
-//! Tests in which plugin calls are killed (SIGKILL) at random moments, on each engine. Other tests damage a store on
-//! purpose, to check that the tests with kills would notice the damage.
+//! Tests in which plugin calls are killed (SIGKILL) at random moments, on each engine. Other tests damage a store or
+//! its queue on purpose, to check that the tests with kills would notice the damage.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -24,7 +24,7 @@ const KILLED_CALLERS: u64 = 8;
 /// Total number of plugin calls that are killed in a test.
 const KILLS: u64 = 160;
 /// Maximum number of attachments that a caller adds before the test has killed enough calls. Even on a fast machine, at
-/// least a quarter of the kills must hit a plugin call that is still running.
+/// least a quarter of the kills hit a plugin call that is still running.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
 /// Maximum delay between the start of a plugin call and its kill. A plugin call takes a few milliseconds without other
 /// callers, and tens of milliseconds with this test's concurrent callers.

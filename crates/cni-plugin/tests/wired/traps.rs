@@ -192,9 +192,9 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
-/// Tests containers whose generated host interface names would be equal. The generated name contains the first 11
-/// characters of the container's id, and one container's id is exactly these characters of another's. One of the test's
-/// three containers is in another Kubernetes namespace.
+/// Tests containers whose generated host interface names would be equal. Such a name contains the first 11 characters
+/// of the container's id; one test container has exactly these 11 characters as its id, another has a longer id that
+/// starts with them. One of the test's three containers is in another Kubernetes namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
