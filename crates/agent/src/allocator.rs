@@ -173,9 +173,9 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// Returns the verb to run instead when the daemon received this verb and did not answer. `None` if the verb can be
-    /// repeated unchanged. A repeated ADD returns the addresses that the daemon may already have assigned to the
-    /// attachment.
+    /// Returns the verb that the plugin runs itself after it sent this verb to the daemon and got no answer. Returns
+    /// `None` if the plugin may repeat the verb as it is. A repeated ADD returns the addresses that the daemon may
+    /// already have assigned to the attachment.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -374,12 +374,13 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to an etcd cluster by sending a request whose result is ignored. A plugin connects while it waits for the
-/// host lock. If 16 concurrent plugin calls connected under the host lock, each would spend a third of its locked time
-/// on it.
+/// Connects to an etcd cluster by sending a request whose result is ignored. A plugin connects to the cluster while it
+/// waits for the host lock. Connecting under the host lock would take a third of the time that a plugin holds the lock
+/// (measured with 16 concurrent calls).
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
-    // An error of the first request is ignored, because the verb's own requests get and report the same error.
+    // If the connection's first request fails, ignore the error: the verb's own requests will fail in the same way and
+    // report it.
     let _ = store.range(request).await;
 }
 

@@ -13,25 +13,27 @@ pub type Result<T, E = CniError> = std::result::Result<T, E>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
-    /// 1: the plugin does not support the CNI version of the configuration, or the verb is not part of that version.
+    /// CNI error code 1: the plugin does not support the configured CNI version, or that version does not have the
+    /// verb.
     IncompatibleVersion,
-    /// 4: a CNI environment variable is missing or has an invalid value.
+    /// CNI error code 4: a CNI environment variable is missing or has an invalid value.
     InvalidEnvironment,
-    /// 5: the plugin could not read the network configuration from standard input.
+    /// CNI error code 5: the plugin could not read the network configuration from standard input.
     Io,
-    /// 6: the network configuration cannot be decoded.
+    /// CNI error code 6: the network configuration cannot be decoded.
     Decode,
-    /// 7: a setting in the network configuration is invalid or impossible.
+    /// CNI error code 7: a setting in the network configuration is invalid or impossible.
     InvalidConfig,
-    /// 8: the network namespace in `CNI_NETNS` cannot belong to a container.
+    /// CNI error code 8: the network namespace in `CNI_NETNS` cannot belong to a container.
     InvalidNetns,
-    /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
+    /// CNI error code 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: STATUS has found that an ADD would fail now. Verbs other than STATUS never return the code 50.
+    /// CNI error code 50: STATUS has found that an ADD would fail now. Verbs other than STATUS never return the code
+    /// 50.
     Unavailable,
-    /// 100: the datastore does not answer the test request of the option `-t`.
+    /// CNI error code 100: the datastore does not answer the test request of option `-t`.
     Unreachable,
-    /// 999: any error that has no more specific code.
+    /// CNI error code 999: any error without a more specific code.
     Internal,
     /// Any other error code, taken over from the error of an IPAM plugin.
     Other(u32),
@@ -88,7 +90,8 @@ impl CniError {
     }
 
     /// Creates a CNI error with code 999. The message of the CNI error consists of the messages of `error` and of all
-    /// its sources, joined with colons. Skips a source whose message is already part of the joined text.
+    /// its sources, joined with colons. A source is left out if the joined message already contains the source's
+    /// message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -151,10 +154,10 @@ impl From<kv::Error> for CniError {
     }
 }
 
-/// Which rules apply to the addresses and error messages of a network.
+/// Whether a network follows Calico's address rules and error messages, or Margay's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkRules {
-    /// The network has Calico's rules and error messages.
+    /// Addresses of the network are assigned by Calico's rules, and its errors have Calico's messages.
     Calico,
     /// The network has the rules of a secondary network, whose pools are subnets of a layer-2 segment.
     Bridged,

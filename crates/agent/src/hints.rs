@@ -1,11 +1,11 @@
 //! Keeps hints in files: the blocks that this node last used in a network. [`ipam_core::hints`] explains the purpose of
 //! hints.
 //!
-//! The hint files are in a folder in memory (`/run`), which only its owner can read. There is one small hint file for
-//! each store, network and node. A hint file is ignored if it is unreadable, damaged, or about another store, network
-//! or node. Without a hint file, an ADD needs one more round trip to the store, and writes a new hint file. When all
-//! blocks of a pool are claimed, the ADD that finds this writes the full blocks to a separate file, which is valid for
-//! one minute. For a network with several pools, a separate file lists the full pools for one minute.
+//! Hint files are in a private folder (mode 0700) in memory (below `/run`). There is one small hint file for each
+//! store, network and node. A hint file is ignored if it is unreadable, damaged, or about another store, network or
+//! node. Without a hint file, an ADD needs one more round trip to the store, and writes a new hint file. An ADD that
+//! finds all blocks of a pool claimed and full writes them to a separate file, which is valid for one minute. For a
+//! network with several pools, a separate file lists the full pools for one minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ struct HintFile<T> {
 struct FullNetworks {
     /// When the first full block or pool in this list was read from the store, in Unix seconds.
     since: u64,
-    /// The full blocks, each with its mod revision, or the full pools, each with the number 0.
+    /// The full blocks with their mod revisions, or the full pools with the number 0 instead of a revision.
     written: BTreeMap<IpNet, i64>,
 }
 

@@ -1,11 +1,11 @@
 //! Keeps the pending commits of ADDs in files. [`ipam_core::pending_commits`] explains the purpose of pending commits.
 //!
-//! The files of pending commits are in a folder in memory (`/run`), which only its owner can read. There is one file
-//! for each pending commit, which is a transaction whose outcome is unknown. The name of a pending commit's file begins
-//! with a checksum of the attachment, so finding an attachment's files does not require opening all files. The
-//! allocator writes the whole file of a pending commit before it sends the transaction. A checksum in the file of a
-//! pending commit shows whether the file is complete. The files of pending commits are not synced to a disk. A pending
-//! commit must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
+//! Pending commits are files in a private folder (mode 0700) in memory (below `/run`). There is one file for each
+//! pending commit, which is a transaction whose outcome is unknown. The name of a pending commit's file begins with a
+//! checksum of the attachment, so finding an attachment's files does not require opening all files. The allocator
+//! writes the whole file of a pending commit before it sends the transaction. A checksum in the file of a pending
+//! commit shows whether the file is complete. The files of pending commits are not synced to a disk. A pending commit
+//! must outlive the plugin's process, but not a crash of the machine, which also ends all containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -18,19 +18,21 @@
 //!
 //! # The bytes of a file
 //!
-//! The file of a pending commit consists of fixed magic bytes, the number of the file's form, a CRC-32 of the content,
-//! and the content. This version of Margay writes files of form 3. The content of form 3 is the store, the attachment
-//! and the transaction in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the
-//! form's number. If a later version of Margay extends the types in `kv::Txn`, the encoded bytes change, so the file
-//! needs a new form number. A test fails if the bytes of a file of form 3 have changed.
+//! The file of a pending commit consists of fixed magic bytes, the number of the file's format, a CRC-32 of the
+//! content, and the content. This version of Margay writes pending-commit files in format 3. Format 3 of the
+//! pending-commit file holds the store, the attachment and the transaction, encoded by [`wire::encode`]. The checksum
+//! of format 3 also covers the format number. The encoding of a pending commit changes whenever a later version extends
+//! the types in `kv::Txn`; the file then needs a new format number. A test fails if the bytes of a pending-commit file
+//! in format 3 differ from those of earlier versions.
 //!
-//! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
-//! bincode encoding of the `LegacyRecord` types. Form 2, for several attachments, adds three parts to form 1: the
-//! length of the content before the checksum, the additional attachments at the end of the content, and steps after the
-//! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
-//! other, only the earlier step counts. Form 2 has steps because one of a file's attachments may be released before the
-//! file's transaction is first sent. The steps prevent a transaction that is sent late from assigning an address to an
-//! attachment that was released meanwhile.
+//! Formats 1 and 2 were written by earlier versions of Margay; this version only reads these formats. Format 1 of the
+//! pending-commit file is the bincode encoding of the `LegacyRecord` types. Format 2, for several attachments, is
+//! format 1 plus the content's length before the checksum, the further attachments at the end of the content, and state
+//! bytes after the content. In format 2 of the pending-commit file, a process records a change of the transaction's
+//! state by appending one byte, the state byte. If two state bytes of a pending-commit file contradict each other, the
+//! earlier one counts. Format 2 has state bytes because one of a file's attachments may be released before the file's
+//! transaction is first sent. The state bytes of a pending-commit file prevent a late transaction from assigning an
+//! address to an attachment that was released meanwhile.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -83,14 +85,14 @@ pub struct PendingCommitFolder {
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Offset of the steps in a file of form 2, in bytes; `None` for files of the other forms.
+    /// Byte offset of the state bytes in a pending-commit file of format 2; `None` for the other formats.
     steps: Option<usize>,
 }
 
 impl PendingCommitFolder {
-    /// Creates a handle on this folder, for the pending commits of the store at this address. Pending commits of this
-    /// store are never sent to another store. The folder for pending commits is created when the first pending commit
-    /// is recorded.
+    /// Creates a handle for the pending commits of the store with the address `store`, kept in the folder `folder`.
+    /// Pending commits of this store are never sent to another store. The folder for pending commits is created when
+    /// the first pending commit is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into(), cluster: None }
     }
@@ -177,8 +179,8 @@ impl PendingCommitFolder {
     }
 }
 
-/// Reads the pending commit in a file, and the offset of the steps in the file. Returns `None` if the file is damaged
-/// or belongs to another attachment.
+/// Reads a pending commit from its file, and the byte offset at which the file's state bytes begin (only in format 2).
+/// Returns `None` if the file is damaged or belongs to another attachment.
 fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<usize>)> {
     match whole_file::read(path, MAX_RECORD_BYTES)
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
@@ -239,27 +241,25 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the common prefix of the names of all files that record pending commits of an attachment. The prefix of the
-/// file name is a checksum, which can collide, so the content of each file also names its attachment.
+/// Returns the file name prefix of an attachment's pending commits. The prefix of the file name is a checksum, which
+/// can collide, so the content of each file also names its attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
 }
 
-/// "Closed" means that the file's writer is about to send the transaction, so other processes can no longer void it.
-/// "Void" means that another process found the file before the transaction was sent, so the writer must not send it any
-/// more.
+/// State byte "closed": the file's writer is about to send the transaction, so no other process may void the
+/// transaction. State byte "void": another process found the file first, so the writer must not send the transaction.
 const STEP_CLOSED: u8 = b'c';
 const STEP_VOID: u8 = b'v';
-/// "Done" means that the file's writer knows the outcome of the transaction and will remove the file for all
-/// attachments. "Found" means that another process found the file before its writer knew the outcome, so each
-/// attachment settles the transaction itself.
+/// State byte "done": the file's writer knows the transaction's outcome and will remove the file. State byte "found":
+/// another process saw the file first, so each attachment in the file settles the transaction itself.
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// Marks a file of form 2 that another process wrote, by appending the steps "void" and "found". Returns whether the
-/// transaction in the file was sent and its outcome is unknown. False means that nothing needs settling: the
-/// transaction is never sent, or the file's writer knows its outcome.
+/// Appends the state bytes "void" and "found" to a pending-commit file of format 2 that another process wrote. Returns
+/// whether the transaction in the file was sent and its outcome is unknown. Returns false if there is nothing to
+/// settle: the transaction will never be sent, or the file's writer knows the outcome.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;
@@ -276,7 +276,7 @@ const CURRENT_FORM: u8 = 3;
 /// form 2 for several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes to decode from a file of form 1 or 2, whose pending commits are always smaller.
+/// Maximum number of bytes decoded from a pending-commit file of format 1 or 2; such files are always smaller.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
@@ -329,8 +329,8 @@ impl CommitRecord {
         Ok(bytes)
     }
 
-    /// Decodes a pending commit from the bytes of its file. For a file of form 2, also returns the offset of the steps
-    /// in the file.
+    /// Decodes a pending commit from the bytes of its file. If the pending-commit file has format 2, also returns the
+    /// byte offset of its state bytes.
     fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), RecordError> {
         let (version, mut rest) =
             bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(RecordError::Foreign)?;
@@ -375,8 +375,8 @@ impl CommitRecord {
     }
 }
 
-/// Returns the checksum of the number of a file's form and the file's content. The checksum covers the form's number,
-/// because bytes of one form might also be decodable in another form.
+/// Returns the checksum of a file's format number and content. The checksum covers the format number, because bytes of
+/// one format might also be decodable in another format.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

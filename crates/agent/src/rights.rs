@@ -26,7 +26,7 @@ const MAX_AGE_SECONDS: u64 = 60;
 /// refusal, which names a key and some etcd endpoints.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
-/// The kept result of the last check whether a node may write a network's keys to etcd.
+/// The cached result of the last check whether a node may write a network's keys to etcd.
 #[derive(Debug)]
 pub struct WriteRights {
     folder: PathBuf,
@@ -57,7 +57,7 @@ fn unix_now() -> u64 {
 }
 
 impl WriteRights {
-    /// Returns the kept result of the rights check for a node in a network, or `None` if the store is embedded.
+    /// Returns the cached rights check for a node and network; `None` if the store is embedded.
     pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
@@ -71,7 +71,7 @@ impl WriteRights {
         format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
     }
 
-    /// Returns the kept result if the rights check was made less than a minute ago.
+    /// Returns the result in the cache file if the rights were checked less than a minute ago.
     fn recall(&self, now: u64) -> Option<RightsRecord> {
         let bytes = whole_file::read(&self.folder.join(self.name()), MAX_RECORD_BYTES).ok()?;
         let tried: RightsRecord = serde_json::from_slice(&bytes).ok()?;
@@ -89,7 +89,7 @@ impl WriteRights {
         }
     }
 
-    /// Discards the kept result of the rights check, so that the next STATUS queries the cluster again.
+    /// Removes the cached result of the rights check, so that the next STATUS queries the cluster again.
     pub(crate) fn forget(&self) {
         // If the cached rights check cannot be removed, STATUS uses it for at most one more minute.
         let _ = fs::remove_file(self.folder.join(self.name()));
@@ -166,7 +166,7 @@ mod tests {
             one.remember(1000, refusal.clone());
             assert_eq!(one.recall(1059).map(|tried| tried.refusal), Some(refusal));
             assert_eq!(one.recall(1060), None);
-            // If the clock was set back, the age of the kept result is unknown, so the result is not used.
+            // If the clock was set back, the age of the cached rights check is unknown, so the cache is not used.
             assert_eq!(one.recall(999), None);
             assert_eq!(rights(&folder, "other").recall(1000), None);
         }

@@ -1,5 +1,5 @@
-//! Opens the store once for all steps of a plugin call. This module also creates the allocator that plugins and the
-//! daemon use on an open store.
+//! Opens the store once for all steps of a plugin call, and creates the allocator that plugins and the daemon use on an
+//! open store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 /// Minimum time for each step of a plugin call after the first step, even if the time limit of the whole call has
 /// passed.
 pub const MIN_STEP_BUDGET: Duration = Duration::from_secs(1);
-/// Time limit of a plugin call on an embedded store, including the wait for the store lock. Calico's plugin has the
-/// same time limit for a plugin call on a cluster.
+/// Time limit of a plugin call on an embedded store, including the wait for the store lock. Calico's plugin limits a
+/// plugin call on a cluster to the same 90 seconds.
 const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// How to use a store: its location, the lock file of this host, and the time limit of the plugin call.

@@ -36,9 +36,9 @@ pub struct VerbRequest {
 pub enum Verb {
     /// Assigns all requested addresses, or none of them.
     ///
-    /// If the same attachment repeats its ADD, the answer contains the same addresses. On a Calico network, repeating
-    /// an ADD that requests a specific address is an error, as in Calico's plugin. The returned addresses stay assigned
-    /// until a DEL, even if the CNI result never reaches the runtime.
+    /// A repeated ADD for an attachment returns the addresses of its first ADD. On a Calico network, repeating an ADD
+    /// that requests a specific address is an error, as in Calico's plugin. The returned addresses stay assigned until
+    /// a DEL, even if the CNI result never reaches the runtime.
     Add(Box<Add>),
     /// Releases all addresses that the attachment holds. A DEL succeeds even if the attachment holds no address or the
     /// store does not exist.
@@ -54,8 +54,9 @@ pub enum Verb {
     /// GC succeeds even if there is no address to release or the store does not exist. A GC keeps and counts an address
     /// that is too young, is of unknown age, or lacks Margay's attributes.
     Gc(Gc),
-    /// Releases the addresses of an attachment that other devices on the layer-2 segment use, and quarantines them in
-    /// the same commit. An ADD requests a quarantine after its probe has found addresses that other devices use.
+    /// Releases those addresses of an attachment that are in use by other devices on the layer-2 segment, and
+    /// quarantines these addresses in the same commit. An ADD requests a quarantine after its probe has found addresses
+    /// that other devices use.
     Quarantine(Quarantine),
 }
 
@@ -79,7 +80,7 @@ pub struct Del {
     /// or only the container id.
     pub old_handle: String,
     /// The addresses that the runtime reports for the attachment; may be empty. The DEL first reads the blocks that
-    /// contain the reported addresses. A DEL releases all addresses of the attachment, including addresses that the
+    /// contain the addresses in this list. A DEL releases all addresses of the attachment, including addresses that the
     /// runtime does not report.
     pub addresses: Vec<IpAddr>,
     /// The WorkloadEndpoint to delete from the store. The commit that releases the attachment's addresses also deletes
@@ -154,7 +155,7 @@ pub enum Answer {
 /// The result of a CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckAnswer {
-    /// The addresses that the attachment should have, compared with the addresses in the store.
+    /// The result of comparing the addresses that the attachment should have with the addresses in the store.
     Compared(CheckResult),
     /// The reason why CHECK could not read the addresses in the store.
     Unknown(String),
@@ -167,8 +168,8 @@ pub struct GcSummary {
     pub released: Vec<IpAddr>,
     /// Number of addresses that other calls released or reassigned while the GC ran.
     pub changed: usize,
-    /// Number of addresses that GC kept because they are younger than a minute. A young address may have been assigned
-    /// after the runtime listed the attachments.
+    /// Number of addresses that GC kept because they are younger than a minute. An address younger than a minute may be
+    /// missing from the runtime's list of attachments only because the list is older.
     pub young: usize,
     /// Number of addresses that GC kept because their assignment time is unreadable or in the future.
     pub undated: usize,
@@ -206,8 +207,8 @@ impl Verb {
         }
     }
 
-    /// Returns the purpose for which the verb writes to the store. DEL and GC write for the purpose of releasing
-    /// addresses, for which disk space is reserved.
+    /// Returns the purpose for which the verb writes to the store. For DEL and GC, the purpose is to release addresses:
+    /// they may use the disk space that is reserved for releases.
     pub fn purpose(&self) -> Purpose {
         if matches!(self, Self::Del(_) | Self::Gc(_)) { Purpose::Release } else { Purpose::Any }
     }
@@ -241,8 +242,8 @@ impl Verb {
         )
     }
 
-    /// Carries out the verb on the open store at this location. This function is called by a plugin without a daemon,
-    /// by the session of the main plugin, and by the daemon.
+    /// Carries out the verb on the open store at this location: in the daemon, in a plugin without a daemon, or in the
+    /// session of the main plugin.
     ///
     /// # Errors
     /// An error [`VerbFailure::Store`] for any store error. The plugin prints any error other than
@@ -267,8 +268,8 @@ impl Add {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
-                // If virtual machines do not keep their addresses, a virtual machine's pod gets an address like any
-                // other pod.
+                // If persistent addresses of virtual machines are turned off, a virtual machine's pod gets an address
+                // like any other pod.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
                 // In the result of an ADD, an address that a virtual machine keeps has the prefix length 32 or 128.

@@ -1,5 +1,5 @@
-//! Reads and writes small files in a private folder. The small files are not synced to a disk, because they need not
-//! survive a crash of the machine.
+//! Reads and writes small files in a private folder. Files written by this module are not synced to a disk, because
+//! they need not survive a crash of the machine.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 /// The algorithm of the CRC-32 checksums in the files' contents and names. Use an implementation of CRC-32 with a
 /// table, because faster implementations would have to query the features of the processor in every process. In a
-/// virtual machine, querying the processor's features takes longer than the checksum of a few kilobytes.
+/// virtual machine, such a query traps to the hypervisor and takes longer than the checksum of a few kilobytes.
 pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
 /// Creates a new file (mode 0600), and its folder (mode 0700) if it is missing. A process that reads the file while it

@@ -1,6 +1,6 @@
-//! Kinds of networks, and the settings of secondary networks: the mask, gateway and routes of CNI results, and the
-//! weights of pools. This module also reads the pools that the network configuration defines with the keys of
-//! host-local or whereabouts.
+//! Defines the kinds of networks and the settings of secondary networks: the mask, gateway and routes of CNI results,
+//! and the weights of pools. Reads the pools that a network configuration defines with the keys of host-local or
+//! whereabouts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,7 +24,7 @@ use crate::ranges::{
 /// The kind of network whose addresses a plugin call assigns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
-    /// A routed network with Calico's rules and error messages.
+    /// A routed network, on which addresses are assigned and errors are worded as in Calico.
     Calico,
     /// A secondary network, whose IP subnets are layer-2 segments. The network, broadcast and gateway addresses of a
     /// secondary network's pools are never assigned to a container.
@@ -108,9 +108,9 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // Two network names may become equal when characters that a pool name does not allow are replaced. With
-        // `"subnet": "auto"`, networks whose names become equal would share a pool, so a checksum of the network's name
-        // is added to the pool's name.
+        // Two network names may become equal when characters that a pool name does not allow are replaced. If such
+        // networks have `"subnet": "auto"`, a checksum of the network's name in the pool's name keeps two networks from
+        // sharing a pool.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -127,7 +127,7 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
 }
 
 /// Lists the networks that this machine has routes to, or that its runtimes' configurations use. A new pool with an
-/// automatic subnet must not overlap with the listed networks.
+/// automatic subnet must not overlap with any of these networks.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
         tracing::warn!(
@@ -340,8 +340,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
 }
 
 /// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
-/// the ranges. If the set of ranges is empty, no pools are returned. The argument `others` contains the pools of the
-/// sets of ranges that were already parsed.
+/// the ranges. If the set of ranges is empty, no pools are returned. `others` contains the pools of all sets of ranges
+/// parsed so far.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -474,7 +474,7 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
 }
 
 /// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, each pool
-/// is tried first in proportion to its weight (default 1). The pools that were not chosen keep their order in `pools`.
+/// is tried first in proportion to its weight (default 1). The other pools keep their order in `pools`.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;

@@ -46,7 +46,7 @@ pub(crate) enum Dataplane {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
-    /// The fields of `dataplane_options` whose values are strings, which are sent with each request.
+    /// The string-valued fields of `dataplane_options`; they are sent with every request to the data plane.
     options: BTreeMap<String, String>,
 }
 
@@ -84,7 +84,7 @@ impl Dataplane {
 
 impl GrpcDataplane {
     /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
-    /// Time limit of the gRPC call: `left`, but at most five seconds.
+    /// The gRPC call takes at most the remaining time `left`, and at most five seconds.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -98,8 +98,8 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Asks the external data plane to remove a container's interface. Time limit of the gRPC call: `left`, but at most
-    /// five seconds.
+    /// Asks the external data plane to remove a container's interface. The gRPC call takes at most the remaining time
+    /// `left`, and at most five seconds.
     ///
     /// # Errors
     /// Any error of [`add`](Self::add).

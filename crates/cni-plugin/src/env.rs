@@ -1,5 +1,5 @@
-//! Reads the environment of a plugin call: the `CNI_*` variables and the `KEY=value` pairs of `CNI_ARGS`. This module
-//! also checks that the container is not in the plugin's own network namespace.
+//! Reads the environment of a plugin call: the `CNI_*` variables and the `KEY=value` pairs of `CNI_ARGS`. Checks that
+//! the container's network namespace is not the plugin's own.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -229,7 +229,8 @@ pub(crate) fn own_netns_error() -> CniError {
     CniError::new(Code::InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same")
 }
 
-/// The keys that Calico's plugin accepts in `CNI_ARGS` when it parses `CNI_ARGS` for the first time.
+/// The `CNI_ARGS` keys that every verb of Calico's plugin accepts; Calico's ADD parses `CNI_ARGS` again with
+/// [`ADDRESS_KEYS`].
 const KUBERNETES_KEYS: [&str; 5] =
     ["IgnoreUnknown", "IP", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_INFRA_CONTAINER_ID"];
 
@@ -272,7 +273,8 @@ impl CniArgs {
     /// parse of `CNI_ARGS` refuses the keys that name the pod.
     ///
     /// # Errors
-    /// CNI error code 999 for a key that Calico's ADD refuses when it parses `CNI_ARGS` for the second time.
+    /// CNI error code 999 for a key that Calico's ADD refuses in its second parse of `CNI_ARGS`, which accepts only
+    /// [`ADDRESS_KEYS`].
     pub(crate) fn check_again(text: &str) -> Result<()> {
         load_args(text, &ADDRESS_KEYS, AddressForm::Bare).map(|_| ())
     }

@@ -45,7 +45,7 @@ pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
 /// Parses a kubeconfig.
 ///
 /// # Errors
-/// A description of the error in the kubeconfig. The description contains no part of the kubeconfig's text.
+/// A description of the error in the kubeconfig. The returned description contains no text of the kubeconfig.
 pub fn parse_kubeconfig(text: &[u8]) -> Result<(), String> {
     kubernetes::check_kubeconfig(text)
 }

@@ -1,6 +1,5 @@
-//! Reads and prints JSON as Go's `encoding/json` does, for every text that a container runtime may see. This module
-//! also parses the values in annotations and configurations as Go's libraries do, and formats values as in Go's error
-//! messages.
+//! Reads and prints JSON as Go's `encoding/json` does, for every text that a container runtime may see. Parses values
+//! in annotations and configurations, and formats values in error messages, as Go's libraries do.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -146,7 +145,8 @@ impl<'de> Visitor<'de> for JsonVisitor {
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Serializing a plain struct into a buffer in memory cannot fail; the tests would detect the empty output.
+    // Serializing a plain struct into memory cannot fail. If it did, the output would be empty and the tests would
+    // fail.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
@@ -278,8 +278,8 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// Parses a hardware address of 6, 8 or 20 bytes. The text consists of pairs of hexadecimal digits separated by colons
-/// or dashes, or of groups of four hexadecimal digits separated by dots.
+/// Parses a hardware address of 6, 8 or 20 bytes. A hardware address is written as pairs of hexadecimal digits
+/// separated by colons or dashes, or as groups of four hexadecimal digits separated by dots.
 ///
 /// # Errors
 /// Go's error message for a malformed hardware address.
@@ -307,8 +307,8 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     })
 }
 
-/// Converts a JSON value as Go does when it decodes JSON into `interface{}`. Object fields are sorted by name, and of
-/// several fields with one name only the last is kept.
+/// Converts a JSON value to the value that Go's `encoding/json` would store in an `interface{}`. Object fields are
+/// sorted by name, and of several fields with one name only the last is kept.
 pub(crate) fn untyped(json: &GoJson) -> Value {
     match json {
         GoJson::Null => Value::Null,

@@ -88,7 +88,8 @@ impl PluginName {
 }
 
 impl Invocation {
-    /// Returns the invocation of this process, for a program that supports the stores of `drivers`.
+    /// Reads this process's arguments and environment into an `Invocation`. `drivers` are the kinds of stores that the
+    /// program supports.
     pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
             drivers,
@@ -152,8 +153,8 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences Rust's panic messages in the whole process. [`run`](crate::run) and each store's adapter catch panics and
-/// report them as errors.
+/// Silences Rust's panic messages in the whole process. Panics are caught and reported as errors in [`run`](crate::run)
+/// and in the adapter around each kind of store.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
@@ -173,15 +174,16 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
 /// The value of `argv[0]` that makes this program the remover, the second process of a DEL.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
-/// Starts the remover in the network namespace of the current thread. The remover's standard output is `/dev/null`,
-/// because a runtime reads the plugin's output until no process has the pipe open.
+/// Starts the remover, the helper process that removes an interface, in the network namespace of the current thread.
+/// The helper's standard output is `/dev/null`, because a runtime reads the plugin's output until no process has the
+/// pipe open.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();
     remover.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Runs the remover. The remover's only argument is the name of the interface to remove.
+/// Runs the helper process that removes an interface; its only argument is the interface's name.
 ///
 /// # Returns
 /// Returns the exit status of [`wiring::remove_interface`], or 255 if the argument is missing.

@@ -91,8 +91,8 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 
 /// Returns the handle under which a virtual machine's addresses are assigned. If the handle would be too long, a
 /// checksum replaces the names of the namespace and the virtual machine. The checksum is cut so that the handle has at
-/// most [`MAX_HANDLE_BYTES`], but never to fewer than [`MIN_SUM_CHARS`] characters. Where Calico panics because the
-/// whole checksum is too short to fill the handle, this function uses the whole checksum.
+/// most [`MAX_HANDLE_BYTES`], but never to fewer than [`MIN_SUM_CHARS`] characters. If the checksum is too short to
+/// fill up the handle, uses the whole checksum; Calico panics in this case.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();
@@ -131,7 +131,8 @@ mod tests {
             format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEV", n(80))
         );
         assert_eq!(handle(&n(85), &k(63), &k(63)), format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2", n(85)));
-        // Calico's plugin panics for a short network name with long names of the namespace and the virtual machine.
+        // Calico's plugin panics if the network name is short and the names of the namespace and the virtual machine
+        // are long.
         assert_eq!(handle("net1", &k(63), &k(63)), "net1.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEVY");
         assert_eq!(handle(&n(300), &k(63), &k(63)).len(), 300 + ".vmi._".len() + MIN_SUM_CHARS);
     }

@@ -1,9 +1,9 @@
 //! Implements the CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
 //!
-//! The function [`run`] is the whole IPAM plugin, except for the input and output of the process. First, [`run`] reads
-//! and checks the environment and the configuration, as Go's CNI library and Calico's `calico-ipam` do. After checking
-//! its input, [`run`] changes the store through an [`Allocator`](agent::Allocator) and prints the result in the
-//! configured CNI version.
+//! [`run`] does everything that the IPAM plugin does, but gets its input as an argument and returns its output instead
+//! of printing it. First, [`run`] reads and checks the environment and the configuration, as Go's CNI library and
+//! Calico's `calico-ipam` do. After checking its input, [`run`] changes the store through an
+//! [`Allocator`](agent::Allocator) and formats the result in the configured CNI version.
 //!
 //! The module `netconf` reads the network configuration. The module `run` converts the configuration to a CNI verb,
 //! which the crate `agent` carries out. The module `main_plugin` implements the main plugin, and the module `logging`

@@ -4,8 +4,8 @@
 //! a short plugin call ever needs, and reserving it takes a tenth of the call's time. dlmalloc needs few system calls
 //! and reserves little memory. When dlmalloc allocates zeroed memory, it zeroes even pages that the kernel has just
 //! zeroed. An open sled store allocates 25 MB of zeroed memory, but uses only a small part of it. With dlmalloc alone,
-//! a cold ADD on sled took three times as long, with 7,200 page faults instead of 1,100. Large allocations therefore
-//! use musl's allocator, which maps zeroed pages without touching them.
+//! a cold ADD on sled took three times as long, with 7,200 page faults instead of 1,100. Large allocations use musl's
+//! allocator, which maps fresh zeroed pages without writing to them.
 #![expect(
     unsafe_code,
     reason = "the trait of allocators is unsafe; every call goes to one of two allocators unchanged"
@@ -53,8 +53,8 @@ unsafe impl GlobalAlloc for SizedAllocator {
         match (is_large(layout.size()), is_large(size)) {
             (true, true) => unsafe { System.realloc(memory, layout, size) },
             (false, false) => unsafe { GlobalDlmalloc.realloc(memory, layout, size) },
-            // If only one of the old and new sizes is large, the content must be copied from one allocator to the
-            // other.
+            // A reallocation across the size limit must copy the content, because one allocator cannot resize the
+            // other's memory.
             _ => unsafe {
                 let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
                 if !moved.is_null() {
@@ -84,7 +84,7 @@ mod tests {
             for pair in sizes.windows(2) {
                 memory = SizedAllocator.realloc(memory, layout(pair[0]), pair[1]);
                 assert!((0..64_u8).all(|place| memory.add(place.into()).read() == place), "{pair:?}");
-                // The test checks that all bytes of the reallocated memory can be written.
+                // Write to every byte of the reallocated memory, to check that it is usable.
                 (64..pair[1]).for_each(|place| memory.add(place).write(0xff));
             }
             SizedAllocator.dealloc(memory, layout(100));

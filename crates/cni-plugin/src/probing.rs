@@ -1,6 +1,6 @@
 //! Assigns the addresses of an ADD, with a probe if one is configured. If namespace labels choose the pool, this module
-//! reads the labels of the pod's namespace. On a secondary network with a probe, the module assigns a new address only
-//! if no device on the layer-2 segment answers for that address.
+//! reads the labels of the pod's namespace. On a secondary network with a configured probe, this module assigns a new
+//! address only if no device on the layer-2 segment answers for it.
 //!
 //! The plugin itself, not the daemon, sends the probe: on the container's node, between the commit and the result of
 //! the ADD. If the plugin is killed during a probe, the probed addresses stay assigned until the runtime's DEL releases

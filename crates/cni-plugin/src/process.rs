@@ -1,4 +1,4 @@
-//! Runs the plugin as a process with arguments, standard streams and an exit status. This module also prints the texts
+//! Runs the plugin as a process with arguments, standard streams and an exit status. Prints the help and version texts
 //! for people who run the program by hand.
 
 use std::ffi::OsStr;
@@ -66,7 +66,7 @@ pub fn answer_option(option: Option<&OsStr>) -> Option<ProcessOutcome> {
         // `-v` prints the version, as in Calico's plugins.
         "-V" | "-v" | "--version" => {
             let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED_VERSIONS.join(", "));
-            // The command `margay store upgrade` parses the last line of this version text.
+            // `margay store upgrade` parses the last line of the output of `--version`.
             format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
         }
         "-h" | "--help" => HELP.to_owned(),

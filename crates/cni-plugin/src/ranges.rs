@@ -148,7 +148,7 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first whereabouts key that a configuration without a whereabouts range has. Without a range in
+/// Returns the first whereabouts-only key in a configuration that has no whereabouts range. Without a range in
 /// whereabouts' notation, the other keys of whereabouts have no effect.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [

@@ -86,7 +86,8 @@ impl AddResult {
     /// the result has the network mask of its pool or, if so configured, of its block.
     ///
     /// # Errors
-    /// An error if an address has an invalid prefix length. The allocator never returns such an address.
+    /// An error if an address has an invalid prefix length. The allocator never returns an address with an invalid
+    /// prefix length.
     pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),

@@ -1,4 +1,4 @@
-//! Runs the IPAM plugin, except for the input and output of the process.
+//! Runs the IPAM plugin on a given input, and returns its output instead of printing it.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -182,8 +182,8 @@ impl<'a> CniContext<'a> {
         request.sticky = sticky;
         check_counts(version, &request.wanted)?;
         let these = request.wanted.these.clone();
-        // As in Calico, an ADD that requests no address needs no store. Even if the network configuration requests no
-        // address, a virtual machine's pod may keep the machine's addresses.
+        // As in Calico, an ADD that requests no address needs no store. A virtual machine's pod may keep the VM's
+        // addresses even if the network configuration requests no address.
         let asks_for_nothing = request.wanted == RequestedAddresses::default() && vm.is_none();
         let add = Add { request, vm };
         let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
@@ -249,9 +249,10 @@ impl<'a> CniContext<'a> {
     }
 
     /// Carries out DEL. If `CNI_NETNS` seems to name the plugin's own network namespace, DEL still releases the
-    /// container's addresses, and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
-    /// of the host by now, and a repeated DEL would get the same path. If the Kubernetes API cannot tell whether the
-    /// pod runs a virtual machine, DEL also releases the addresses under the container's own handle.
+    /// container's addresses, and then returns an error. DEL fails only after the release: the process id in
+    /// `CNI_NETNS` may have been reused by a host process, and a repeated DEL would fail again with the same path. If
+    /// the Kubernetes API cannot tell whether the pod runs a virtual machine, DEL also releases the addresses under the
+    /// container's own handle.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -317,8 +318,8 @@ impl<'a> CniContext<'a> {
 
     /// Returns how many IPv4 addresses and how many IPv6 addresses the allocator must choose. If the configuration
     /// defines pools, the allocator chooses addresses only in the address families of the configured pools. On a
-    /// secondary network, the allocator chooses no address in a set of ranges from which an address is requested. On a
-    /// Calico network, the allocator chooses no address if any address is requested.
+    /// secondary network, the allocator chooses no further address from a set of ranges if the ADD requests a specific
+    /// address in this set. On a Calico network, the allocator chooses no address if any address is requested.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -328,8 +329,8 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // If an address family has several sets of ranges, the allocator chooses one address in each set in which no
-        // address is requested.
+        // If an address family has several sets of ranges, the allocator chooses one address from every set in which
+        // the ADD requests no specific address.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =

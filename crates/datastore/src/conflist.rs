@@ -40,8 +40,8 @@ pub struct CalicoNetwork {
     /// The NetConf that a runtime passes to the plugin: the plugin section, with the name and version of the network
     /// list; it may contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that the plugin section names in its own settings. Environment variables of the container runtime may
-    /// select another store, but `store` does not consider them.
+    /// The store that the plugin section names in its own settings. The plugin section's store is derived without the
+    /// container runtime's environment variables, which could select another store.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -51,8 +51,8 @@ impl fmt::Debug for CalicoNetwork {
     }
 }
 
-/// Returns the networks in a CNI configuration folder whose `ipam.type` is `calico-ipam`, and one sentence for each
-/// file that could not be read. A missing configuration folder counts as empty.
+/// Returns the networks in a CNI configuration folder whose `ipam.type` is `calico-ipam`, and a warning for each
+/// unreadable file. A missing configuration folder counts as empty.
 pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |file, plugin| {
@@ -70,15 +70,15 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
 pub struct ConfiguredNetwork {
     /// The name of the network.
     pub name: String,
-    /// The store that the network's plugin section names in its own settings. Environment variables of the container
-    /// runtime may select another store, but `store` does not consider them.
+    /// The store that the network's plugin section names in its own settings. The plugin section's store is derived
+    /// without the container runtime's environment variables, which could select another store.
     pub store: Location,
     /// The subnets and ranges in the network's configuration, and the pools that it names by CIDR.
     pub subnets: Vec<String>,
 }
 
-/// Returns the networks in a CNI configuration folder whose addresses Margay assigns and whose settings name a valid
-/// store, and one sentence for each file that could not be read. A missing configuration folder counts as empty.
+/// Returns the networks in a CNI configuration folder that Margay serves from a valid store, and a warning for each
+/// unreadable file. A missing configuration folder counts as empty.
 pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
@@ -115,7 +115,7 @@ pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> ConflistStores {
 }
 
 /// Calls `visit` for each plugin section of every `.conflist`, `.conf` and `.json` file in a folder, ordered by file
-/// name. Returns one sentence for each configuration file that could not be read.
+/// name. Returns a warning for each configuration file that could not be read.
 fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
@@ -138,8 +138,8 @@ impl ConflistStores {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
         };
-        // An operator's shell and the container runtime have different environments, so the shell's environment must
-        // not change which store the file names.
+        // The environment of an operator's shell differs from the runtime's, so it must not influence which store a CNI
+        // configuration file selects.
         match for_netconf(drivers, &conf, &|_| None) {
             Ok(location) => {
                 if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
@@ -262,8 +262,8 @@ fn text(object: &Map<String, Value>, name: &str) -> String {
 const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
 /// Returns the subnets of podman's networks and of all networks in a CNI configuration folder, whichever IPAM plugin
-/// they use. The result also has one sentence for each configuration file that could not be read. A missing
-/// configuration folder counts as empty.
+/// they use. Also returns a warning for each configuration file that could not be read. A missing configuration folder
+/// counts as empty.
 pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut used = Vec::new();
     let unreadable = each_plugin(conf_dir, |_, plugin| {

@@ -6,10 +6,10 @@
 //!
 //! Opening a store takes two steps: choosing the store, which has no side effects, and opening the chosen store. To
 //! choose the store, [`for_netconf`] (for the plugin) or [`for_operator`] (for the command `margay`) reads the
-//! configuration and returns a [`Location`] for one of the program's [`Drivers`]. To choose a store, the caller passes
-//! a function that looks up environment variables, which is not called if a NetConf names an embedded store. The
-//! function [`open`] opens the store at the chosen [`Location`]. The module [`maintenance`] inspects, shrinks, upgrades
-//! and replaces whole stores.
+//! configuration and returns a [`Location`] for one of the program's [`Drivers`]. The caller passes a function that
+//! looks up environment variables. This function is not called if a NetConf names an embedded store. The function
+//! [`open`] opens the store at the chosen [`Location`]. The module [`maintenance`] inspects, shrinks, upgrades and
+//! replaces whole stores.
 
 mod conflist;
 pub mod maintenance;

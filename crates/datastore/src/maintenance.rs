@@ -1,6 +1,6 @@
 //! Inspects a store without the store lock, shrinks, creates and upgrades stores, and replaces a store with a new one.
-//! All maintenance operations use the driver of the store. A maintenance operation adds advice to an engine's error if
-//! the advice depends on the configuration.
+//! All maintenance operations use the driver of the store. Maintenance operations add configuration-dependent advice to
+//! an engine's error.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -192,8 +192,8 @@ pub(crate) async fn open_here(location: &Location, options: &OpenOptions) -> Res
     location.driver().open(location.place(), options).await.map_err(|error| explained(location, error))
 }
 
-/// Adds advice that an engine cannot know to the error about a store in a folder. The advice about the store is the
-/// command that creates a store, or the name of the other engine whose files are in the folder.
+/// Adds advice that an engine cannot know to the error about a store in a folder. If the store is missing, the error
+/// suggests the command that creates a store, or names the other engine whose files are in the folder.
 fn explained(location: &Location, error: Error) -> Error {
     let Some(folder) = location.path() else { return error };
     match (error.kind(), error.detail()) {

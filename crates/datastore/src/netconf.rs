@@ -15,7 +15,8 @@ pub struct NetConfStore {
     pub etcd_endpoints: String,
     /// True if the NetConf contains `etcd_endpoints` or `etcd_discovery_srv`, even if the value is empty. An endpoint
     /// setting is empty if the NetConf was made from a template without a value for the endpoints. An empty endpoint
-    /// setting still means a cluster. It must never select a separate embedded store on each host.
+    /// setting still means a cluster. A NetConf for a cluster must never select an embedded store, which would be a
+    /// separate store on each host.
     pub has_endpoints: bool,
     /// `etcd_discovery_srv`: the domain whose SRV records list the etcd endpoints.
     pub etcd_discovery_srv: String,
@@ -68,8 +69,9 @@ impl NetConfStore {
 ///   NetConf overrides the environment variable of the same purpose, and a variable with the prefix `CALICO_` overrides
 ///   both.
 /// - If the plugin was started as `calico-ipam`, or if any etcd or Kubernetes setting exists, a missing endpoint is an
-///   error, as in Calico. A missing etcd endpoint never selects a store on this host. If neither the NetConf nor the
-///   environment has a store setting, the result is [`Drivers::default_location`].
+///   error, as in Calico. The plugin never falls back to an embedded store on this host because an etcd endpoint is
+///   missing. If neither the NetConf nor the environment has a store setting, the result is
+///   [`Drivers::default_location`].
 ///
 /// # Errors
 /// A [`ConfigError`] about store types, endpoints, paths or contradicting settings.

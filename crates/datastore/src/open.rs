@@ -29,7 +29,7 @@ pub struct OpenStore {
 
 #[derive(Debug)]
 enum OpenKind {
-    /// The store was opened in this process by its driver and stays open until it is closed.
+    /// The store was opened in this process, by the store's driver, and stays open until `close`.
     Here(Box<dyn driver::Opened>),
     /// The store was opened in this process, which can close it temporarily for other processes.
     Shared(SharedStore),
@@ -155,7 +155,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // With `Sharing::OnRequest`, all waits of this process for the store together take at most `options.wait`.
+        // With `Sharing::OnRequest`, `options.wait` limits the total time that this process waits for the store.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
@@ -213,9 +213,10 @@ impl ServedOrDirect {
     /// Opens the store in this process after the daemon has failed without starting on a request.
     ///
     /// # Errors
-    /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if a different
-    /// store is at this location now; `Closed` if other processes keep the store locked until the deadline. The error
-    /// kind is `Closed` and not `Locked`, because `Locked` would make the caller retry.
+    /// If `error` is not of the kind `NotSent`, returns `error` unchanged. Otherwise any error of opening the store;
+    /// `RevisionRegressed` if a different store is at this location now; `Closed` if other processes keep the store
+    /// locked until the deadline. The error kind is `Closed` and not `Locked`, because `Locked` would make the caller
+    /// retry.
     async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
@@ -227,8 +228,8 @@ impl ServedOrDirect {
             let wait = until.saturating_duration_since(Instant::now());
             let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
             let shared_store = begun.map_err(|error| match error.kind() {
-                // A caller that set a deadline gets `Locked` unchanged, because it can tell that its own deadline has
-                // passed.
+                // A caller that set its own deadline gets `Locked` (other callers get `Closed`), because this caller
+                // knows that its deadline has passed.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
                 }
@@ -316,7 +317,7 @@ impl FallbackWatch {
         Some((item, self))
     }
 
-    /// Restarts the watch: through a daemon if one has started since, otherwise in this process.
+    /// Restarts the watch: through a daemon if one is running by now, otherwise in this process.
     async fn go_on(&mut self) -> Result<Batch> {
         let mut stream = match self.store.served.watch(self.request.clone()).await {
             Err(error) => self.store.open_directly(error).await?.watch(self.request.clone()).await?,

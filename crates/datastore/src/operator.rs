@@ -38,10 +38,10 @@ impl fmt::Display for ChoiceSource {
 pub struct ChosenStore {
     /// The store's location.
     pub location: Location,
-    /// The source of configuration that named the chosen store. Programs print the source of a choice unless it is
-    /// [`ChoiceSource::Url`].
+    /// The source of configuration that named the chosen store. Programs print which source selected the store, unless
+    /// it is [`ChoiceSource::Url`].
     pub source: ChoiceSource,
-    /// One sentence for each unreadable configuration file, which might have named another store.
+    /// A warning for each unreadable configuration file, which might have named another store.
     pub unreadable: Vec<String>,
 }
 
@@ -52,8 +52,7 @@ impl ChosenStore {
     }
 }
 
-/// Chooses the store that the operator's command works on. The sources in the list below are tried in order, and the
-/// first one that names a store wins.
+/// Chooses the store that the operator's command works on. The first of the following sources that names a store wins.
 ///
 /// 1. The store URL that the operator specified.
 /// 2. The operator's configuration file; its settings are not merged with the environment.

@@ -17,7 +17,7 @@ use crate::place::{Settings, StorePlace, absolute_path};
 /// name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
-    /// The facts about this driver's stores, by which programs make decisions.
+    /// What a program may assume about the stores of this driver.
     fn facts(&self) -> DriverFacts;
 
     /// The form of this driver's store URLs for help and error messages, for example `redb:///path`, perhaps with a
@@ -125,7 +125,7 @@ pub trait Opened: Debug + Send + Sync {
     /// Returns the interface for reads and writes on this store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// The embedded store, if this process has opened the files of one; `None` for any other store.
+    /// The embedded store, if this process itself opened its files; `None` for any other store.
     fn embedded(&self) -> Option<&MvccStore> {
         None
     }
@@ -179,7 +179,7 @@ pub trait ClusterStore: Debug + Send + Sync {
     /// Any error of the request that `about` sends to the cluster.
     async fn about(&self) -> Result<ClusterDescription>;
 
-    /// Asks every cluster member about itself, with one small request for each member at the same time.
+    /// Asks all cluster members about themselves, in parallel, with one small request each.
     ///
     /// # Errors
     /// Any error of finding the cluster's members. The error of a single member is in its [`MemberReport`].

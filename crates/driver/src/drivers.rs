@@ -219,7 +219,7 @@ impl Location {
         &self.drivers
     }
 
-    /// The facts about the stores of this location's driver.
+    /// What a program may assume about the store at this location, according to its driver.
     pub fn facts(&self) -> DriverFacts {
         self.driver.facts()
     }
@@ -280,7 +280,8 @@ impl Location {
         }
     }
 
-    /// Returns true if both locations name the same store. Credentials and the order of endpoints are ignored.
+    /// Returns true if both locations name the same store. The comparison ignores credentials and the order of
+    /// endpoints.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {

@@ -14,7 +14,8 @@ pub struct Candidate {
     pub file: PathBuf,
 }
 
-/// The reason why no store can be determined from a configuration. Contains no text that may be a secret.
+/// The reason why no store can be determined from a configuration. The error's message never contains a configured
+/// value that may be a secret.
 ///
 /// [`Display`](std::fmt::Display) says what is wrong with the configuration, with Calico's message if Calico has an
 /// equal error. [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
@@ -103,7 +104,7 @@ pub enum ConfigError {
     /// The etcd URL contains more than hosts and ports.
     #[error("the etcd URL has more in it than hosts and ports")]
     EtcdUrl,
-    /// The user has given a command a store in memory, which is lost when the command ends.
+    /// The store URL of an operator's command names a store in memory, which would be lost when the command ends.
     #[error("a store in memory is gone when the command ends")]
     MemoryStore,
     /// The files in the CNI configuration folder name several different stores.

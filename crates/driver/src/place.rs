@@ -254,10 +254,10 @@ impl fmt::Debug for EtcdFiles {
 /// use the default store on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
-    /// No store setting is about Kubernetes.
+    /// None of the store settings concerns Kubernetes.
     #[default]
     Absent,
-    /// At least one store setting is about Kubernetes.
+    /// At least one store setting concerns Kubernetes.
     Kubernetes,
 }
 

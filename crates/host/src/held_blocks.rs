@@ -1,6 +1,6 @@
-//! Records in which blocks of a shared store this node holds addresses. The record is lost on reboot. With the record
-//! in `held.json`, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all
-//! blocks of the cluster.
+//! Records in which blocks of a shared store this node holds addresses. The folder of the record is in memory (below
+//! `/run`) and is lost on reboot. With the record in `held.json`, a scan for leftover addresses reads only the recorded
+//! blocks and the node's own blocks, not all blocks of the cluster.
 //!
 //! Each pair of store and node has its own folder with the record of the node's blocks. Before an ADD takes an address
 //! from another node's block, it records the block in a note file. A note is an empty file named after the block and
@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age at which a scan removes a note file. An ADD commits or fails long before a scan removes its note file.
+/// Minimum age at which a scan removes a note file. An ADD's note file outlives the ADD: the ADD commits or fails long
+/// before its note file reaches this age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
 /// Maximum size of `held.json`, in bytes; far more than the record of one node needs.
@@ -33,7 +34,7 @@ const FILE_NAME: &str = "held.json";
 
 static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
 
-/// The record of the blocks of one store in which one node holds addresses, in a folder of its own.
+/// The folder that records, for one store and one node, in which blocks the node holds addresses.
 #[derive(Clone, Debug)]
 pub struct HeldBlocks {
     folder: PathBuf,
@@ -72,8 +73,8 @@ pub struct BlockNotes {
 }
 
 impl HeldBlocks {
-    /// Returns the record of the blocks of a store in which a node holds addresses, below a base folder such as
-    /// `/run/margay`. This function creates neither files nor folders.
+    /// Creates a handle for the folder, below a base folder such as `/run/margay`, that records in which blocks of a
+    /// store a node holds addresses. Creating the handle creates neither files nor folders.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -145,11 +146,11 @@ impl HeldBlocks {
         is_ours.then_some(stored.held)
     }
 
-    /// Saves the result of a scan in `held.json`, and then removes the note files that were already too old when
-    /// `notes` was listed.
+    /// Saves the scan result in `held.json`, and then removes the note files that had expired when the scan listed them
+    /// (`notes`).
     ///
     /// # Errors
-    /// Any error of writing `held.json`. In that case, the note files are kept.
+    /// Any error of writing `held.json`. If `held.json` cannot be written, the note files are kept.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };
@@ -208,7 +209,7 @@ mod tests {
         let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
 
-        // Give one note file the name of an old note, and add a file that is not a note.
+        // Rename one note file so that its name has an old time, and add a file that is not a note.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
         let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);

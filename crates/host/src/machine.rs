@@ -28,8 +28,8 @@ pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
-/// The first 8 characters of a boot id, which are stored with each address; `None` if the id is shorter. The
-/// documentation of the attribute `margay.io/boot` in `ipam-core` says why 8 characters are enough.
+/// The first 8 characters of a boot id, which are stored with each address; `None` if the id is shorter. For why 8
+/// characters of the boot id are enough, see the attribute `margay.io/boot` in `ipam-core`.
 pub fn short_boot(id: &str) -> Option<String> {
     let short: String = id.trim().chars().take(SHORT_BOOT_CHARS).collect();
     (short.chars().count() == SHORT_BOOT_CHARS).then_some(short)
@@ -65,9 +65,9 @@ pub struct NodeNames<'a> {
 }
 
 impl NodeNames<'_> {
-    /// Returns the first node name that is not empty. The order of the sources is the configured name, the node name
-    /// file, the `hostname` field of old configurations, and the host name in lower case. Returns an empty string if
-    /// none of the sources has a node name.
+    /// Returns the first node name that is not empty. The node's name comes from the first of these sources: the
+    /// configured name, the node name file, the `hostname` field of old configurations, the host name in lower case.
+    /// Returns an empty string if none of the sources has a node name.
     ///
     /// White space around a node name is removed: a file that was written by hand ends with a newline, and no node name
     /// contains white space. Zero bytes around a node name are also removed, because a power cut can leave zero bytes
@@ -85,7 +85,7 @@ impl NodeNames<'_> {
     }
 }
 
-/// Returns the name of the node on this machine: `given`, or the result of [`NodeNames::choose`] if `given` is empty.
+/// Returns this machine's node name, which is `given`, or the result of [`NodeNames::choose`] if `given` is empty.
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }

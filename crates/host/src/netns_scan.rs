@@ -52,11 +52,11 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 /// users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
-/// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
-/// higher process id than its parent. Because `/proc` is listed in ascending order, a round also visits children that
-/// start during the round. A round can miss a namespace that is handed from process to process only if process ids wrap
-/// around. The second round finds the namespaces that a wrap-around of process ids hid from the first round. More
-/// rounds follow while new namespaces are found.
+/// Minimum number of rounds of a scan; in each round the scan visits all processes. `/proc` is listed in ascending
+/// order and a child process usually has a higher process id than its parent, so a round also visits children that
+/// start during the round. Unless process ids wrap around, one round cannot miss a namespace, even if processes hand it
+/// on. The second round finds the namespaces that a wrap-around of process ids hid from the first round. A scan repeats
+/// its rounds as long as a round finds new namespaces.
 const MIN_ROUNDS: usize = 2;
 /// Time after which a scan gives up if every round has found new namespaces. On a machine that starts many containers,
 /// almost every round of a scan finds new namespaces.
@@ -110,8 +110,8 @@ pub struct NetnsScan {
 /// [`IncompleteScan`] if any network namespace could not be visited.
 pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     let within = check_visibility()?;
-    // The scan needs a thread of its own, which ends afterwards, because the thread does not return to its original
-    // network namespace.
+    // Run the scan in a thread of its own, because this thread enters other network namespaces and does not return to
+    // its original one.
     let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = NetnsSearch::default();
         let begun = Instant::now();
@@ -177,12 +177,12 @@ struct NetnsSearch {
     addresses: BTreeSet<IpAddr>,
     /// Inodes that identify network namespaces by their address lists (see [`listing_inode`]). The set `entered` is for
     /// namespaces that the scan has entered, and the set `shielded` for namespaces of threads to which access was
-    /// denied. Each network namespace has its own address list. An inode in both `entered` and `shielded` means that
-    /// the scan entered the shielded thread's namespace by another path.
+    /// denied. Each network namespace has its own address list. An inode in both sets means that the scan entered the
+    /// namespace of an inaccessible thread through another thread, file or mount.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
-    /// Network namespaces that could not be visited. The inode is kept if known, because the scan may still reach the
-    /// namespace by another path.
+    /// Network namespaces that could not be visited. The inode of an unvisited namespace is kept if known, because the
+    /// scan may still enter the namespace through another thread, file or mount.
     obstacles: Vec<(Option<u64>, String)>,
 }
 
@@ -251,8 +251,8 @@ impl NetnsSearch {
         }
     }
 
-    /// Lists a folder in a process's `/proc` folder. A folder of a process that cannot be listed makes the scan
-    /// incomplete.
+    /// Lists a folder in a process's `/proc` folder. The scan is incomplete if a folder in `/proc/PID` cannot be
+    /// listed.
     fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
@@ -385,8 +385,8 @@ fn pid_namespace() -> Option<u64> {
 enum ProcessView {
     /// This process can see every process of the machine.
     Machine,
-    /// This process can see only the processes of its process id namespace, which is not the machine's initial one.
-    /// `Container` contains the inode of the process id namespace.
+    /// This process can see only the processes of its process id namespace, which is not the machine's initial one. The
+    /// variant `Container` holds the inode of that process id namespace.
     Container(String),
 }
 
@@ -417,9 +417,9 @@ fn net_inode(text: &[u8]) -> Option<u64> {
 }
 
 /// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field of a `mountinfo` line
-/// is the device number as `major:minor`. The fourth field is the root of the mount; for a mounted namespace, it is the
-/// name of the namespace. The fifth field of a `mountinfo` line is the mount point. In a `mountinfo` line, the type of
-/// the mounted file system is the field after `-`.
+/// is the device number as `major:minor`. The fourth field of a `mountinfo` line is the mount's root; for a mounted
+/// network namespace, it is the namespace's name. The fifth field of a `mountinfo` line is the mount point. In a
+/// `mountinfo` line, the type of the mounted file system is the field after `-`.
 fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }
@@ -463,8 +463,8 @@ fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // If the file `if_inet6` does not exist, the kernel has no IPv6. A missing file cannot mean that the thread has
-        // ended: in that case, reading the list of IPv4 addresses would have failed already.
+        // If the file `if_inet6` does not exist, the kernel has no IPv6. If `if_inet6` is missing, the thread has not
+        // ended: for an ended thread, reading `fib_trie` would have failed before.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -503,8 +503,8 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// Tests that a thread to which access is denied hides a namespace's name only if no other path leads into the
-    /// namespace.
+    /// Tests that an inaccessible thread makes the scan incomplete only if the scan cannot enter the thread's network
+    /// namespace in another way.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {
         let own = Path::new("/proc/thread-self");

@@ -132,8 +132,8 @@ struct Probe {
     own: Mac,
     /// The Ethernet frame that the probe sends.
     frame: Vec<u8>,
-    /// The socket that sends the frame; for IPv6, there is a second socket that receives the answers. The field is
-    /// `None` if the probe has failed or needs no packets.
+    /// The socket that sends the frame, and for IPv6 a second socket that receives the answers; `None` if the probe has
+    /// failed or needs no packets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }

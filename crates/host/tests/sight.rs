@@ -73,7 +73,7 @@ fn becomes(address: &str, expected: bool) {
     panic!("{address}: expected to be {}", if expected { "seen" } else { "gone" });
 }
 
-/// Starts a shell in a new network namespace. The shell adds `address` to the loopback interface, and then runs the
+/// Starts a shell in a new network namespace, adds `address` to the loopback interface there, and then runs the
 /// commands in `then`.
 fn shell(address: &str, then: &str) -> Ended {
     let script = format!("ip link set lo up && ip address add {address} dev lo && {then}");
@@ -131,8 +131,8 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // The outer shell runs `sleep` after the process in the network namespace has ended. Once the process in the
-    // network namespace has ended, only the shell's open file keeps the namespace alive.
+    // The shell that starts the test process runs `sleep` after the process in the network namespace has ended. Only a
+    // file descriptor of this shell then keeps the namespace alive.
     let is_left = (0..TEST_TIMEOUT).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
@@ -199,7 +199,7 @@ fn scan_in_container_sees_only_what_is_in_it() {
         assert!(done.status.success(), "{wrapper:?}: {said}");
     };
     inside(&["unshare", "--pid", "--fork", "--mount-proc", "--net"]);
-    // The second container has its own user namespace, like an unprivileged container.
+    // The container that this script starts has its own user namespace, like an unprivileged container.
     let own = "unshare --user --map-root-user --mount --pid --fork --mount-proc --net sh -c";
     // The container must not see the mounts of the machine's network namespaces.
     let script = "mount -t tmpfs none /run && exec \"$@\"";

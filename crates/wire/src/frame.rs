@@ -60,7 +60,7 @@ impl FrameKind {
     }
 }
 
-/// A report of the daemon on the progress of its store, sent while a CNI verb waits.
+/// The daemon's progress report while a CNI verb waits: how long the daemon's store has made no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
     /// Time since the store last finished an operation, but at most the time since the request arrived. `stalled_for`
@@ -94,7 +94,7 @@ impl Frame {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
         bytes.extend([FRAME_VERSION, self.kind as u8]);
-        // The conversion never fails, because no body is longer than MAX_ANSWER_BODY_BYTES.
+        // Converting the body's length to `u32` cannot fail, because no body is longer than MAX_ANSWER_BODY_BYTES.
         bytes.extend(u32::try_from(self.body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(&self.body);
         bytes
@@ -161,7 +161,8 @@ impl Frame {
     }
 }
 
-/// Encodes a value. The bytes depend on the order of the fields and variants of the value's type.
+/// Encodes a value. The encoding depends on the order of the fields and variants of the value's type, so reordering
+/// them breaks compatibility.
 ///
 /// # Errors
 /// `InvalidInput` if the encoding is longer than [`MAX_ANSWER_BODY_BYTES`], or the value cannot be encoded.
@@ -234,8 +235,8 @@ pub enum StoreIdentity {
     Embedded {
         /// The id that the store was given when it was created.
         id: String,
-        /// The identity of the file `queue` in the store's folder. If a client finds a different file at the path
-        /// `queue` in its own store's folder, the daemon serves another store.
+        /// The identity of the file `queue` in the store's folder. If a client finds a different queue file in its own
+        /// store's folder, the daemon serves another store.
         queue: FileId,
     },
     /// A cluster's store.

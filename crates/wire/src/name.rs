@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 
 /// The folder of the daemons' sockets.
 pub const SOCKET_FOLDER: &str = "/run/margay/serve";
-/// Maximum length of a socket's name in bytes. A hash replaces a longer name, because the path of a socket has at most
-/// 107 bytes.
+/// Maximum length of a socket's name in bytes. A hash replaces a name that exceeds this maximum, because the whole path
+/// of a socket has at most 107 bytes.
 const MAX_NAME_BYTES: usize = 60;
 
 /// Returns the path of the socket with this name.
@@ -74,7 +74,7 @@ mod tests {
             ("/ä", "\\xc3\\xa4"),
         ] {
             assert_eq!(of_folder(Path::new(path)), name, "{path}");
-            // Names are compared with the output of `systemd-escape` only where it is installed.
+            // The test compares the socket's name with the output of `systemd-escape`, if this program is installed.
             if let Ok(said) = Command::new("systemd-escape").args(["--path", path]).output() {
                 assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), name, "{path}");
             }

@@ -21,7 +21,7 @@ use crate::sysctl;
 /// have.
 const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
-/// How long to wait until the host's end of the pair has the requested MAC address, as in Calico's plugin.
+/// Time limit for the host's end of the pair to get the requested MAC address; Calico's plugin has the same limit.
 const MAC_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait until the kernel has assigned a link-local address to the host's end of the pair. Calico's plugin
 /// waits 500 ms, which is too short for a machine under load.
@@ -102,8 +102,8 @@ impl Drop for InterfacePair {
 
 struct HostEnd {
     index: u32,
-    /// The link-local address at which the container reaches the host. `None` if the kernel has chosen the MAC address
-    /// of the host's end, because the link-local address is then unknown.
+    /// The link-local address at which the container reaches the host. `None` if the kernel chose the MAC address of
+    /// the host's end, so that its link-local address cannot be predicted.
     link_local: Option<Ipv6Addr>,
 }
 
@@ -191,8 +191,8 @@ impl ConnectTask {
             }
         }
         // The netlink message contains two requests: to create the pair, and to look up the index of the container's
-        // end. If the interface name was taken, the lookup finds the older interface, but then the request to create
-        // the pair has failed.
+        // end. If the name was already taken, the lookup finds that older interface. This is harmless, because the
+        // kernel has then refused to create the pair.
         let mut answers = container
             .exchange(&[request(Device::Veth), messages::look_up(&self.plan.interface)])
             .map_err(refused)?
@@ -429,8 +429,8 @@ fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNe
     ))
 }
 
-/// Returns whether a host route has the same scope as the routes that this crate adds. Always true for IPv6 routes,
-/// because the kernel has no link scope for IPv6.
+/// Returns whether a host route has the same scope as the routes that this crate adds. Returns true for every IPv6
+/// route, because the kernel has no link scope for IPv6.
 pub(crate) fn scope_is_link(route: &Route) -> bool {
     route.scope == RT_SCOPE_LINK || route.destination.addr().is_ipv6()
 }
@@ -463,8 +463,8 @@ fn scope_text(scope: u8) -> String {
     }
 }
 
-/// Increasing pauses between repeated checks of a condition. The first pause is short, because the awaited condition
-/// usually holds soon. The pause between two checks doubles each time, up to `longest`.
+/// Increasing pauses between repeated checks of a condition. Starts with a short pause, because the kernel usually
+/// needs only a moment. The pause between two checks doubles each time, up to `longest`.
 struct Backoff {
     next: Duration,
     longest: Duration,
@@ -479,7 +479,8 @@ impl Backoff {
         Self { next: first, longest, until }
     }
 
-    /// Sleeps for the next pause between two checks. Returns `false` if the deadline has passed.
+    /// Sleeps before the next check, each time twice as long, up to the longest pause. Returns `false` if the deadline
+    /// has passed.
     pub(crate) fn pause(&mut self) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         sleep(self.next.min(left));

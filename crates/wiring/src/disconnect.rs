@@ -18,7 +18,8 @@ use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
 /// The pause before the second check whether the interface still exists. The pause between two checks doubles each
-/// time, up to [`MAX_POLL_INTERVAL`]. The kernel does not answer a check while another process changes interfaces.
+/// time, up to [`MAX_POLL_INTERVAL`]. While another process changes interfaces, the kernel delays the answer to such a
+/// check.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 
@@ -30,9 +31,9 @@ pub type StartRemover = fn(interface: &str) -> io::Result<Child>;
 /// Removes an interface of any kind from a container, together with the interface's peer and the host's routes to the
 /// container. It is no error if the interface does not exist, or if the namespace path is empty or does not exist.
 ///
-/// After a successful return, the interface and its peer are gone from both network namespaces. The process that
-/// `start` has started may still be blocked in the kernel. If `start` cannot start a process, the calling process
-/// removes the interface itself.
+/// After a successful return, the interface and its peer are gone from both network namespaces. The helper process that
+/// `start` created may still be blocked in the kernel. If `start` cannot start a process, the calling process removes
+/// the interface itself.
 ///
 /// # Errors
 ///
@@ -89,7 +90,8 @@ fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
         match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
             Ok(None) => pause = pause.saturating_mul(2).min(MAX_POLL_INTERVAL),
             Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
-            // The remover was killed, or it succeeded and a new interface with the removed interface's name exists.
+            // The helper process was killed before it removed the interface, or it succeeded and another interface has
+            // since got the same name.
             Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
         }
     }

@@ -16,8 +16,8 @@ use crate::netlink::NetlinkSocket;
 use crate::plan::{IPV4_NEXT_HOP, Plan};
 use crate::sysctl;
 
-/// Compares the network of a container with the container's plan, and changes nothing. Returns one sentence for each
-/// difference from the plan. If no sentence is returned, the network is as [`connect`](crate::connect) has set it up.
+/// Compares the network of a container with the container's plan, and changes nothing. Returns one message for each
+/// difference from the plan. An empty result means that the network is as [`connect`](crate::connect) has set it up.
 ///
 /// # Errors
 ///
@@ -154,8 +154,8 @@ impl Inspection {
         host: &NetlinkSocket,
         host_end: Option<&Link>,
     ) -> Result<(), Error> {
-        // For IPv4, the next hop has a route of its own. For IPv6, the next hop may be any link-local address of the
-        // host's end.
+        // With an IPv4 address, the container has a route to the next hop itself. For IPv6, the next hop may be any
+        // link-local address of the host's end.
         let mut wanted: Vec<(IpNet, Option<Vec<IpAddr>>)> = Vec::new();
         if self.plan.has_ipv4() {
             wanted.push((IpAddr::from(IPV4_NEXT_HOP).into(), None));

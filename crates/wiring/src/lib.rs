@@ -2,9 +2,9 @@
 //! kernel settings. The crate knows nothing about stores, CNI or container runtimes.
 //!
 //! Each container is connected by a pair of interfaces. One end of the pair is in the container's network namespace and
-//! has the container's addresses. The other end of the pair stays on the host, with a host route for each address. The
-//! container sends all packets to a next hop whose address no machine has. The host's end of the pair answers ARP and
-//! NDP requests for the address of the next hop.
+//! has the container's addresses. The host keeps the other end, with a host route for each of the container's
+//! addresses. The container sends all packets to a next hop whose address no machine has. The host's end of the pair
+//! answers ARP and NDP requests for the address of the next hop.
 //!
 //! The module [`masquerade`] adds the rules that translate the source addresses of packets from containers to
 //! destinations outside all pools.

@@ -73,7 +73,7 @@ pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<
 pub struct HostInterface {
     /// The name of the host's interface.
     pub name: String,
-    /// The kernel's index of the interface. A later interface with the same name has another index.
+    /// The kernel's index of the interface. A new interface of the same name gets another index.
     pub index: u32,
 }
 

@@ -11,13 +11,14 @@
 //! which are in other tables. If a program removes all nftables rules (`nft flush ruleset`), the next call of
 //! [`ensure`] restores this module's rules.
 //!
-//! Each table has one chain of the type `nat`, which processes the packets that are about to leave the host. The first
-//! rules of each chain exempt packets by their destination. The rules after the exemptions masquerade packets by their
-//! source. Each rule has a comment, which `nft` shows. This module recognizes its rule set by the comments in a chain.
+//! Each table has one chain of the type `nat`, which processes the packets that are about to leave the host. In each
+//! chain, the first rules exempt packets to certain destinations from masquerading. The rules after these masquerade
+//! packets by their source address. Each rule has a comment, which `nft` shows. This module finds its rules in the
+//! kernel's listing by these nftables comments.
 //!
-//! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as this
-//! crate's other netlink crates. Other Rust crates for nftables are unsuitable, because `nftables` runs the program
-//! nft, `nftnl` needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
+//! The netlink messages are encoded by netlink-packet-netfilter (MIT), from the authors of the other netlink crates
+//! that this crate uses. Other Rust crates for nftables are unsuitable, because `nftables` runs the program nft,
+//! `nftnl` needs a C library, `rustables` is under the GPL, and `nf_tables` has had only one release.
 
 use std::collections::BTreeSet;
 
@@ -124,8 +125,8 @@ fn apply(socket: &NetlinkSocket, changes: &[NetlinkRequest]) -> Result<(), Error
     apply_batch(socket, changes).map_err(|(what, errno)| failed(&what, errno))
 }
 
-/// Returns the rules that an address family should have, or no rules if none of the family's pools is masqueraded. The
-/// order of the returned rules depends only on the networks.
+/// Returns the rules that an address family should have, or no rules if none of the family's pools is masqueraded. For
+/// the same networks, the order of the rules is always the same.
 fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<ChainRule> {
     let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
         networks.filter(|network| IpFamily::of(network) == family).map(IpNet::trunc).collect()
@@ -219,8 +220,8 @@ enum ChainRule {
 }
 
 impl ChainRule {
-    /// Returns the comment that nft prints beside the rule. The comment identifies the rule when rule sets are
-    /// compared.
+    /// Returns the comment that nft prints beside the rule. When rule sets are compared, an nftables rule is identified
+    /// by this comment.
     fn comment(self) -> String {
         match self {
             Self::Keep(network) => format!("margay: keep what goes to {network}"),
@@ -274,7 +275,7 @@ impl ChainRule {
     }
 }
 
-/// Returns the nftables expressions that end the chain for a packet.
+/// Returns the nftables expressions for the verdict `return`, which ends the chain for a packet.
 fn leave_chain() -> Expressions {
     let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
     Expressions::Immediate(vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)])

@@ -36,8 +36,8 @@ pub(crate) const HOST_MAC: [u8; 6] = [0xee; 6];
 
 /// Returns the request that creates the interface pair of a plan. The request for a veth pair must be sent in the
 /// container's network namespace. The request for a netkit pair must be sent in the host's network namespace, because
-/// the first end of a netkit pair must be the host's end. The request names the network namespace in which the kernel
-/// creates the second end of the pair.
+/// the first end of a netkit pair must be the host's end. The request names the network namespace for the pair's second
+/// end: the host's for a veth pair, the container's for a netkit pair.
 pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: &NetNamespace) -> NetlinkRequest {
     let queues = plan.queues.max(1);
     let mut both = vec![LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];

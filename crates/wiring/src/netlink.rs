@@ -100,8 +100,9 @@ impl NetlinkSocket {
     pub(crate) fn route() -> Result<Self, Error> {
         let opened = Self::open(netlink_sys::protocols::NETLINK_ROUTE);
         let socket = opened.map_err(|errno| Error::failed("failed to open a netlink socket", errno))?;
-        // With the socket option for strict checking, the kernel filters listings as the request says. A kernel before
-        // 4.20 lists all entries, so the callers filter the listing once more.
+        // With the socket option for strict checking, the kernel filters listings as the request says. Kernels before
+        // 4.20 ignore the filter of a listing request and list everything, so the callers filter the listing
+        // themselves.
         let _ = socket.socket.set_netlink_get_strict_chk(true);
         Ok(socket)
     }
@@ -135,8 +136,7 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// Sends several requests like [`exchange`](Self::exchange), but returns the error of the first refused request,
-    /// unless every request succeeds.
+    /// Sends several requests like [`exchange`](Self::exchange), but fails with the error of the first refused request.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
@@ -146,7 +146,7 @@ impl NetlinkSocket {
     /// Carries out either all requests or none of them, as an nfnetlink batch between the two messages `begin` and
     /// `end`. The error consists of the failure text of the first refused request, and the kernel's reason.
     ///
-    /// If the kernel accepts no batches at all, it answers the message `begin`. If the kernel accepts the batch, it
+    /// A kernel without batch support answers the message `begin` with an error. If the kernel accepts the batch, it
     /// acknowledges the last request.
     pub(crate) fn batch(
         &self,
@@ -241,8 +241,8 @@ impl NetlinkSocket {
     /// Receives one message from the kernel, and calls `show` for each of its parts.
     ///
     /// When `send` returns, the socket already has the kernel's answer. If the answer is a long listing, the kernel
-    /// produces the rest while the program reads the listing. Therefore this function never waits: an answer that is
-    /// not in the socket now will never arrive.
+    /// produces the rest while the program reads the listing. This function never waits: the kernel has answered during
+    /// `send`, so an answer that is not in the socket yet will never arrive.
     fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.clear();

@@ -44,10 +44,12 @@ pub struct Plan {
 /// What to do with an existing host interface that has the wanted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldInterface {
-    /// The existing interface is always removed, because only this container can have an interface of that name.
+    /// An interface that already has the host end's name is always removed, because only this container can have an
+    /// interface of that name.
     Removed,
-    /// The existing interface is removed, unless its peer is in the network namespace of another container. If the peer
-    /// of the existing interface is in another container, the call fails with [`Error::Taken`](crate::Error::Taken).
+    /// An interface that already has the host end's name is removed, unless its peer is in the network namespace of
+    /// another container. If that peer is in another container, the call fails with
+    /// [`Error::Taken`](crate::Error::Taken).
     KeptIfInUse,
 }
 

@@ -194,8 +194,8 @@ fn rules_stay_when_set_again() {
     let pools = nets(&["10.65.0.0/16", "10.66.0.0/24", "fd80::/64", "10.64.0.1/32", "0.0.0.0/0"]);
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
     let (before, generation) = (listed(), generation());
-    // nftables now has one table with one chain per family: 4 exemptions and 3 masquerading rules for IPv4, and one of
-    // each for IPv6.
+    // At this point, nftables has one table with one chain per family: 4 exempting and 3 masquerading rules for IPv4, 1
+    // and 1 for IPv6.
     assert_eq!(before.len(), 2 + 2 + 7 + 2);
     let backwards: Vec<IpNet> = pools.iter().rev().copied().collect();
     masquerade::ensure(STORE, &pools[1..], &pools).unwrap();
@@ -219,7 +219,7 @@ fn rules_follow_pools() {
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
     masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
-    // If another program has removed all nftables rules, `ensure` must restore the rules of the store.
+    // `ensure` must restore the store's masquerading rules after another program has removed all nftables rules.
     let before = listed().len();
     masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
@@ -279,7 +279,7 @@ fn rules_are_apart_for_each_store() {
     assert_eq!(listed().len(), 2 * (1 + 1 + 2));
     let named = b"margay-var-lib-other_x2dlab.sled\0";
     assert!(listed().iter().any(|found| found.windows(named.len()).any(|part| part == named)));
-    // Stop masquerading the pool of the second store, which removes this store's rules.
+    // Turn off masquerading for the second store's pool, which removes the second store's rules.
     masquerade::refresh(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
     masquerade::ensure(other, &[], &second).unwrap();

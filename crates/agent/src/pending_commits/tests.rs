@@ -1,4 +1,5 @@
-//! Tests the files of pending commits: the fixed bytes of each form, the search for files, and unreadable files.
+//! Tests pending-commit files: the exact bytes of each format, the search for an attachment's files, and unreadable
+//! files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -158,8 +159,8 @@ impl FirstForm<'_> {
     }
 }
 
-/// Converts the file of a pending commit from form 1 to form 2, and adds the given steps and a second attachment, with
-/// the container `d`.
+/// Converts a pending-commit file from format 1 to format 2, with the given state bytes and a second attachment, of
+/// container `d`.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
@@ -198,7 +199,7 @@ fn ids(pending: io::Result<Vec<PendingCommit>>) -> Vec<PendingCommitId> {
 }
 
 /// Checks that the bytes of a pending commit's file never change, because such files exist on users' machines. If this
-/// test fails, the form of the file has changed and needs a new number.
+/// test fails, the format of pending-commit files has changed and needs a new format number.
 #[test]
 fn note_bytes_never_change() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -328,8 +329,9 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // A process that finds the file of a pending commit appends the steps "void" and "found" to the file. A transaction
-    // is pending if "c" (closed) precedes "v" (void) in the steps of its file, and "f" (found) precedes "d" (done).
+    // A process that finds the file of a pending commit appends the state bytes "void" and "found" to the file. A
+    // transaction is pending if "c" (closed) comes before "v" (void) or without "v", and "f" (found) comes before "d"
+    // (done) or without "d".
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in
@@ -352,8 +354,9 @@ fn earlier_version_note_for_several_counts_until_done() {
     }
 }
 
-/// Checks the steps that a process appends to a file of form 2 when it finds the file. A writer that still runs does
-/// not send a transaction with the step "void", and does not remove a file with the step "found".
+/// Checks which state bytes a process appends when it finds a pending-commit file of format 2. If the writer of a
+/// pending commit still runs, it does not send a transaction whose file has the state byte "void", and does not remove
+/// a file with the state byte "found".
 #[test]
 fn earlier_version_note_gets_steps_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
@@ -393,8 +396,8 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     leave_for_two(folder.path(), &in_first_form(&sent), "c");
     fs::remove_file(note).unwrap();
 
-    // Releasing container `d` resends the transaction, which assigns an address to container `c`; releasing `c` frees
-    // the address.
+    // Releasing container `d` settles the pending commit by sending it again, which assigns an address to container
+    // `c`; releasing `c` then frees this address.
     assert_eq!(sound.release_attachment(&attachment("d"), &[], soon()).await.unwrap(), Vec::<std::net::IpAddr>::new());
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
     assert_eq!(sound.release_attachment(&attachment("c"), &[], soon()).await.unwrap().len(), 1);

@@ -64,8 +64,7 @@ impl Api {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path of the Kubernetes API. Time limit of the request and its retries together:
-    /// `left`.
+    /// Sends a GET request for a path of the Kubernetes API. The request and its retries together take at most `left`.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -178,7 +177,7 @@ impl Api {
     }
 }
 
-/// Returns the deadline of a request: `left` from now, but at most [`MAX_REQUEST_TIMEOUT`] from now.
+/// Returns the deadline of a request, which is `left` from now, but no later than [`MAX_REQUEST_TIMEOUT`] from now.
 pub(super) fn deadline(left: Duration) -> Instant {
     Instant::now() + left.min(MAX_REQUEST_TIMEOUT)
 }

@@ -1,5 +1,5 @@
-//! Opens connections to an HTTP server, directly or through a proxy, and with or without TLS. This module also reads
-//! the trusted certificate authorities and the credential files, and defines why a request may fail.
+//! Opens connections to an HTTP server, directly or through a proxy, and with or without TLS. Reads the trusted
+//! certificate authorities and the credential files, and defines the error type of requests.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -357,12 +357,12 @@ pub(super) struct ApiProblem {
 }
 
 impl ApiProblem {
-    /// Returns a problem that persists until a user changes the configuration or the cluster.
+    /// Creates a permanent error, which persists until a user changes the configuration or the cluster.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
 
-    /// Returns a problem that may disappear when the request is repeated later.
+    /// Creates a temporary error, which may disappear when the request is repeated later.
     pub(super) fn transient(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }

@@ -76,8 +76,9 @@ impl HostLocal {
 
     /// Returns the network configuration for host-local's DEL, which needs only the container's id. Replaces each
     /// placeholder with `0.0.0.0/0` or `::/0`, so that DEL needs no request to the Kubernetes API. If the configuration
-    /// has another range of the same address family, the range with the placeholder is deleted. Newer versions of
-    /// host-local refuse overlapping ranges even on DEL and would never release the address.
+    /// has another range of the same address family, the range with the placeholder is deleted. DEL must not pass
+    /// overlapping ranges to host-local: newer versions refuse them even on DEL, and the address would never be
+    /// released.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -197,8 +198,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     }
 }
 
-/// Returns the index of the address family whose placeholder this subnet is, or `None` if the subnet is not a
-/// placeholder.
+/// Returns the index of the address family if the subnet is a placeholder (such as `usePodCidr`), otherwise `None`.
 fn placeholder(subnet: &Value) -> Option<usize> {
     let text = subnet.as_str()?;
     PLACEHOLDERS.iter().position(|(name, _)| text.eq_ignore_ascii_case(name))

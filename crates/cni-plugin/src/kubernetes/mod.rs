@@ -369,8 +369,8 @@ pub(crate) enum Launcher {
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod no longer exists. `Gone` contains the virtual machine of the deleted pod, guessed from the pod's name;
-    /// `None` if the Kubernetes API does not report the machine's state.
+    /// The pod no longer exists. `Gone(Some(_))` holds the virtual machine that the deleted pod's name suggests.
+    /// `Gone(None)` means that the Kubernetes API does not report the state of this virtual machine.
     Gone(Option<VmInstance>),
 }
 
@@ -452,7 +452,8 @@ impl LauncherQuery<'_> {
         }))
     }
 
-    /// Reads the metadata of an object that the VirtualMachineInstance implies; a missing object is an error.
+    /// Reads the metadata of an object that must exist because the VirtualMachineInstance refers to it; fails if the
+    /// object is missing.
     async fn get_required(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, ApiProblem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
         found.map_err(|problem| {

@@ -20,10 +20,10 @@ const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
-/// The values of `ipam.type` for the IPAM plugins that assign addresses from pools: Calico's and Margay's.
+/// The values of `ipam.type` whose plugins assign addresses from pools (Calico's and Margay's).
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. The pods of a service account with a longer name have no service
-/// account label.
+/// Maximum length of a label's value, in bytes. A pod gets no service account label if the name of its service account
+/// exceeds this maximum.
 const MAX_LABEL_BYTES: usize = 63;
 
 /// The settings of the network configuration that decide which annotations of a pod have an effect.
@@ -59,8 +59,8 @@ pub(crate) struct PodFacts {
     pub(crate) profiles: Vec<String>,
     /// The pod's ports, in the order in which its endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
-    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. If a list is empty, the
-    /// pod's annotations choose no pool.
+    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. `None` means that no
+    /// annotation of the pod chooses pools of this address family.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
     /// Whether the pod gets an IPv4 address, and whether it gets an IPv6 address.

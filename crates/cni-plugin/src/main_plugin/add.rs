@@ -30,7 +30,7 @@ use crate::result::{AddResult, ResultInterface};
 /// Carries out an ADD of the main plugin.
 ///
 /// # Errors
-/// An error with Calico's message, after all changes of the failed ADD have been undone.
+/// If the ADD fails, undoes all its changes and returns an error with Calico's message.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     // Calico detects a wrong network namespace only after making all changes of the ADD, and does not undo the changes.
     if setup.is_own_netns() {
@@ -89,8 +89,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node creates the node name file. calico-node may run on this machine for other networks, even if this
-        // network has an embedded store.
+        // Look for the node name file even if this network has an embedded store: calico-node creates the file, and may
+        // run on this machine for other networks.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -424,7 +424,7 @@ impl OutgoingRules {
 /// Carries out the ADD of a plain container, which belongs to no pod.
 ///
 /// # Errors
-/// An error with Calico's message, after all changes of the failed ADD have been undone.
+/// If the ADD fails, undoes all its changes and returns an error with Calico's message.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
@@ -438,8 +438,8 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. Only the
-/// profiles of the stored WorkloadEndpoint change.
+/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. Changes
+/// only the profiles of the stored WorkloadEndpoint.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;

@@ -39,7 +39,8 @@ pub(crate) struct MainConf {
     pub(crate) kubernetes_node: String,
     /// The keys and values of the Mesos labels in `args.org.apache.mesos.network_info.labels.labels`.
     pub(crate) mesos_labels: Vec<(String, String)>,
-    /// The datastore's settings, as pairs of name and value, that the IPAM plugin gets in environment variables.
+    /// The datastore settings that the main plugin passes to the IPAM plugin in environment variables, as pairs of name
+    /// and value.
     pub(crate) variables: Vec<(&'static str, String)>,
 }
 

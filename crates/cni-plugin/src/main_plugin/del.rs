@@ -3,10 +3,11 @@
 //! list.
 //!
 //! A WorkloadEndpoint does not name the network that it belongs to. GC attributes a WorkloadEndpoint to a network if
-//! its first profile is the network's name, or if its container holds one of its addresses in that network. A
-//! container's WorkloadEndpoint belongs to the container's first network; a GC of its second network does not remove
-//! it. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses is younger than a minute. A
-//! WorkloadEndpoint or an address that is younger than a minute may be newer than the runtime's list of attachments.
+//! the endpoint's first profile is the network's name, or if an address of the endpoint is assigned to its container in
+//! this network. A container's WorkloadEndpoint belongs to the container's first network; a GC of its second network
+//! does not remove it. GC also keeps a WorkloadEndpoint if the WorkloadEndpoint or one of its addresses is younger than
+//! a minute. A WorkloadEndpoint or an address that is younger than a minute may be newer than the runtime's list of
+//! attachments.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -203,8 +204,8 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD creates a new interface with the name
-    // of a listed interface, GC keeps the new interface, because its index differs.
+    // List the host's interfaces before reading the WorkloadEndpoints. GC identifies interfaces by index, so it keeps
+    // an interface that an ADD creates later under the name of an interface in this list.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;

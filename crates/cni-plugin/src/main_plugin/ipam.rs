@@ -58,7 +58,7 @@ impl MainContext<'_> {
         IpamPlugin::find(&self.conf.ipam_type, &self.invocation.environment.text("CNI_PATH"))
     }
 
-    /// Returns a call of the IPAM plugin with the unchanged configuration of the main plugin.
+    /// Returns an IPAM plugin call that passes the main plugin's configuration through unchanged.
     pub(super) fn ipam_call(&self, verb: CniVerb) -> IpamCall<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
@@ -218,7 +218,8 @@ impl IpamCall<'_> {
 }
 
 impl ChildOutput {
-    /// Returns the IPAM plugin's output, or the IPAM plugin's error as the main plugin reports it.
+    /// Returns the output of a successful IPAM plugin. If the IPAM plugin failed, returns its error in the form in
+    /// which the main plugin reports it.
     fn into_result(self) -> Result<Vec<u8>> {
         #[derive(Deserialize)]
         #[serde(rename = "Error")]

@@ -54,9 +54,10 @@ input, and what to do in the environment (CNI_COMMAND, CNI_CONTAINERID, ...).
   -h, --help     print this
 ";
 
-/// Runs the main plugin, except for the input and output of the process. The slice `arguments` contains the
-/// command-line arguments after the program's name. As in Calico's program, options are only recognized before the
-/// first argument that is not an option. The first argument that is not an option and all later arguments are ignored.
+/// Runs the main plugin; reads its configuration from `stdin`, and returns its output instead of printing it. The slice
+/// `arguments` contains the command-line arguments after the program's name. As in Calico's program, options are only
+/// recognized before the first argument that is not an option. The first argument that is not an option and all later
+/// arguments are ignored.
 pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read) -> ProcessOutcome {
     let is_called = invocation.environment.get("CNI_COMMAND").is_some();
     let first = arguments.first().map(|argument| argument.to_string_lossy()).unwrap_or_default();
@@ -69,8 +70,8 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         "-h" | "--help" => return ProcessOutcome::success(USAGE.to_owned()),
         "-t" => return ProcessOutcome::of(|| check::test_datastore(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
-            // For an unknown option, print the usage and exit with status 2, as Calico's program does. Callers of the
-            // program may rely on the exit status 2.
+            // For an unknown option, print the usage and exit with status 2, as Calico's program does. Keep the exit
+            // status 2 for an unknown option, because callers of the program may rely on it.
             if is_called && invocation.name == PluginName::Margay {
                 let message = format!("the plugin has no option {}", quoted(option));
                 return ProcessOutcome::of(|| Err(CniError::new(Code::InvalidEnvironment, message)));

@@ -29,7 +29,7 @@ struct PodRequest {
 /// stored.
 ///
 /// # Errors
-/// An error with Calico's message, after all changes of the failed ADD have been undone.
+/// If the ADD fails, undoes all its changes and returns an error with Calico's message.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;

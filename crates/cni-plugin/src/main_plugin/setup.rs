@@ -137,8 +137,8 @@ impl<'a> MainContext<'a> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the routes in the container, which are the default routes, or for a pod the routes in host-local's
-    /// configuration.
+    /// Returns the container's routes: for a pod with host-local, the routes in host-local's configuration; otherwise
+    /// the default routes.
     ///
     /// # Errors
     /// An error with Calico's message if the configured routes are malformed.
@@ -238,7 +238,7 @@ pub(super) struct Workload {
     pub(super) node: String,
     pub(super) orchestrator: Orchestrator,
     pub(super) namespace: String,
-    /// The id of the container, or the name of the pod.
+    /// The pod's name for a pod, otherwise the container's id.
     pub(super) id: String,
 }
 

@@ -36,8 +36,8 @@ fn fallback_costs_no_query_when_pool_is_full() {
         assert_eq!(asks(&lab, &call), (1, 0), "a repeated ADD writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
-    // This DEL frees an address of the small, full pool. Of the ADDs that succeed in the loop, the last must get this
-    // address.
+    // This DEL frees an address in the pool 10.81.0.0/29, which is small and full. The last ADD that succeeds in the
+    // loop below must get the freed address.
     Call::new("DEL", "c0", &conf).ok();
     let mut last = String::new();
     for number in 10..300 {

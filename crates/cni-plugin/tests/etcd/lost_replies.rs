@@ -82,7 +82,7 @@ fn lost_reply_is_told_and_found_again() {
         lab.del(container).ok();
     }
     lab.nothing_is_left();
-    // The recorded pending commit names the proxy's address as its store, so the DEL connects to the proxy, too.
+    // The ADD recorded its pending commit under the proxy's address, so the DEL must also go through the proxy.
     Call::new("DEL", "c1", &conf).ok();
 }
 

@@ -130,7 +130,7 @@ fn pod(verb: &str, conf: &Value) -> Call {
 fn conf(lab: &Lab, kubeconfig: &Path) -> Value {
     let mut conf = lab.conf();
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
-    // The empty pool list excludes the default test pool from this network.
+    // The network's pool list is empty, so the network does not use the test's default pool.
     conf["ipam"]["ipv4_pools"] = json!([]);
     conf
 }

@@ -1,5 +1,5 @@
-//! Tests a cluster under churn until it reaches etcd's quota. Then ADDs fail with advice, DELs are repeated as a
-//! container runtime repeats them, and an operator types the commands that the error names.
+//! Tests a cluster under churn until it reaches etcd's quota. When etcd is full, ADDs fail with advice, DELs are
+//! repeated as by a container runtime, and an operator runs the commands in the advice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -16,13 +16,14 @@ use crate::lab::Lab;
 use crate::process::Outcome;
 use crate::server::Etcd;
 
-/// The quota of the etcd. The containers of one test round together write about this amount of data.
+/// The space quota of the test's etcd, in bytes. All containers of a test round together write about as many bytes as
+/// this quota.
 const QUOTA_BYTES: usize = 8 << 20;
 /// Number of callers that start and end containers at the same time.
 const CALLERS: usize = 4;
 /// Maximum number of containers per caller.
 const MAX_CONTAINERS: usize = 12;
-/// Time limit for reaching the quota, and for leaving it.
+/// Time limit for filling etcd up to its space quota, and for making room again.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The addresses of containers whose ADD has succeeded and whose DEL has not begun.
@@ -40,7 +41,7 @@ impl Ledger {
     }
 }
 
-/// The outcomes of a caller that runs into the quota.
+/// A caller that starts and ends containers until etcd's space quota is reached, with the outcomes of its plugin calls.
 struct Caller<'a> {
     lab: &'a Lab,
     ledger: &'a Ledger,
@@ -90,7 +91,8 @@ impl Caller<'_> {
         }
     }
 
-    /// Checks that a failed call names the three commands that make room.
+    /// Checks that a failed call's error names the three etcdctl commands that free space (compact, defrag, alarm
+    /// disarm).
     fn judge(&mut self, outcome: &Outcome) {
         let refusal = outcome.refusal();
         for part in ["no space left", "etcdctl compact", "etcdctl defrag", "etcdctl alarm disarm"] {

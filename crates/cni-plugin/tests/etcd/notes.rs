@@ -49,8 +49,8 @@ fn notes_of_add_are_settled_by_del_with_other_endpoints() {
     // No server listens at the first etcd endpoint of this configuration.
     let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
     let store = broken_off(&lab, "notes-1");
-    // A pending commit is never sent to a cluster other than the one for which the ADD recorded it, even if a DEL runs
-    // there first.
+    // A pending commit is sent only to the cluster for which the ADD recorded it, even if a DEL first runs against
+    // another cluster.
     let other = Lab::start();
     let outcome = Call::new("DEL", "notes-1", &other.conf()).ok();
     assert!(passes_over(&outcome) && !outcome.stderr.contains(AGAIN), "{outcome:?}");

@@ -120,7 +120,7 @@ fn stale_hint_costs_one_request() {
     lab.nothing_is_left();
 }
 
-/// Tests a hint that is older than a restore of the cluster from a backup.
+/// Tests that a hint read before the cluster was restored from a backup only costs an ADD additional requests.
 #[test]
 fn stale_hint_from_before_restore_costs_two_requests() {
     let (lab, conf) = lab();
@@ -129,8 +129,8 @@ fn stale_hint_from_before_restore_costs_two_requests() {
     lab.erase("/calico/ipam/v2/");
     // The restored store is in its state before the first ADD, so none of the keys that the hint names exists.
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
-    // A new block must not overlap with the blocks of assigned prefixes, so the ADD must read these blocks. Without a
-    // hint, the first request of the ADD would already read the blocks of assigned prefixes.
+    // A new block must not overlap with an assigned prefix, so the ADD must read the blocks of assigned prefixes, too.
+    // Without a hint, the first request of the ADD would already read the blocks of assigned prefixes.
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 1));
     assert!(hint.exists());
     Call::new("DEL", "c2", &conf).ok();

@@ -78,8 +78,8 @@ fn certificates_come_from_netconf_or_environment() {
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A missing TLS key file must not be reported as a missing store. Without the key file, DEL releases no address and
-    // must report a failure.
+    // A missing TLS key file must not be reported as a missing store. If etcd's TLS key file is missing, DEL cannot
+    // release the address and must report a failure.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 

@@ -27,7 +27,7 @@ fn ranges_make_one_pool_when_nodes_begin_at_once() {
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", r#"{"metadata":{"name":"node-2"}}"#);
     lab.put("/calico/resources/v3/projectcalico.org/clusterinformations/default", "{}");
     let ipam = json!({"range": "10.79.0.8-10.79.0.23/24", "exclude": ["10.79.0.12/30"]});
-    // The twelve ADDs use two networks and two nodes, and together need all twelve addresses of the range.
+    // The range has twelve addresses, and twelve ADDs on two networks and two nodes must get all of them.
     let calls: Vec<Call> = (0..12)
         .map(|number| {
             let (node, network) = (format!("node-{}", number % 2 + 1), format!("net-{}", number / 2 % 2));

@@ -25,7 +25,7 @@ const POOLS: [&str; 6] =
     ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
 
 /// Replaces each address that the allocator chose with the address's pool. Explicitly requested addresses, which a CNI
-/// result shows as /32 or /128, are not replaced.
+/// result shows as /32 or /128, stay as they are.
 fn without_choice(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -127,8 +127,8 @@ fn on_engine(engine: &str) {
         open.close().await.unwrap();
         used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string())
     });
-    // The pool has 256 addresses minus the reserved addresses, but one reserved address was requested explicitly and is
-    // in use.
+    // The pool has 256 addresses. The reserved addresses are not usable, except one that was requested explicitly and
+    // is in use.
     assert_eq!(held.as_deref(), Some("253"));
 }
 

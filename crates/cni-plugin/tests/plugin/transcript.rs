@@ -119,7 +119,7 @@ fn transcript_matches_calico_for_allocator_answers() {
     });
 }
 
-/// Returns an allocator that gives the same answer to a recorded call as Calico's allocator must have given.
+/// Returns an allocator that replays the answers of Calico's allocator in a recorded call.
 fn answering(case: &Case) -> Scripted {
     let json: Value = serde_json::from_str(&case.stdout).unwrap_or(Value::Null);
     if case.exit != 0 {

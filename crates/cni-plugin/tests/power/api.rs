@@ -28,7 +28,7 @@ const CLIENTS: usize = 3;
 const REQUESTS: u64 = 12;
 /// Number of keys that each client uses.
 const KEYS: u64 = 4;
-/// Time to live of a lease, in seconds. Long enough that no lease expires during a test.
+/// Time to live of a lease, in seconds. A lease time of this length ensures that no lease expires during a test.
 const TTL: i64 = 3600;
 /// Approximate numbers of disk operations: for opening the store, and for all requests of a test round.
 const OPENING: u64 = 120;
@@ -128,8 +128,8 @@ impl Ledger {
         }
     }
 
-    /// Compares the client's acknowledged state with the state on disk, and adopts the state on disk. Returns true if
-    /// the unanswered request was carried out before the power cut.
+    /// Compares what the server acknowledged to the client with what is on disk after the power cut, and continues from
+    /// the state on disk. Returns true if the unanswered request was carried out before the power cut.
     fn settle(&mut self, left: State) -> Result<bool, String> {
         let after = self.pending.take().map(|request| self.acknowledged.after(&request));
         let happened = after.as_ref() == Some(&left);

@@ -3,13 +3,13 @@
 //! A test round mounts a disk ([`power::Disk`]) and lets one to four callers run ADD and DEL on that disk. The power is
 //! cut either after a certain disk operation, or when a caller has its answer. In every second round the callers use a
 //! Margay daemon (`margay serve`). Some plugin calls are killed before the power cut. After the power cut, the disk's
-//! image is copied. On the copy of the image, the next ADD must work and `margay ipam check` must report no problem.
-//! Each acknowledged ADD must still hold its address, and the address of each acknowledged DEL must be free. The next
-//! test round continues on the copy of the disk's image, so power cuts also happen while a store recovers from an
-//! earlier power cut.
+//! image is copied. On this copy of the disk's image, the next ADD must work and `margay ipam check` must report no
+//! problem. After the power cut, the address of every acknowledged ADD must still be assigned, and the address of every
+//! acknowledged DEL must be free. The next test round continues on the copy of the disk's image, so power cuts also
+//! happen while a store recovers from an earlier power cut.
 //!
-//! An ADD or DEL is acknowledged if the caller saw the plugin's process end before the power cut. A lock of the test
-//! disk determines which was first, the end of the plugin's process or the power cut.
+//! An ADD or DEL is acknowledged if the caller saw the plugin's process end before the power cut. The test disk's mutex
+//! orders the end of the plugin's process and the power cut.
 //!
 //! `MARGAY_POWER_SEED` sets the random seed and `MARGAY_POWER_ROUNDS` the number of rounds; `make torture MODE=power`
 //! sets both variables. The tests run the plugin binary that cargo has built, or the binary that

@@ -2,7 +2,7 @@
 //! power.
 //!
 //! The killed process leaves unsynced changes, which the next process sees although they are not durable. The next
-//! process must sync the killed process's changes before relying on them.
+//! process that opens the store must sync the killed process's unsynced changes before it relies on them.
 
 use std::thread;
 use std::time::Duration;
@@ -40,8 +40,8 @@ pub(crate) fn while_it_is_made(engine: Engine) {
     println!("{engine:?}: killed at {operations} operations, which make a store and commit");
 }
 
-/// Kills an ADD on an existing store, at each disk operation in turn. On redb, the killed ADD is the one that finds the
-/// journal full, because that ADD has the most disk operations.
+/// Kills an ADD on an existing store, at each disk operation in turn. On redb, the test kills the ADD that finds the
+/// journal full, because that ADD does the most disk operations.
 pub(crate) fn in_a_commit(engine: Engine) {
     let mut world = World::empty(engine, Syncs::Kept);
     let mut before = (0, world.clone());

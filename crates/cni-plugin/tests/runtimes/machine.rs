@@ -21,8 +21,8 @@ use testkit::programs::{command, plugin};
 /// Maximum number of times that a condition is checked, with [`PAUSE`] between two checks.
 const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time limit of a command on the machine, in seconds. On an idle machine every command needs only a small part of this
-/// time limit.
+/// Time limit of a command on the machine, in seconds. On an idle host, a command on the test machine takes only a
+/// small part of this time limit.
 const TEST_TIMEOUT: &str = "60";
 /// The page that a container's web server serves.
 pub(crate) const PAGE: &str = "a page of the container\n";
@@ -36,15 +36,16 @@ pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
-    /// A unique name of the machine and of its control group (cgroup), which contains its containers' control groups.
+    /// The machine's unique name, also used for its control group (cgroup); the cgroups of its containers are inside
+    /// that cgroup.
     pub(crate) tag: String,
 }
 
 impl Machine {
     /// Creates a machine with Margay and the standard CNI plugins, a store of the given engine, and three networks. The
     /// network `lab` assigns IPv4 addresses from the pool `lab` (10.88.0.0/24). The network `dual` assigns IPv4 and
-    /// IPv6 addresses from the pools `dual-v4` (10.89.0.0/24) and `dual-v6` (fd00:89::/64). `masquerade` says whether
-    /// packets that leave the bridges of `lab` and `dual` get the host's address. The network `routed` has no bridge.
+    /// IPv6 addresses from the pools `dual-v4` (10.89.0.0/24) and `dual-v6` (fd00:89::/64). With `masquerade`, the
+    /// bridges of `lab` and `dual` give outgoing packets the host's source address. The network `routed` has no bridge.
     /// Containers in `routed` get addresses from the pool `routed` (10.90.0.0/24), assigned by Margay's main plugin
     /// under the name `calico`.
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
@@ -257,7 +258,7 @@ impl Boot<'_> {
         serde_json::from_str(&self.run(&[&["margay"], words, &["-o", "json"]].concat())).unwrap()
     }
 
-    /// Fetches a page of a web server, with a request from the machine itself.
+    /// Fetches a web page from a web server, from inside the test machine.
     #[track_caller]
     pub(crate) fn fetch(&self, from: &str) -> String {
         let address: SocketAddr = from.parse().unwrap();
@@ -290,8 +291,8 @@ impl Boot<'_> {
 
 impl Drop for Boot<'_> {
     fn drop(&mut self) {
-        // The parent process has not yet waited for the first process, so no other process can have the same process
-        // id. All other processes of the machine end together with its first process.
+        // The machine's first process has not been waited for yet, so the kernel cannot have reused its process id. All
+        // other processes of the machine end together with its first process.
         let _ = kill(self.number, Signal::SIGKILL);
         let _ = self.first.wait();
     }

@@ -58,8 +58,8 @@ fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item
     )
 }
 
-/// Returns the reason why this host cannot run containers at all, if there is one. A missing package does not prevent
-/// running the tests: without the package, the tests run and fail.
+/// Returns the reason why this host cannot run containers at all, if there is one. If a system package that the tests
+/// need is missing, the tests run and fail; they are not skipped.
 fn cannot_here() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("containers with networks need root".to_owned());

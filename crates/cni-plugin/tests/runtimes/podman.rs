@@ -139,8 +139,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     after.nothing_is_left();
 }
 
-/// Checks and releases an address of an earlier boot whose container was not restarted. No runtime sends DEL for the
-/// address of a container that is not restarted.
+/// Checks that the address of a container that was not restarted after a reboot is still assigned, and releases it.
+/// After a reboot, no runtime sends DEL for a container that it does not start again.
 fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
     assert_eq!(boot.boot_of(address), earlier);
     boot.run(&["margay", "ipam", "release", "--ip", address]);

@@ -186,8 +186,8 @@ fn bridged_network_gives_no_network_broadcast_or_gateway() {
         assert_eq!(held, (2..=14).map(|n| IpAddr::from([10, 2, 0, n])).collect());
         Call::new("ADD", "one-too-many", &conf).run().refusal().says(&["10.2.0.0/28"]);
         lab.add("one-too-many").run().refusal().says(&["margay ipam show"]);
-        // The DEL of a routed container frees an address of the pool, and a container on the bridged network can get
-        // it.
+        // The routed and the bridged network share the pool: an address that a DEL on the routed network frees can be
+        // assigned on the bridged network.
         Call::new("DEL", "routed-5", &conf).ok();
         let address = lab.add("one-too-many").ok().address();
         assert!(held.contains(&address) && address != first.address());
@@ -270,7 +270,8 @@ fn host_local_keys_in_short_form() {
         assert_eq!(addresses, [ip("10.7.0.4"), ip("10.7.0.5")].into());
         let full = Call::new("ADD", "c", &conf).run();
         full.refusal().says(&["margay ipam show"]);
-        // A second subnet under the same network name works beside the first subnet, which stays full.
+        // If the network's subnet is full, a second subnet under the same network name works, and ADDs on the first
+        // subnet still fail.
         let other = lab.conf_with("macvlan", json!({"subnet": "10.8.0.0/24"}));
         assert!(Call::new("ADD", "d", &other).ok().address().to_string().starts_with("10.8.0."));
         Call::new("ADD", "e", &conf).run().refusal().says(&["margay ipam show"]);

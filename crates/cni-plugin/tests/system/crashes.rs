@@ -1,5 +1,5 @@
-//! Tests in which plugin calls are killed (SIGKILL) at random moments, on each engine. Further tests check that the
-//! tests with kills would detect the damage that kills could cause.
+//! Tests in which plugin calls are killed (SIGKILL) at random moments, on each engine. Other tests damage a store or
+//! its queue on purpose, to check that the tests with kills would notice the damage.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,8 +45,8 @@ fn kills_check_notices_lost_address() {
     assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
 }
 
-/// Tests the kill tests themselves: they must notice a call that gets the lock before a stopped lock holder after the
-/// queue file was removed.
+/// Tests the kill tests themselves: they must fail if a call gets the lock although a stopped process still holds it
+/// (after the queue file was removed).
 #[test]
 fn kills_check_notices_caller_that_passes_holder() {
     let (mut world, life) = World::with_full_log(Engine::REDB);

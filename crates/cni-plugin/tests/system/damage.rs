@@ -27,9 +27,9 @@ const PAGE: u64 = 4096;
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// Strings of which the error about a damaged store must contain one; each names the remedy for a kind of damage.
-/// Damaged files can look like a store of a newer version or of another engine; the error text then says which program
-/// or setting is needed.
+/// Remedies, one for each kind of damage; the error about a damaged store must contain one of these strings. Damaged
+/// files can look like a store of a newer version or of another engine; the error text then says which program or
+/// setting is needed.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
 /// An undamaged store, and the address that each of its containers holds.
@@ -174,8 +174,7 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Repeats the damage of a failed round on a new copy of the store, and keeps the copy for finding the cause of the
-/// failure.
+/// After a failed round, damages a new copy of the store in the same way and keeps the copy for debugging.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();

@@ -130,7 +130,7 @@ fn full_disk_loses_nothing() {
     }
 }
 
-/// Tests a first ADD that may create the store of its pool, but fails because the disk has no room for a store.
+/// Tests a first ADD whose configuration allows it to create the store, on a disk without room for a store.
 #[test]
 fn full_disk_has_no_room_for_new_store() {
     for engine in ENGINES {
@@ -153,7 +153,7 @@ fn full_disk_has_no_room_for_new_store() {
 }
 
 /// Runs DELs on a full disk, where other files immediately use any space that becomes free. The store has `resident`
-/// containers, of which DEL must release at least the first `sure`.
+/// containers; on the full disk, at least the first `sure` DELs must succeed.
 fn crowd(engine: Engine, resident: usize, sure: usize) {
     let mut lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");

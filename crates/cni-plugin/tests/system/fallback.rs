@@ -156,7 +156,7 @@ fn fallback_subnet_is_chosen_once_per_network() {
             Call::new("DEL", &format!("c{number}"), &conf).ok();
         }
         Call::new("DEL", "c9", &other).ok();
-        // The network names differ only in characters that are not allowed in pool names.
+        // These networks have names that differ only in characters that pool names do not allow.
         let gateways = ["web_app", "web-app", "web.App"].map(|name| {
             other["name"] = name.into();
             let gateway = Call::new("ADD", "c9", &other).ok().json()["ips"][0]["gateway"].to_string();

@@ -188,8 +188,8 @@ fn gc_frees_what_list_lacks() {
         assert_eq!(lab.gc(&list).ok().stdout, "");
         assert_eq!(lab.addresses(), [kept, young, ahead, other].into(), "{gone}");
         lab.gc(&list).ok();
-        // If the list of valid attachments is missing or invalid, GC releases nothing; if the list is empty, GC
-        // releases all old addresses of the network.
+        // If the list of valid attachments is missing or invalid, GC releases nothing; if it is empty, GC releases all
+        // addresses of the network that are older than a minute.
         for wrong in [Value::Null, json!({}), json!([{"containerID": "kept"}])] {
             let refusal = lab.gc(&wrong).run().refusal();
             assert_eq!(refusal.code, 7);

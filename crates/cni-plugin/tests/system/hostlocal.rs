@@ -59,7 +59,8 @@ fn configurations() -> Vec<Value> {
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.20", "rangeEnd": "10.5.0.29"},
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.40", "rangeEnd": "10.5.0.49"},
         ]]}),
-        // The gateways of these IPv6 subnets are outside of the subnets, for example link-local.
+        // host-local accepts an IPv6 gateway outside of the subnet (for example, a link-local address), so test such
+        // gateways.
         json!({"subnet": "fd05::/64", "gateway": "fe80::1", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "2001:db8::1"}]]}),
         json!({"ranges": [[{"subnet": "fd05::/64", "gateway": "fe80::1"}, {"subnet": "fd06::/64", "gateway": "fe80::2"}]]}),

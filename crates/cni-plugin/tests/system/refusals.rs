@@ -207,7 +207,7 @@ fn store_path_is_relative() {
     }
 }
 
-/// Creates a store by the first ADD with a configuration that defines the pool.
+/// Runs a first ADD whose configuration defines the pool, which creates the store.
 fn make_store(lab: &Lab, umask: &str) -> Outcome {
     let call = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
     call.run_as(call.command_through(&["/bin/sh", "-c", &format!("umask {umask}; exec \"$0\"")]))
@@ -250,7 +250,8 @@ fn store_has_lost_its_queue() {
             del.refusal().says(&["queue"]);
             continue;
         }
-        // A plugin call that writes may recreate the lost queue file; afterwards the store works as before.
+        // If the store's queue file is missing, a plugin call that writes may create it again, and the store then works
+        // as before.
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c2", &conf).ok();
         assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");

@@ -12,7 +12,7 @@ use crate::process::Call;
 use testkit::programs::plugin;
 
 /// Runs a command in a new network namespace with its own /run, in which `c1` is the named network namespace of a
-/// container. The new network namespace and `c1` are gone after the command.
+/// container. When the command ends, the network namespace and the container `c1` are gone.
 const ELSEWHERE: [&str; 6] = [
     "/usr/bin/unshare",
     "--net",
@@ -22,8 +22,8 @@ const ELSEWHERE: [&str; 6] = [
     "mount -t tmpfs none /run && ip netns add c1 && exec \"$0\"",
 ];
 
-/// What each sample should contain: the type of its main plugin, the networks of a container's addresses, and an
-/// address that a container may request.
+/// Expectations for a sample: its main plugin, the CIDRs that a container's addresses must be in, and an address that a
+/// container may request.
 const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("bridge", "bridge", &["10.41.0.0/24"], "10.41.0.77"),
     ("dual-stack", "bridge", &["10.42.0.0/24", "fd00:42::/64"], "fd00:42::77"),
@@ -73,7 +73,8 @@ fn sample_networks_give_addresses_without_existing_store() {
         for container in ["c1", "c2"] {
             Call::new("DEL", container, &conf).ok();
         }
-        // The preceding DEL has released the requested address, so another container can request it.
+        // The requested address is free again after the DEL of the first container, so another container can request
+        // it.
         Call::new("ADD", "c3", &conf).with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={wanted}")).ok();
     }
 }
@@ -103,7 +104,7 @@ fn sample_routed_network_wires_container_with_its_pools() {
         outcome
     };
     call("ADD").refusal().says(&["there is no store here", "pool create"]);
-    // Continue as on a machine that was configured according to docs/routed-network.md.
+    // From here on, the test follows docs/routed-network.md.
     lab.pool("routed", "10.45.0.0/24");
     lab.pool("routed6", "fd00:45::/64");
     let added = done("ADD");

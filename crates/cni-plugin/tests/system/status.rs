@@ -195,7 +195,7 @@ fn status_when_disk_became_read_only() {
         lab.add("c1").run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
         ready(&conf);
-        // The check for free space also works on a store that is already open, as in a daemon.
+        // STATUS also checks for disk space if the store is already open, as in a daemon.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open =

@@ -23,8 +23,8 @@ const MOST_HELD: usize = 3;
 const KILLED_CALLERS: u64 = 8;
 /// Total number of plugin calls that are killed in a test.
 const KILLS: u64 = 160;
-/// Maximum number of attachments that a caller adds before the test has killed enough calls. Even on a fast machine,
-/// the kill comes before the end of at least one in four calls.
+/// Maximum number of attachments that a caller adds before the test has killed enough calls. Even on a fast machine, at
+/// least a quarter of the kills hit a plugin call that is still running.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
 /// Maximum delay between the start of a plugin call and its kill. A plugin call takes a few milliseconds without other
 /// callers, and tens of milliseconds with this test's concurrent callers.

@@ -17,8 +17,7 @@ use crate::place::ETCD;
 use crate::record::Documents;
 use testkit::server::Etcd;
 
-/// Time limit for two waits: of a plugin call for the store, and of the test, which holds the store open, for that
-/// call.
+/// How long a plugin call waits for the store; the test, which holds the store open, waits equally long for the call.
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The running etcd servers that no test case uses at the moment; each server runs until [`stop_all`].

@@ -27,7 +27,7 @@ pub(crate) struct Call {
 /// The outcome of a plugin call.
 #[derive(Debug)]
 pub(crate) struct Came {
-    /// The values of `exit`, and of `stdout` or `stdout_text`, in the format of the recording.
+    /// The plugin's exit code and output (`exit`, and `stdout` or `stdout_text`), in the format of the recorded calls.
     pub(crate) outcome: Value,
     pub(crate) stdin: String,
     pub(crate) stderr: String,

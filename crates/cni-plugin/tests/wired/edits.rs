@@ -19,21 +19,21 @@ pub(crate) enum Edit {
     Text(&'static str, &'static str),
     /// The expected state after the plugin call is the state before the call.
     AsBefore,
-    /// The expected state after the plugin call is the state before the call, except for the containers' sysctls, which
-    /// have their recorded values.
+    /// The plugin call must change nothing except the containers' sysctls, which must equal the recorded ones.
     AsBeforeButSettings,
     /// At this path, the expected outcome has the value that was recorded for a different step of the same case.
     Copy(&'static [&'static str], usize),
     /// The expected exit status, output, IPAM calls and state are taken from a recorded step, possibly of another case,
     /// with some strings replaced.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// The expected state is the recorded state after a step of any case, with some strings replaced.
+    /// The expected state is the recorded state after some step, possibly of another test case, with some strings
+    /// replaced.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
     /// Appends to the expected IPAM calls a DEL that releases the addresses of the failed ADD.
     TakenBack,
-    /// Replaces the first User-Agent by the second one in the expected requests to the Kubernetes API.
+    /// Replaces the User-Agent header `.0` by `.1` in the expected requests to the Kubernetes API.
     CallsItself(&'static str, &'static str),
-    /// Replaces the first `Accept` header by the second one in the expected requests to the Kubernetes API.
+    /// Replaces the `Accept` header `.0` by `.1` in the expected requests to the Kubernetes API.
     Accepts(&'static str, &'static str),
     /// Expects that a program sends no request to the Kubernetes API.
     AsksNothing(&'static str),
@@ -154,8 +154,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// Returns the expected outcome of a plugin call: the recorded outcome after the edits of all its exceptions. If IPAM
-/// runs in the main plugin's process, the expected outcome contains no calls of `calico-ipam`.
+/// Returns the recorded outcome of a plugin call, changed by every exception that applies to the call. If IPAM runs in
+/// the main plugin's process, the expected outcome contains no calls of `calico-ipam`.
 pub(crate) fn expected(
     step: &Value,
     case: &str,

@@ -48,8 +48,8 @@ impl Api {
         Self { content, _served: served }
     }
 
-    /// Replaces the objects of the simulated Kubernetes API and selects how the API answers (for example with
-    /// refusals), as a case's setup or a step says.
+    /// Applies a case's setup or step to the simulated Kubernetes API: its objects, and how it answers (for example,
+    /// with refusals).
     pub(crate) fn set(&self, kubernetes: &Value) {
         let mut content = locked(&self.content);
         content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();

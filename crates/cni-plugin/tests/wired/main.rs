@@ -3,8 +3,9 @@
 //! and the requests to IPAM and the Kubernetes API. The state of store, host and container after the call must also
 //! match the recording.
 //!
-//! A test is named `store/mode/case`, for example `etcd/child/plain`, and is run by `cargo test --profile ci -p
-//! margay-cni-plugin --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
+//! A test is named `store/mode/case`, for example `etcd/child/plain`, and is run by
+//! `cargo test --profile ci -p margay-cni-plugin --test wired -- etcd/child/plain`. Tests whose names begin with
+//! `harness/` test the code that replays the recorded calls.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 /// Pairs a test function with its name.
@@ -137,8 +138,8 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Returns the reason why this host cannot run the tests at all, if there is one. A missing package does not prevent
-/// running the tests: without the package, the tests run and fail.
+/// Returns the reason why this host cannot run the tests at all, if there is one. If a system package that the tests
+/// need is missing, the tests run and fail; they are not skipped.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

@@ -122,13 +122,13 @@ enum Length {
     Literal,
     /// The placeholder matches the whole rest of the string.
     Rest,
-    /// The placeholder matches this many bytes at the start of the string.
+    /// The placeholder matches the first bytes of the string; the field is their number.
     Is(usize),
     /// The placeholder does not match the start of the string.
     No,
 }
 
-/// Returns how much of the start of a string a placeholder matches.
+/// Returns the length of the start of a string that a placeholder matches.
 fn length_of(placeholder: &str, text: &str) -> Length {
     let kind = placeholder.trim_matches(['<', '>']).split(':').next().unwrap_or_default();
     let run = |is: fn(char) -> bool| text.find(|letter| !is(letter)).unwrap_or(text.len());

@@ -47,8 +47,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Moves the calling thread to new network, mount and UTS namespaces: a machine of its own. `root` is an empty
-    /// folder, which becomes the machine's disk.
+    /// Simulates a separate machine: moves the calling thread to new network, mount and UTS namespaces. `root` is an
+    /// empty folder, which becomes the machine's disk.
     pub(crate) fn enter(root: &Path, mode: Mode, forwarding: Forwarding) -> Self {
         for folder in ["bin", "files", PLUGINS, "var-lib/calico", "var-lib/cni", "var-log"] {
             fs::create_dir_all(root.join(folder)).unwrap();
@@ -82,7 +82,8 @@ impl Place {
         place
     }
 
-    /// Installs the plugins where the main plugin searches for them, with a spy in place of each IPAM plugin.
+    /// Installs the plugins where the main plugin searches for them, each IPAM plugin behind a wrapper (spy) that
+    /// records its calls.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
         // One binary contains all plugins, and the name under which the binary is called selects the plugin.

@@ -90,9 +90,8 @@ pub(crate) fn is_call(step: &Value) -> bool {
 /// The fields of a recorded step that contain the state after the plugin call.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
-/// Returns the parts of a recorded plugin call that are compared, with default values for omitted parts. The argument
-/// `before` is the state before the call, which stands for the state after the call if the recording says that nothing
-/// changed.
+/// Returns the parts of a recorded plugin call that are compared, with default values for omitted parts. `before` is
+/// the state before the call; it is also used as the state after the call if the recording says that nothing changed.
 pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     let mut outcome = Map::new();
     for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {

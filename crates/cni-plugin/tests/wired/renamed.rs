@@ -1,6 +1,6 @@
 //! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node's first claim
-//! may pick any block, so Margay's block may differ from the recorded one. After the first claim, the chosen block must
-//! always map to the same recorded block.
+//! may pick any block, so Margay's block may differ from the recorded one. Once Margay has claimed a block, this block
+//! must always correspond to the same recorded block.
 
 use std::net::IpAddr;
 
@@ -17,8 +17,8 @@ pub(crate) struct Renamed {
 }
 
 impl Renamed {
-    /// For each handle that holds addresses in both Margay's state and the recorded state, adds pairs of Margay's block
-    /// or address and the recorded one. Within a handle and an address family, the first block corresponds to the first
+    /// Adds to the map, for each handle in both Margay's and the recorded state, Margay's blocks or addresses with
+    /// their recorded counterparts. Within a handle and an address family, the first block corresponds to the first
     /// recorded block, and so on.
     pub(crate) fn learn(&mut self, wanted: &Value, came: &Value) {
         for (handle, blocks) in wanted["etcd"]["ipam"]["handles"].as_object().into_iter().flatten() {

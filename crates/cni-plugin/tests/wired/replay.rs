@@ -173,8 +173,8 @@ fn host_local_files() -> Value {
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
 }
 
-/// For a case, two lists of `EXCEPTIONS` entries: those that changed an expected outcome, and those that were needed
-/// for a match.
+/// For a case, the `EXCEPTIONS` entries that changed an expected outcome, and the entries without which an outcome
+/// would not have matched.
 #[derive(Debug, Default)]
 struct Needed {
     changing: Vec<&'static Exception>,
@@ -329,8 +329,8 @@ fn judge(
     Ok((wrong, unneeded))
 }
 
-/// Removes the neighbour entry of the default gateway from a container's state. A container has this entry only if
-/// Calico's agents do not run.
+/// Removes the neighbour entry of the default gateway from a container's state. A container has a neighbour entry for
+/// its default gateway only if Calico's agents do not run.
 fn without_known_next_hop(state: &mut Value) {
     let containers = state["netns"].as_object_mut().into_iter().flatten();
     for (_, interface) in containers.flat_map(|(_, it)| it["interfaces"].as_object_mut().into_iter().flatten()) {
@@ -341,7 +341,7 @@ fn without_known_next_hop(state: &mut Value) {
     }
 }
 
-/// Returns a copy of a document in which all times are earlier by `by`.
+/// Returns a copy of a document with `by` subtracted from every time in it.
 fn older(document: &Value, by: Duration) -> Value {
     let text = |text: &str| {
         let go = ipam_core::timestamps::parse_go_string(text).map(|time| ipam_core::timestamps::go_string(time - by));
@@ -379,7 +379,8 @@ pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
         if step["exit"].is_number() { recorded.unwrap_or(TEST_TIMEOUT).max(TEST_TIMEOUT) } else { TEST_TIMEOUT };
     let patience = patient(patience);
     let mut came = call.run(patience);
-    // STATUS waits less than a second for the store, too short on a busy machine, so repeat STATUS as a runtime would.
+    // STATUS waits less than a second for the store. That is too short on a busy machine, so repeat STATUS as a runtime
+    // would.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::{Value, json};
 
-/// The folder that contains the real IPAM plugins, beside the spies' folder in `CNI_PATH`.
+/// The folder with the real IPAM plugins; the folder with the recording wrappers (spies) is beside it.
 pub(crate) const PLUGINS: &str = "plugins";
 /// The file to which spies write the IPAM calls, one JSON object per line, beside the folder in `CNI_PATH`.
 pub(crate) const CALLS: &str = "calls";
@@ -47,8 +47,8 @@ pub(crate) fn run(name: &str) -> ExitCode {
     ExitCode::from(output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// Returns the IPAM calls that the spies have recorded since the last call of this function. `given` is the main
-/// plugin's standard input.
+/// Returns the IPAM calls that the recording wrappers (spies) have noted since this function was last called. `given`
+/// is the main plugin's standard input.
 pub(crate) fn calls(root: &Path, given: &str) -> Value {
     let path = root.join(CALLS);
     let noted = fs::read_to_string(&path).unwrap_or_default();

@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // In the recording, the ADD's host interface is the interface that did not exist before the ADD.
+        // In the recording, the host interface of an ADD is the one that exists only after the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()
@@ -66,7 +66,7 @@ fn ask_api(step: &Value) {
 fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     for ipam in step["ipam_calls"].as_array().unwrap() {
         let name = ipam["plugin"].as_str().unwrap();
-        // In the mode `InProcess`, the main plugin does not call IPAM plugins through the spies.
+        // In the mode `InProcess`, IPAM calls bypass the recording wrappers (spies).
         let folder = if stage.mode == Mode::Child { "bin" } else { crate::spy::PLUGINS };
         let env = stage.place.concrete(&ipam["env"]);
         let env = env.as_object().unwrap().iter().map(|(name, value)| (name, value.as_str().unwrap()));

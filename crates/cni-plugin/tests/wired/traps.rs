@@ -1,4 +1,4 @@
-//! Tests that Margay's main plugin does not have certain defects of Calico's plugin that no recorded case shows.
+//! Tests that Margay's main plugin is free of defects of Calico's plugin that no recorded case shows (see each test).
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,9 +20,9 @@ use crate::{Kind, Mode, NamedTest, Test};
 
 /// The address of a test server that accepts connections and never answers.
 const SILENT: &str = "127.0.0.1:8002";
-/// Time limit of a plugin call whose own timeout is 10 s.
+/// After how long the test fails if a plugin call with a timeout of 10 s has not ended.
 const DEADLINE: Duration = Duration::from_secs(14);
-/// Minimum number of ADDs in which Felix must have added the route before the plugin.
+/// Minimum number of ADDs in which Felix must have added the container's route before the plugin does.
 const RACES: u32 = 40;
 
 /// Returns all tests of this module, each with its name.
@@ -139,7 +139,7 @@ fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
     let first = address(&stage.call(&add).run(patient(DEADLINE)));
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
-    // Each ADD gets the next free address of the block.
+    // The node has one block, and each ADD gets the block's next free address.
     let expected = |round: u32| Ipv4Addr::from(u32::from(first) + 1 + round);
     let (round, done) = (AtomicU32::new(0), AtomicBool::new(false));
     let felix = || {
@@ -192,9 +192,9 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
-/// Tests containers whose generated host interface names would be equal. The id of one container is exactly the id part
-/// of the generated interface name, and the id of another container starts with that part. A third container is in
-/// another Kubernetes namespace.
+/// Tests containers whose generated host interface names would be equal. Such a name contains the first 11 characters
+/// of the container's id; one test container has exactly these 11 characters as its id, another has a longer id that
+/// starts with them. One of the test's three containers is in another Kubernetes namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
@@ -273,7 +273,7 @@ fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let first = address(&stage.call(&of("c1", "a")).run(patient(DEADLINE)));
     // The kernel removes a namespace's interfaces some time after the namespace itself.
     shell("ip netns del a; while ip link show calic1 2>/dev/null; do sleep 0.02; done; ip netns add a; ip netns add b");
-    // DEL was not called; instead, the address was released as a leftover of an earlier boot.
+    // The container got no DEL: its address was released as a leftover of an earlier boot.
     stage.books.release(first.into());
     let changes = [("env", "CNI_ARGS", json!(format!("IP={first}")))];
     let mut other = of("c2", "b");
@@ -325,8 +325,8 @@ fn check_of_pod_without_ipam(stage: &mut Stage) {
     add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
 }
 
-/// Tests a container that is in a second network, which adds no interface. CHECK succeeds for both networks, and GC for
-/// the second network does not touch the container.
+/// Tests a container that joins a second network without getting a second interface. CHECK succeeds for each of the
+/// container's two networks, and a GC for the second network does not touch the container.
 fn check_and_gc_of_second_network(stage: &mut Stage) {
     let adds: Vec<Value> = ["net1", "net2"]
         .map(|network| {

@@ -24,8 +24,8 @@ impl<T> Drop for AbortingTask<T> {
 }
 
 impl SharedStore {
-    /// Runs `work` on the open store in its own task, which is aborted if the caller drops the future but continues if
-    /// the caller only stops polling.
+    /// Runs `work` on the open store in its own task. Dropping the returned future aborts the task; not polling the
+    /// future does not.
     ///
     /// # Errors
     /// Any error of opening the store, or any error that `work` returns.
@@ -136,8 +136,8 @@ impl Store for SharedStore {
 /// `RevisionRegressed` if a different store has replaced the watched store; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
-    // Progress reports tell a watch without events at which revision to resume after a hand-over. The watch cannot be
-    // resumed from its start revision, which may be compacted before the hand-over.
+    // Progress reports tell a watch without events at which revision to resume after a hand-over. After a hand-over, a
+    // watch cannot use its original start revision, because this revision may be compacted by then.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
@@ -166,8 +166,7 @@ impl ResumableWatch {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // Box the future of `resume`, because its size would otherwise be reserved in each of thousands of
-                    // watches, although hand-overs are rare.
+                    // Box the rarely used future of `resume`, because it would enlarge each of thousands of watches.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));

@@ -14,7 +14,8 @@ use tokio::time::sleep_until;
 
 use driver::Opened;
 
-/// Minimum and maximum time for which waiting callers get the store after a hand-over, before the next hand-over.
+/// After a hand-over, the minimum and maximum time for which this process keeps the store for its own waiting callers
+/// before the next hand-over.
 const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
 /// The gate's open store, the number of its current users, and the right to close or open it.
@@ -117,8 +118,8 @@ impl StoreGate {
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
 
-    /// Calls `look` on the open store without beginning a use of the store; returns `None` if the store is closed. The
-    /// function `look` must not block.
+    /// Calls `look` on the open store without counting as a user of the store; returns `None` if the store is closed.
+    /// The function `look` must not block.
     pub(super) fn peek<T>(&self, look: impl FnOnce(&dyn Opened) -> T) -> Option<T> {
         self.state.borrow().store.as_deref().map(|store| look(&**store))
     }
@@ -201,8 +202,8 @@ impl HandOverTurn {
 
 impl Drop for HandOverTurn {
     fn drop(&mut self) {
-        // Without a share of time for the callers in this process, a series of arriving processes could keep the store
-        // nearly all the time.
+        // Waiting callers of this process get a minimum time after each hand-over; otherwise processes that keep
+        // arriving could starve these callers.
         let has_callers = self.gate.state.receiver_count() > 0;
         let share = if has_callers {
             self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())

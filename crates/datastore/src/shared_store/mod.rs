@@ -1,6 +1,6 @@
 //! Keeps a store open in this process and hands it over to other processes when they wait for it. The daemon hands the
 //! store over when other processes wait for the store lock. A long reader hands the store over between two of its
-//! calls. The main plugin hands the store over while another program runs.
+//! calls. The main plugin hands the store over while it runs an external program, such as an IPAM plugin.
 //!
 //! Each call of a store method has an [`OpenGuard`], and the shared store stays open while any guard exists. A
 //! hand-over waits until all guards are dropped, closes the store, and opens it again after the queued processes have
@@ -8,10 +8,10 @@
 //! because the only state of a watch is a revision. A watch ends with an error if a different store is at the location
 //! after the hand-over.
 //!
-//! The owner of a future may stop polling the future without dropping it. A future can stay unpolled, for example a
-//! stream whose client does not read, or a `select!` arm while another arm runs. A future that is returned to a caller
-//! must not keep an [`OpenGuard`] across an `await`, nor wait for a lock that a hand-over needs. Code that keeps the
-//! store open runs in a task of its own, not in the caller's future.
+//! A caller may stop polling a future without dropping it: for example, a stream whose client does not read, or a
+//! `select!` arm while another arm runs. Therefore a future that is returned to a caller must not keep an [`OpenGuard`]
+//! across an `await`, nor wait for a lock that a hand-over needs. Code that keeps the store open runs in a task of its
+//! own, not in the caller's future.
 
 mod calls;
 mod gate;
@@ -54,7 +54,7 @@ struct SharedInner {
     gate: Arc<StoreGate>,
     seen: Mutex<CurrentStore>,
     holding: SharedStoreOptions,
-    /// The oldest revision that clients of etcd's API may read, as known when the store was open the last time.
+    /// The oldest revision that clients of etcd's API may read, as of the last time the store was open.
     oldest_for_clients: AtomicI64,
 }
 
@@ -241,8 +241,8 @@ impl SharedStore {
         let location = &self.shared.location;
         let options = options.clone().with_wait(wait);
         let open = match open_here(location, &options).await {
-            // On a full disk, the store is opened for releases of addresses only. A store that was opened for releases
-            // only refuses other writes until the disk space reserved for releases is restored.
+            // On a full disk, the store is opened for releases of addresses only. If the store was opened for releases
+            // on a full disk, it refuses all other writes until the disk space reserved for releases is restored.
             Err(error) if *error.kind() == ErrorKind::NoSpace && *opens_when_full => {
                 open_here(location, &options.with_purpose(Purpose::Release)).await?
             }
@@ -301,14 +301,14 @@ impl SharedStore {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        // The first ticket in the store's queue belongs to this process itself.
+        // This process's own ticket is the first in the store's queue.
         is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
     /// Closes the store for the processes that wait for the store lock, and then opens it again. If a process has
-    /// announced that it will queue, the hand-over waits at most 20 ms until that process has queued. Before a
-    /// hand-over, callers that waited during the previous hand-over use the store for as long as that hand-over took,
-    /// at most 250 ms.
+    /// announced that it will queue, the hand-over waits at most 20 ms until that process has queued. Between two
+    /// hand-overs, waiting callers of this process get the store for as long as the last hand-over took, at most 250
+    /// ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -441,7 +441,7 @@ impl SharedStore {
     }
 }
 
-/// How far a process that wants the store has come: announced by a Yield frame, or already queued for the store lock.
+/// The progress of a process that wants the store: announced by a Yield frame, or queued for the store lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
     /// The process has announced that it wants the store, but may not be in the queue for the store lock yet.
@@ -461,8 +461,7 @@ pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 pub struct SharedStoreOptions {
     /// The options with which this process opens the store each time.
     pub options: OpenOptions,
-    /// The deadline for all waits for the store together; with `None`, [`OpenOptions::wait`] limits each wait
-    /// separately.
+    /// One deadline for the sum of all waits for the store lock; with `None`, [`OpenOptions::wait`] limits each wait.
     pub until: Option<Instant>,
     /// The minimum time for which the store stays open before it is yielded to a waiting process at the end of a store
     /// call. If `yields_after` is `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
@@ -471,7 +470,8 @@ pub struct SharedStoreOptions {
     /// Says whether a store on a full disk is opened for releases of addresses only; otherwise, opening the store
     /// fails. On a full disk, releases of addresses may use disk space that is reserved for them.
     pub opens_when_full: bool,
-    /// The history limits that are set when a store of format 2 is opened. `None` keeps the store's own limits.
+    /// The history limits that are set when a store of format 2 is opened. With `None`, the history limits that are
+    /// recorded in the store stay in force.
     pub history: Option<Retention>,
     /// The observer that the shared store notifies of its events.
     pub observer: Arc<dyn SharedStoreObserver>,
@@ -498,10 +498,10 @@ pub trait SharedStoreObserver: Send + Sync {
     fn taken(&self) {}
     /// Called before this process closes the store to hand it over to another process.
     fn handed_over(&self) {}
-    /// Called before the store is closed at the owner's request; the next call on the store may open it again.
+    /// Called before the program that owns the shared store closes it; the next call on the store may open it again.
     fn released(&self) {}
-    /// Called when this process begins to wait for another process, or for an engine that opens the store; the wait is
-    /// not a hang.
+    /// Called when this process starts to wait for the store lock or for the engine to open the store; a watchdog must
+    /// not take this wait for a hang.
     fn wait_begins(&self) {}
     /// Called when the wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}

@@ -15,11 +15,11 @@ use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 use crate::server::send_signal;
 
-/// The proxy's delay for each message of the late ADD to etcd. The delay is longer than the duration of a DEL, so the
-/// ADD's commit usually reaches etcd after the DEL.
+/// The proxy's delay for each message of the late ADD to etcd. The proxy delays the ADD's commit for longer than a DEL
+/// takes, so the commit usually reaches etcd after the DEL.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
-/// Maximum number of attempts in which the DEL is so slow that the ADD's commit arrives before the DEL ends.
+/// Maximum number of attempts that are discarded because the ADD's commit arrived before the DEL had ended.
 const SLOW_DELS: usize = 10;
 
 /// Runs [`left_of_an_add`] until an ADD's commit reaches etcd after the DEL, and returns the number of leaked
@@ -29,7 +29,8 @@ fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     left.expect("no commit arrived after its DEL, because the DELs were too slow")
 }
 
-/// Returns the number of addresses that an ADD and a DEL leak, or `None` if the ADD's commit reached etcd too early.
+/// Returns how many addresses stay assigned after an ADD and its DEL, or `None` if the ADD's commit reached etcd too
+/// early.
 fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let lab = Lab::start();
     let runtime = beside();
@@ -53,8 +54,8 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
         }
     };
     let sent = Instant::now();
-    // The ADD sends its commit immediately after recording the pending commit. The ADD process, which is stopped after
-    // sending the commit, does nothing more, like a dead process.
+    // The ADD sends its commit immediately after recording the pending commit. The ADD process is then stopped
+    // (SIGSTOP), like a process that dies right after sending its commit.
     sleep(Duration::from_millis(100));
     send_signal(late.id(), Signal::SIGSTOP).unwrap();
     proxy.set(LinkCondition::Up);

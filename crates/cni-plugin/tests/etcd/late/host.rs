@@ -133,8 +133,8 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until the etcd member that was stopped has forwarded all its received requests, and has applied all
-    /// commits. The wait ends when a write through the resumed member succeeds, because etcd orders that write after
-    /// all earlier requests.
+    /// commits. The test waits until a write through the resumed member succeeds: etcd orders this write after all
+    /// earlier requests.
     pub(super) fn until_all_has_landed(&self) {
         until_disconnected(self.stopped());
         let until = Instant::now() + WAIT;
@@ -164,7 +164,8 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Returns bytes that only the given pending commit writes: the block document with the new address.
+/// Returns bytes that etcd's log contains only if this pending commit was sent: the block document with the new
+/// address.
 pub(super) fn mark_of(note: &PendingCommit) -> Vec<u8> {
     let block = note.txn.success.iter().find_map(|op| match op {
         Op::Put { key, value, .. } => keys::parse_block(key).map(|_| value.as_bytes().to_vec()),

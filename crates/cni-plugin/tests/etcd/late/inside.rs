@@ -100,20 +100,20 @@ impl Log {
         log
     }
 
-    /// Sets the marked position to the end of etcd's write-ahead log.
+    /// Marks the current end of etcd's write-ahead log; [`count`](Self::count) counts only later writes.
     pub(super) fn mark(&mut self) {
         let (file, before) = self.files().pop().expect("an etcd has a log");
         self.mark = (file.clone(), before + written(&file, before).len() as u64);
     }
 
-    /// Counts how often etcd has written the given bytes to its write-ahead log since the marked position.
+    /// Counts how often the given bytes occur in what etcd has written to its write-ahead log since the last mark.
     pub(super) fn count(&self, bytes: &[u8]) -> usize {
         let finder = |(file, from): (PathBuf, u64)| occurrences(&written(&file, from), bytes);
         self.files().into_iter().map(finder).sum()
     }
 
-    /// Lists the write-ahead log files with data after the marked position, each with the offset where that data
-    /// starts.
+    /// Lists the write-ahead log files that etcd has written since the last mark, each with the byte offset where the
+    /// new data starts.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let entries = self.folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
         let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|end| end == "wal")).collect();

@@ -5,10 +5,10 @@
 //! Three of four test rounds run on a single etcd. Every fourth test round runs on a cluster of three etcd members, and
 //! stops the member that the ADDs have queried. On the three-member cluster, the DEL succeeds before the stopped member
 //! reads the requests of the ADDs. In a test round, one or several concurrent ADDs run on a node that may or may not
-//! have a block. The ADDs are killed, or stopped until the end of the round (as if their death went unnoticed), or time
-//! out. After the ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and retries each call until
-//! it succeeds. After all late commits have arrived, the store must contain nothing of a deleted container, and no
-//! pending commit may remain.
+//! have a block. The ADDs are killed; or they are stopped until the end of the round, so that their connections stay
+//! open; or they time out. After the ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and
+//! retries each call until it succeeds. After all late commits have arrived, the store must contain nothing of a
+//! deleted container, and no pending commit may remain.
 //!
 //! `MARGAY_LATE_SEED` sets the random seed and `MARGAY_LATE_ROUNDS` the number of rounds; `make torture MODE=late` sets
 //! both variables.
@@ -111,8 +111,8 @@ impl World {
     }
 }
 
-/// Runs the runtime's calls that follow the ADDs, and continues the stopped etcd, in the order that the plan of the
-/// test round says.
+/// Makes the plugin calls that a runtime makes after the ADDs, and resumes the stopped etcd, in the order given by the
+/// plan of the test round.
 fn next_calls(
     host: &Host<'_>,
     plan: &Plan,

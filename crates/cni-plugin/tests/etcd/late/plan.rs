@@ -38,7 +38,8 @@ pub(super) enum Pace {
     /// etcd is stopped when the ADD has recorded its pending commit.
     Watched,
     /// First the ADD is stopped, at about the time when it has the answer to its last read before the commit; then etcd
-    /// is stopped. When the stopped ADD continues, it often sends its commit to a stopped etcd.
+    /// is stopped. Resuming a stopped ADD while etcd is still stopped often makes the ADD send its commit to a stopped
+    /// etcd.
     Stopped,
 }
 
@@ -47,8 +48,8 @@ pub(super) enum Pace {
 pub(super) enum Fate {
     /// The ADDs are killed while etcd is stopped.
     Killed,
-    /// The ADDs are stopped together with etcd and killed only after etcd has read their requests, which keeps their
-    /// connections open until then.
+    /// The ADDs are stopped together with etcd, so that their connections stay open, and are killed after etcd has read
+    /// their requests.
     Frozen,
     /// The ADDs are stopped by their own time limit.
     TimedOut,
@@ -65,7 +66,8 @@ pub(super) enum Next {
 /// Whether the runtime's next calls, after the ADDs, start before, at or after the moment when etcd resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// The runtime's calls start while etcd is stopped. On a cluster, they also end before the stopped member resumes.
+    /// The runtime's calls start while etcd is stopped. On a cluster, the runtime's calls end before the stopped member
+    /// resumes.
     Before,
     /// The runtime's calls start at the moment when etcd continues.
     With,
@@ -86,8 +88,8 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// True if the node releases its blocks while an etcd member is stopped. This step runs only on an etcd cluster,
-    /// because the remaining members must process the release while one member is stopped.
+    /// True if the node releases its blocks while an etcd member is stopped. The node releases its blocks only on an
+    /// etcd cluster, because the remaining members must process the release while one member is stopped.
     pub(super) gives_back: bool,
 }
 

@@ -23,8 +23,8 @@ pub(super) struct Timing {
     /// The measured duration of an ADD, plus a margin.
     pub(super) life: Duration,
     /// Estimated CPU time of an ADD from its start until etcd has answered the ADD's last read; after that the ADD
-    /// records its pending commit. `Timing::stop` lowers this estimate after a test round that stopped etcd too late,
-    /// and raises it after a round in which the ADD recorded no pending commit.
+    /// records its pending commit. `Timing::stop` lowers the estimated CPU time after a test round that stopped etcd
+    /// too late, and raises it after a round in which the ADD recorded no pending commit.
     until_answered: Cell<Duration>,
 }
 

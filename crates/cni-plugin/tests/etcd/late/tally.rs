@@ -6,8 +6,8 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// In a test run of at least this many rounds, a fifth of the rounds must have a commit without an answer when the ADD
-/// is killed, is stopped or times out.
+/// If a test run has at least this many rounds, in a fifth of them the ADD must end (killed, stopped or timed out)
+/// while its commit is unanswered.
 const MANY: u64 = 100;
 
 /// The commit of an ADD that did not end normally: it was killed or stopped, or it timed out.
@@ -15,21 +15,21 @@ const MANY: u64 = 100;
 pub(super) struct Commit {
     /// Bytes that identify the ADD's commit in etcd's write-ahead log.
     pub(super) mark: Vec<u8>,
-    /// How often etcd's write-ahead log contained the ADD's commit when etcd was stopped.
+    /// Number of times that etcd's write-ahead log contained the ADD's commit at the moment when etcd was stopped.
     pub(super) before: usize,
-    /// How often etcd's write-ahead log contained the ADD's commit once etcd had read all its input; measured before
-    /// the runtime's next call. On a cluster, the commits in the stopped member's write-ahead log are counted after the
-    /// runtime's next call, before the member continues.
+    /// Number of times that etcd's write-ahead log contained the ADD's commit after etcd had read everything that was
+    /// sent to it, and before the runtime's next call. On a cluster, while one member is still stopped, the test lets
+    /// the runtime make its next call and then counts the commits in that member's write-ahead log.
     pub(super) between: Option<usize>,
 }
 
 /// Counts of situations and outcomes over all test rounds.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// The number of test rounds with a commit in flight: a commit without an answer when its ADD was killed, was
-    /// stopped or timed out.
+    /// The number of test rounds with a commit in flight: the ADD was killed, was stopped or timed out while its commit
+    /// was unanswered.
     in_flight: u64,
-    /// The number of test rounds with a commit in flight that etcd's write-ahead log did not contain yet when etcd was
+    /// The number of test rounds in which a commit was in flight but not yet in etcd's write-ahead log when etcd was
     /// stopped.
     to_come: u64,
     counts: BTreeMap<String, u64>,
@@ -44,7 +44,8 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts a test round by what its ADDs had done when etcd was stopped.
+    /// Counts a test round by the progress of its ADDs (no commit, commit in flight, committed) at the time when etcd
+    /// was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));

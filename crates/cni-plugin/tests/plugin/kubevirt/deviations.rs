@@ -126,7 +126,7 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
     },
 ];
 
-/// Returns the attributes of an address that belongs to a virtual machine's ordinary pod on node1.
+/// Returns the address attributes of a virtual machine's only pod, on node1.
 fn pod(namespace: &str, pod: &str, machine: &str) -> Value {
     json!({"namespace": namespace, "node": "node1", "pod": format!("virt-launcher-{pod}"), "vmi-name": machine,
         "vm-uid": "aaaaaaaa-0000-4000-8000-000000000001", "vmi-uid": "bbbbbbbb-0000-4000-8000-000000000001"})
@@ -156,7 +156,7 @@ impl Expected {
         self.state["handles"].as_object_mut().unwrap().remove(gone["handle"].as_str().unwrap()).unwrap();
     }
 
-    /// Changes the expected state of the store: the address no longer has the attributes in the field `owner`.
+    /// Removes from the expected store state the address attributes in the field `owner`.
     fn clears(&mut self, address: &str, owner: &str) {
         let holder = self.state["addresses"][address].as_object_mut().unwrap();
         let gone = holder.remove(owner).unwrap();
@@ -166,8 +166,8 @@ impl Expected {
         }
     }
 
-    /// Changes the expected state of the store: the handle holds the address in the given block, with the attributes
-    /// `owner`.
+    /// Sets in the expected store state that the handle holds the address in the given block, and that the address has
+    /// the attributes `owner`.
     fn holds(&mut self, address: &str, handle: &str, block: &str, owner: &Value) {
         self.state["addresses"][address] = json!({"handle": handle, "attributes": owner});
         self.state["handles"][handle][block] = 1.into();

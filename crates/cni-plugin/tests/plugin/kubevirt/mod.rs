@@ -94,8 +94,8 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a plugin call, and returns its exit status and its standard output; an error has no `details`, which differ
-    /// from Calico's.
+    /// Runs a plugin call, and returns its exit status and standard output; removes `details` from an error, because
+    /// they differ from Calico's.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [

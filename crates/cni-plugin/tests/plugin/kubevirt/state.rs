@@ -130,9 +130,9 @@ pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     numbers.collect()
 }
 
-/// Returns a function that replaces addresses in any JSON value. The returned function maps each address that a plugin
-/// call added to the store to the address that the call should have added. Both lists are sorted within each family and
-/// paired in order.
+/// Returns a function that replaces addresses in any JSON value. The returned function replaces each address that a
+/// plugin call has assigned by the address that was expected. The assigned and the expected addresses are sorted within
+/// each family and paired in order.
 pub(crate) fn renaming(before: &Value, expected: &Value, found: &Value) -> impl Fn(&Value) -> Value + use<> {
     let new = |state: &Value| -> Vec<IpAddr> {
         let named = state["addresses"].as_object().unwrap().keys();
@@ -157,8 +157,8 @@ fn renamed(value: &Value, pairs: &[(IpAddr, IpAddr)]) -> Value {
         if net.addr() != net.network() || net.prefix_len() == net.max_prefix_len() {
             return other(net.addr()).map_or_else(|| text.clone(), |to| format!("{to}/{}", net.prefix_len()));
         }
-        // A CIDR string without host bits is treated as a block; a block's first address in CIDR notation looks
-        // identical.
+        // Treat a CIDR string without host bits as a block. A single address printed as CIDR looks the same if it is
+        // the block's first address.
         let in_block = pairs.iter().find(|(from, _)| net.contains(from));
         in_block.map_or_else(|| text.clone(), |(_, to)| IpNet::new(*to, net.prefix_len()).unwrap().trunc().to_string())
     };
