@@ -25,8 +25,8 @@ impl Interrupt {
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // The first signal handler ends the process if the flag is already set, and the second signal handler sets
-            // the flag. If the two signal handlers were registered in the reverse order, the first signal would end the
-            // process.
+            // the flag. The reverse order would be wrong: the first signal would then set the flag and end the process
+            // at once.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),
