@@ -183,8 +183,8 @@ enum JudgePlan {
 }
 
 impl JudgePlan {
-    /// Finds out whether the store has keys, and plans how to use the store. Deletes no keys: the caller erases the
-    /// store later, if the plan is [`Self::Erase`].
+    /// Finds out whether the store has keys, and plans how to use the store. Deletes no keys yet: with [`Self::Erase`],
+    /// each conformance case deletes them before it starts.
     async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
