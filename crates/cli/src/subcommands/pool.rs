@@ -288,8 +288,8 @@ struct AutoRangePool<'a> {
 }
 
 impl AutoRangePool<'_> {
-    /// Chooses a random address range that overlaps with no network in `taken`. Returns this range together with the
-    /// request that creates a pool with it.
+    /// Chooses a random address range that overlaps with no network in `taken`. Returns the chosen range together with
+    /// the request that creates a pool of this range.
     fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {

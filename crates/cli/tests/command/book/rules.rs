@@ -3,7 +3,7 @@
 use regex_lite::Regex;
 
 /// Patterns for text that differs in each run, each with the placeholder that replaces the text. Runs of spaces or
-/// hyphens also get a placeholder, because the width of a table column depends on its content.
+/// hyphens are shortened, because the width of a table column depends on its content.
 const RULES: &[(&str, &str)] = &[
     (
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(\.[0-9]+)?(Z| \+0000 UTC| [A-Z]{3,4}| ?[+-][0-9]{2}(:?[0-9]{2})?)?",

@@ -165,8 +165,7 @@ fn store_stays_with_owner_when_root_used_it() {
         };
         let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
         run(&owner, "pool create p 10.0.0.0/24 --manual");
-        // The store's folder has a hard link and a symbolic link to a file outside of the folder. The file to which
-        // these links lead belongs to root.
+        // The store's folder has a hard link and a symbolic link to a file elsewhere that belongs to root.
         let others = folder.path().join("others");
         fs::write(&others, "").unwrap();
         fs::hard_link(&others, home.join("store/link")).unwrap();
