@@ -290,8 +290,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns what the reader reports after a read without events. Returns `HistoryPart::Reached` if the watch has
-    /// reported all events, and otherwise `HistoryPart::Happened` with no batches.
+    /// Returns what the reader reports after a read without events: `HistoryPart::Reached` if the watch has reported
+    /// all events, and otherwise `HistoryPart::Happened` with no batches.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {

@@ -111,7 +111,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
     // The node `mine` borrows an address from another node's block after that node has released the address. The plugin
-    // has not recorded for `gc` that node `mine` has a borrowed address in this block.
+    // has not recorded for `gc` that node `mine` has a borrowed address in another node's block.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(TEST_TIMEOUT))

@@ -140,7 +140,7 @@ fn damaged_store_gives_no_address_twice() {
         for number in 2..8 {
             lab.add(&format!("c{number}")).ok().by_daemon();
         }
-        // An older copy replaces the store, as after restoring a snapshot of the disk. This copy of the store has its
+        // An older copy replaces the store, as after restoring a snapshot of the disk. The copy of the store has its
         // own folder and queue file, but the store id of the original.
         fs::rename(&lab.store, lab.root().join("aside")).unwrap();
         fs::rename(&kept, &lab.store).unwrap();

@@ -41,7 +41,7 @@ impl Lab {
         lab
     }
 
-    /// Changes the location of the test's store to a folder in `folder`.
+    /// Changes the location of the test's store to the subfolder `store` of `folder`.
     pub(crate) fn move_to(&mut self, folder: &Path) {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }

@@ -34,7 +34,7 @@ pub(crate) struct CheckReport {
     pub(crate) leaked_handles: Vec<LeakedHandle>,
 }
 
-/// Deserialises a list or map that may be `null`. An empty list or map may be `null`, as Go writes it.
+/// Deserialises a list or map, which Go may write as `null` if it is empty.
 fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
