@@ -327,8 +327,9 @@ mod tests {
                 let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
                 let is_right = match &parsed {
                     Ok(_) => true,
-                    // The user manual includes commands that margay refuses. A command that the manual shows as refused
-                    // may fail to parse only because of an argument's value, never because of an unknown argument.
+                    // Some command lines in the user manual are examples of what margay refuses, so they need not
+                    // parse. A command that the manual shows as refused may fail to parse only because of an argument's
+                    // value, never because of an unknown argument.
                     Err(error) => matches!(
                         error.kind(),
                         clap::error::ErrorKind::DisplayHelp

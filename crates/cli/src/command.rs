@@ -467,8 +467,8 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads the pools' CIDRs, or returns `None` if the store cannot be read. A store error is not returned, because
-    /// the command that changes the pools reports it itself.
+    /// Reads the pools' CIDRs, or returns `None` if the store cannot be read. Returns no error, because the command
+    /// that changes the pools fails with the same store error.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

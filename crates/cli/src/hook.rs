@@ -3,10 +3,10 @@
 //! signed with a secret. The cursor file records the revision up to which all events were delivered.
 //!
 //! Events that are not yet delivered are kept only in the store's own history. While the receiver fails, the watch of
-//! the store is closed. The watch later restarts at the revision in the cursor file. An event is lost only if the store
-//! compacts its history before the watch restarts. After the loss of events, the receiver gets a `gap` event and the
-//! current state of the store. An event may be delivered twice, since the cursor file is written only after the last
-//! event of a revision was delivered.
+//! the store is closed. When the receiver accepts events again, the watch restarts at the revision in the cursor file.
+//! An event is lost only if the store compacts its history before the watch restarts. After the loss of events, the
+//! receiver gets a `gap` event and the current state of the store. An event may be delivered twice, since the cursor
+//! file is written only after the last event of a revision was delivered.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -53,7 +53,7 @@ pub(crate) enum DeliveryOutcome {
     Done,
     /// A signal to end the command arrived before the event was delivered.
     Interrupted,
-    /// The deadline passes before a failed delivery can be repeated.
+    /// The delivery failed, and the next attempt would be after the command's time limit.
     Late,
 }
 
@@ -143,8 +143,8 @@ pub(crate) struct CursorFile {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct CursorContent {
-    /// The id of the store or cluster that is watched. The id is empty in cursor files that earlier versions wrote
-    /// while a daemon had the store.
+    /// The id of the store or cluster that is watched. Cursor files that earlier versions wrote while a daemon had the
+    /// store open have an empty store id.
     store: String,
     revision: i64,
     /// Why the watch cannot continue at the recorded revision (the store was replaced or reset); `None` if it can
@@ -154,7 +154,8 @@ struct CursorContent {
 }
 
 impl CursorFile {
-    /// Reads the cursor file; a missing cursor file is no error. A cursor without a store id gets the id `store`.
+    /// Reads the cursor file; a missing cursor file is no error. If the cursor has no store id yet, sets its id to the
+    /// value of the argument `store`.
     ///
     /// # Errors
     /// The cursor file cannot be read, has no valid content, belongs to another store than `store`, or was refused
@@ -314,7 +315,7 @@ fn end_program(child: &mut Child) {
     loop {
         // A zombie process keeps its process group alive, so the first process of the group is reaped here.
         _ = child.try_wait();
-        // EPERM means that the process group still exists, but its processes now belong to another user.
+        // If killpg fails with EPERM, the process group still exists, but its processes now belong to another user.
         if killpg(group, None) == Err(Errno::ESRCH) {
             return;
         }
@@ -405,7 +406,8 @@ fn read_key(path: &Path) -> CommandResult<Key> {
     Ok(Key::new(HMAC_SHA256, secret))
 }
 
-/// Trusts the system's CA certificates, or the CA certificates in the file that `SSL_CERT_FILE` names.
+/// Builds the TLS settings of the webhook client, which trusts the system's CA certificates or those in the file that
+/// `SSL_CERT_FILE` names.
 fn tls_config() -> CommandResult<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {

@@ -25,8 +25,7 @@ impl Interrupt {
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // The first signal handler ends the process if the flag is already set, and the second signal handler sets
-            // the flag. If the two signal handlers were registered in the reverse order, the first signal would end the
-            // process.
+            // the flag. In the reverse order, the first signal would set the flag and then end the process.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),

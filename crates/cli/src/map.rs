@@ -174,8 +174,7 @@ impl MapSection {
 /// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// The use that the character shows: the only use of its addresses, or the use that takes precedence.
-    /// [`AddressSign::of`] defines which use takes precedence.
+    /// The use that the character shows. If its addresses have several uses, [`AddressSign::of`] chooses one.
     All(AddressUse),
     /// Some of the addresses that the character stands for are in use, and none of them is borrowed.
     Some,
@@ -253,8 +252,8 @@ fn sign_of_tenths(tenths: usize) -> char {
     }
 }
 
-/// Returns the SGR colour number of a block in a terminal, which shows how many tenths of the block's addresses cannot
-/// be assigned.
+/// Returns the SGR colour number for a block of which `tenths` tenths of the addresses cannot be assigned, or `None`
+/// for the default colour.
 fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     match tenths {
         0 => None,

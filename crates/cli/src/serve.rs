@@ -65,8 +65,8 @@ pub(crate) struct Serve {
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
-    // Hidden from the list of options, because its long name would make the help too large for a screen; an example in
-    // the help shows it.
+    // `--watch-progress-interval` is hidden from the list of options, because its long name would widen the help beyond
+    // a screen; an example in the help shows it.
     /// Interval of progress notifications for etcd watches that request them [default: 10m; at least 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,

@@ -68,8 +68,8 @@ impl<'a> StoreAccess<'a> {
         Self { wait, ..self }
     }
 
-    /// Opens the store, through the store's daemon if one runs. `store_use` decides whether a missing store, which has
-    /// no daemon, is created.
+    /// Opens the store, through the store's daemon if one runs. `store_use` decides whether a missing store is created;
+    /// a missing store never has a daemon.
     pub(crate) async fn open(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await
@@ -102,8 +102,8 @@ impl<'a> StoreAccess<'a> {
         }
     }
 
-    /// Opens the store, calls the closure `work` with an operator for the store's documents, and closes the store, even
-    /// after an error.
+    /// Opens the store, calls `work` with an [`Operator`], which reads and writes the store's documents, and closes the
+    /// store, even after an error.
     pub(crate) async fn with_operator<T>(
         self,
         store_use: StoreUse,
@@ -114,8 +114,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Calls the closure `work` with an operator for the documents of `store`, which is the open store or a wrapper
-    /// around the open store. Closes `open` after `work` has finished, even if `work` fails.
+    /// Calls `work` with an [`Operator`] that reads and writes documents in `store`, which is the open store or a
+    /// wrapper around it. Closes `open` after `work` has finished, even if `work` fails.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -179,8 +179,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// Returns `location` with a different engine: the engine whose files are in the folder, or else any engine but the
-/// current one.
+/// Returns `location` with the other engine whose files are in its folder, or, if there are none, with any engine other
+/// than the one in `location`.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;

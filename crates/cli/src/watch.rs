@@ -332,8 +332,8 @@ impl EventPrinter<'_> {
     fn print_event(&mut self, block_event: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(block_event))
             && self.pool.is_none_or(|pool| pool.contains(&block_event.block.network()));
-        // With a cursor file, `--count` does not cut off the rest of a revision or list, because the cursor file can
-        // record only the end of a whole revision or list.
+        // With a cursor file, `--count` lets the watch finish the current revision or list, because the cursor file can
+        // only record complete ones.
         if !is_wanted || (self.left == 0 && self.cursor.is_none()) {
             return Ok(());
         }
@@ -349,8 +349,8 @@ impl EventPrinter<'_> {
         }
     }
 
-    /// Reports that a part of the store's history is missing. The gap is reported as a note on stderr, and in JSON and
-    /// YAML also as an event.
+    /// Reports that a part of the store's history is missing. A gap in the watched history is reported as a note on
+    /// stderr, and in JSON and YAML also as an event.
     fn report_gap(&mut self, after: Revision, up_to: Revision) -> CommandResult<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \

@@ -3,12 +3,12 @@
 //! etcd, or a store that a daemon has opened.
 //!
 //! A reader first returns a state of the store, and then every change after this state. If the store compacts changes
-//! before the reader has read them, the reader reports a gap. After reporting the gap, the reader returns a later state
-//! of the store. After a gap, a reader that started with `FollowStart::Oldest` returns the oldest state that the store
-//! still has. After a gap, a reader that did not start with `FollowStart::Oldest` returns the newest state. The reader
-//! reads the whole newest state before it returns any part of the state. A reader that returned the newest state page
-//! by page might never reach the later changes, because the store can compact this state while a slow caller handles
-//! the first page.
+//! before the reader has read them, the reader reports a gap. After the reader has reported a gap in the history, it
+//! returns a state of the store after the gap. After a gap, a reader that started with `FollowStart::Oldest` returns
+//! the oldest state that the store still has. After a gap, a reader that did not start with `FollowStart::Oldest`
+//! returns the newest state. The reader reads the whole newest state before it returns any part of the state. A reader
+//! that returned the newest state page by page might never reach the later changes, because the store can compact this
+//! state while a slow caller handles the first page.
 
 mod watch_reader;
 
@@ -55,8 +55,8 @@ pub(crate) enum HistoryPart {
 }
 
 pub(crate) enum FollowStop {
-    /// The store was replaced by another store, or was reset to an earlier state, since the last read. The changes of a
-    /// replaced or reset store do not continue the history that was read, even if their revisions are higher than the
+    /// The store was replaced by another store, or was reset to an earlier state, since the last read. If the store was
+    /// replaced or reset, its changes must not be read as a continuation, even if their revisions are higher than the
     /// last revision that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
@@ -135,8 +135,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must call
-    /// `read` again only once `is_worth_reading` returns true.
+    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must not call
+    /// `read` again before `is_worth_reading` returns true.
     ///
     /// # Errors
     /// Any store error.
@@ -184,7 +184,7 @@ enum ReadPosition {
     Before(FollowStart),
     /// The reader is in the middle of a state: the revision of the state, and the next key to read.
     State(Revision, Key),
-    /// The changes after the revision were compacted, so the newest state is read next.
+    /// The store has compacted changes after this revision, so the reader continues with the newest state.
     Lost(Revision),
     /// The next revision whose changes the reader reads.
     Log(Revision),
@@ -264,13 +264,13 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // Reading is worthwhile even if the store's newest revision is below `next`, because then another store may
-        // have replaced this store.
+        // Call `read` even if the store's newest revision is below `next`: a lower revision may mean that the store was
+        // replaced.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
-    /// Returns the next parts of the history. All parts of a newest state are returned together, because the state
-    /// could be compacted while the caller handles only a part of it.
+    /// Returns the next parts of the history. The store's newest state is returned in one piece, because it could be
+    /// compacted while the caller handles a part of it.
     async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
@@ -293,7 +293,8 @@ impl<'l> FilesReader<'l> {
         let id = store.id().to_string();
         check_identity(self.at, self.id.as_deref(), &id)?;
         self.id = Some(id);
-        // A restored copy of the store's folder has the same store id, but its revision may be lower than the position.
+        // A restored copy of the store's folder has the original's store id, but its revision may be lower than the
+        // reader's position.
         check_after(self.at, self.position.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {

@@ -3,18 +3,18 @@
 //!
 //! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
 //! progress request too early. To find out whether an etcd watch has reported all events, a reader that started with
-//! `FollowStart::Oldest` compares the reported events with the newest state. The reader has seen all past events when
-//! the reported events together result in the keys and mod revisions of the newest state, and no event arrives for a
+//! `FollowStart::Oldest` compares the reported events with the newest state. A reader has seen all past events once the
+//! events that it returned add up to the keys and mod revisions of the newest state, and no further event arrives for a
 //! while. If the server reports events late, the reader may miss keys that were created and deleted again; it misses no
 //! change of an existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
 //! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
-//! watch would stay at its last event until etcd compacts the revision of this event. To move the position of a quiet
-//! watch, [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those
-//! at the newest revision. Comparing block and affinity keys suffices because every change of an address changes at
-//! least one of them. If the compared keys and mod revisions are equal, and no event arrives for a while afterwards,
-//! the watch has reported all events up to the newest revision.
+//! watch would stay at its last event until etcd compacts the revision of this event. To advance a quiet watch,
+//! [`IdleProbe`] lists the block and affinity keys at the watch's position and at the newest revision, and compares
+//! their mod revisions. Block and affinity keys show whether any address changed, because every change of an address
+//! changes at least one of them. If the block and affinity keys have the same mod revisions at both revisions, and no
+//! event arrives for a while, the watch has reported all events up to the newest revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,8 @@ use crate::store::{StoreAccess, StoreUse};
 /// Maximum number of keys in a page that is read from a state. The value of a block key can exceed 1 MB, but rarely
 /// exceeds 50 kB.
 const MAX_PAGE_KEYS: i64 = 64;
-/// How long a read waits for the next event of the watch. To watches that lag behind, etcd sends events every 100 ms.
+/// How long a read waits for the next event of the watch. etcd sends events to a watch that lags behind only every 100
+/// ms.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long a reader that started with `FollowStart::Oldest` waits for a missing event before it fails.
 const PAST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -135,10 +136,10 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Reads the newest state of the store. The first returned part reports the revision of the state. The second
-    /// returned part has the block documents, which contain every address and its holder. The watch for later changes
-    /// starts before this method returns, because the caller may handle the state for longer than the store keeps its
-    /// history.
+    /// Reads the newest state of the store. Returns the state as history parts: the part that `first` builds from the
+    /// state's revision, then the block documents, which contain every address and its holder. The watch for later
+    /// changes starts before this method returns, because the caller may handle the state for longer than the store
+    /// keeps its history.
     async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
@@ -211,7 +212,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Listed(at, page.kvs))
     }
 
-    /// Returns the next batches of events, or a part without events if no event arrives within [`EVENT_TIMEOUT`].
+    /// Returns the next batches of events, or a history part with no events if none arrives within [`EVENT_TIMEOUT`].
     async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(HistoryPart::Reached(past.head));
@@ -289,8 +290,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the history part for a read that got no events: `Reached` if the watch has reported all events, or else
-    /// `Happened` without batches.
+    /// Returns what the reader reports after a read without events: `HistoryPart::Reached` if the watch has reported
+    /// all events, and otherwise `HistoryPart::Happened` with no batches.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -316,8 +317,8 @@ impl<'l> WatchReader<'l> {
         may_go_on.then(|| HistoryPart::Interrupted(error.to_string()))
     }
 
-    /// If `error` says that history was compacted, decides where the reader continues and returns the history part;
-    /// otherwise returns `None`.
+    /// If `error` says that history was compacted, chooses where the reader continues, and returns the history part to
+    /// report; otherwise returns `None`.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
@@ -329,16 +330,17 @@ impl<'l> WatchReader<'l> {
             return Some(HistoryPart::Happened(Vec::new()));
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
-            // A watch stream without progress reports restarts at its last event, and the revision of this event is now
-            // compacted. The reader's position is later than the stream's last event, so a new watch can start at the
-            // position.
+            // A watch without progress reports restarts at its last event, whose revision may have been compacted
+            // since. The reader's position may be later than the last event of the disconnected watch, so a new watch
+            // can start at this position.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
     }
 
-    /// Continues with the newest state, because the changes after the revision `read` were compacted. A reader that
-    /// started with `FollowStart::Oldest` continues with the state at the compaction mark `mark`.
+    /// Continues with the newest state, because changes after revision `read` (the last one that was read) were
+    /// compacted. A reader that started with `FollowStart::Oldest` continues with the state at the compaction mark
+    /// `mark`.
     fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
@@ -397,8 +399,8 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     }
 }
 
-/// How long a watch must be quiet before the first idle probe, and the upper bound to which that wait grows. The wait
-/// doubles after each probe, since each probe lists the keys twice.
+/// How long a watch must be quiet before the first idle probe, and the upper bound to which that wait grows. The
+/// interval between two idle probes doubles after each probe, because a probe lists the keys twice.
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
 /// Finds out up to which revision a quiet watch has reported all events. The documentation of this module explains how
@@ -427,7 +429,7 @@ impl IdleProbe {
 
     /// Returns the revision up to which the watch has reported all events, if a probe has found this revision. The
     /// caller guarantees that the watch has reported all events up to `at`, and was quiet for a while since the last
-    /// call of this method. Store errors are ignored here, because the watch reports store errors.
+    /// call of this method. Errors of the idle probe's requests are ignored, because the watch reports store errors.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);

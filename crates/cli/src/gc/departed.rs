@@ -133,8 +133,8 @@ fn read_departed_nodes(
     Ok((departed_nodes, skipped))
 }
 
-/// Refuses a list of nodes that was probably made on another cluster. A list is refused if it has no registered node,
-/// or if it lacks this machine although this machine is a node of the store.
+/// Refuses a list of nodes that was probably made on another cluster. The list is refused if none of its nodes is
+/// registered in the store, or if it lacks this machine although this machine is a node of the store.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,

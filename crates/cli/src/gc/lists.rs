@@ -50,7 +50,7 @@ impl ListInput {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// Builds the error for a malformed list: `what` is wrong with the list, and `expected` is the hint.
+    /// Builds the error for a malformed list from a description of the mistake and a hint about the expected content.
     fn wrong(&self, what: &str, expected: &str) -> CommandFailure {
         CommandFailure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }

@@ -243,7 +243,7 @@ async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandR
     Ok(Some((operator, holdings)))
 }
 
-/// Reads the addresses that the node holds in the blocks that the garbage collection reads.
+/// Reads the addresses that the node holds, from the blocks that this run of `gc` scans.
 async fn read_blocks_of_node(
     request: &GcRequest<'_>,
     at: StoreAccess<'_>,
@@ -424,7 +424,7 @@ enum StoreChoice {
 ///
 /// With `--all-stores`, it is no error if this machine has no networks of Margay, because the systemd units of gc also
 /// run on machines without Margay's networks. With `--local-stores`, it is no error if all networks of this machine use
-/// clusters. The systemd unit with `--local-stores` runs before clusters can be reached.
+/// clusters. The systemd unit that runs `margay gc --boot --local-stores` starts before clusters can be reached.
 fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<StoreChoice> {
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));

@@ -1,5 +1,5 @@
-//! Makes another node the holder of everything that a node holds, for `margay gc --move-to`. The containers keep their
-//! addresses.
+//! Makes another node the holder of everything that a node holds, for `margay gc --move-to`. The containers of the old
+//! node keep their addresses.
 //!
 //! An embedded store stays open from the first to the last commit of a move to another node. A DEL between two commits
 //! of the move might search for an address under one node name while the address is recorded under the other name. One

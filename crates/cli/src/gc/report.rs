@@ -117,7 +117,7 @@ pub(super) struct KeptCounts {
     pub(super) by_list: Option<KeptByListCounts>,
 }
 
-/// The numbers of unused addresses that are not freed because of a runtime's list, by reason.
+/// For each reason, how many addresses were not freed after a comparison with a runtime's list.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptByListCounts {
     pub(super) listed: usize,

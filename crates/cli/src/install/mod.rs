@@ -134,8 +134,8 @@ fn install(
             }));
         }
     };
-    // The write permission is checked before the stores are opened. A user without write permission often cannot open a
-    // store, and running the command as root solves both problems.
+    // The write permission is checked before the stores are opened. Without write permission, a user often cannot open
+    // a store, either; as root, the command can do both.
     plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
@@ -160,7 +160,7 @@ fn install(
     })
 }
 
-/// Undoes the installation of the main plugin, and then that of `calico-ipam`, too, unless `role` is the main plugin.
+/// Undoes the installation of the main plugin and, if `role` is the IPAM plugin, also of `calico-ipam`.
 fn undo(role: Role, args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
@@ -228,7 +228,8 @@ fn find_folder(role: Role, args: &Install, path: &PluginPath) -> CommandResult<P
         }
         (None, Some(file)) => Ok(PluginFolder::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
-            // Margay's plugin may have replaced the plugin file in a folder, and may later have been deleted.
+            // Something may have deleted Margay's plugin since it was installed; the folder then still has the plugin
+            // that Margay's plugin replaced.
             let touched = plugin_folders(role, args, path).find(|plugin_folder| plugin_folder.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
@@ -530,13 +531,13 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file, action: "install", version: Some(version.to_owned()), text }
     }
 
-    /// Describes a planned restoration of the former plugin.
+    /// Describes the planned restoration of the plugin file that `margay install` replaced.
     fn undo(plugin_folder: &PluginFolder) -> Self {
         let text = format!("put back {} as it was before", plugin_folder.target().display());
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Marks a planned restoration of a plugin as done, with the outcome `undone`.
+    /// Turns the planned restoration of a plugin into a report of its outcome `undone`.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
@@ -609,8 +610,9 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
     })
 }
 
-/// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The programs
-/// differ if their versions differ, or if they are separate files although one could be a hard link to the other.
+/// Returns a warning if CNI calls run different programs of Margay as main plugin and as IPAM plugin. The main plugin
+/// and the IPAM plugin count as different programs if their versions differ, or if they are separate files although one
+/// could be a hard link to the other.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

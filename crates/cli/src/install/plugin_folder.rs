@@ -2,8 +2,9 @@
 //! it.
 //!
 //! The files that are needed to undo an installation are in a subfolder of the plugin folder, which is `.margay` for
-//! the plugin `calico-ipam`, and `.margay-main` for the main plugin. The subfolder is on the plugins' file system, so
-//! that files can be renamed into place, and it moves along with the plugin folder. The subfolder contains these files:
+//! the plugin `calico-ipam`, and `.margay-main` for the main plugin. The files for the undo are below the plugin
+//! folder, so that they are on the same file system, can be renamed into place, and move along with the plugin folder.
+//! The undo subfolder of a plugin folder contains these files:
 //!
 //! | File | Content |
 //! |---|---|
@@ -227,8 +228,8 @@ impl PluginFolder {
         sync_folder(&self.state_folder())
     }
 
-    /// Undoes the installation of the plugin in this folder. `others` says whether another plugin folder of the
-    /// container runtime has a plugin of the same name.
+    /// Undoes the installation of the plugin in this folder. `others` says whether a second plugin folder of the
+    /// container runtime has a plugin of this plugin's name.
     pub(crate) fn undo(&self, others: OtherPlugins) -> CommandResult<UndoOutcome> {
         let _lock = self.lock()?;
         // An unreadable record of the installation must not keep an operator from undoing the installation.
@@ -266,8 +267,8 @@ impl PluginFolder {
             }
             fs::remove_dir(self.state_folder())?;
             if made_folder {
-                // If the installation created the plugin folder, and the folder now has other plugins, removing the
-                // folder fails, as it should.
+                // Undoing an installation removes the plugin folder that it created, if the folder is empty. The
+                // removal of a folder with other plugins fails, and this error is ignored.
                 _ = fs::remove_dir(&self.folder);
             } else {
                 sync_folder(&self.folder)?;
@@ -309,7 +310,7 @@ impl PluginFolder {
     }
 }
 
-/// Whether another plugin folder of the container runtime has a plugin of the same name.
+/// Whether the container runtime has a second plugin folder with a plugin of this plugin's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherPlugins {
     None,

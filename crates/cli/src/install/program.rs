@@ -65,8 +65,7 @@ impl Role {
         }
     }
 
-    /// Returns the words that follow "Margay's plugin could" in the error message about a network that the plugin
-    /// cannot serve.
+    /// Returns the end of the error message "Margay's plugin could ..." about a network that the plugin cannot serve.
     pub(crate) fn would(self) -> &'static str {
         match self {
             Self::Ipam => "give no address",
@@ -94,7 +93,7 @@ const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ET
 pub(crate) enum PluginProgram {
     /// Margay's plugin, with the plugin's version.
     Margay(String),
-    /// Another program, with the version that the program reports, or `None` if it reports no version.
+    /// A program that is not Margay's plugin, with the version line that it prints, if any.
     Other(Option<String>),
     /// A plugin file that cannot be run, with the reason.
     Broken(String),
@@ -112,8 +111,8 @@ impl fmt::Display for PluginProgram {
 }
 
 impl PluginProgram {
-    /// Runs a plugin file in a role with the argument `-v`, which Calico's plugins also accept, and parses the printed
-    /// version.
+    /// Runs a plugin file with `-v`, under the plugin name of `role`, and parses the version that it prints (Calico's
+    /// plugins accept `-v` as well).
     pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
         command.arg0(role.program()).arg("-v").env_clear();
@@ -155,9 +154,9 @@ impl PluginProgram {
     }
 }
 
-/// Checks whether Margay's plugin could carry out an ADD on the network `network`. The check runs the CNI verb STATUS,
-/// which changes nothing and takes a second at most. A failed STATUS is repeated, since an etcd cluster may just be
-/// electing a leader.
+/// Checks whether Margay's plugin could carry out an ADD on the network `network`. To check a plugin, `margay install`
+/// calls it with the CNI verb STATUS, which changes nothing and takes at most one second. A failed STATUS is repeated,
+/// since an etcd cluster may just be electing a leader.
 ///
 /// # Errors
 /// The plugin's own error, which may contain names of configuration fields and paths, but no secrets.

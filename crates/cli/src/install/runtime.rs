@@ -87,8 +87,8 @@ impl PluginPath {
         }
     }
 
-    /// Returns the file that a CNI call runs in a role: the first file with the plugin's name. Like libcni, skips a
-    /// subfolder that has the plugin's name.
+    /// Returns the file that a CNI call runs as main or IPAM plugin: the first one with the plugin's name in the order
+    /// of `CNI_PATH`. Like libcni, skips a subfolder that has the plugin's name.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }

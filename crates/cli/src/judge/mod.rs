@@ -161,7 +161,7 @@ fn judge(
     Ok(u8::from(summary.failed > 0))
 }
 
-/// The common prefix of all keys that conformance cases write into a store with other keys. Each conformance run uses
+/// Common prefix of all keys that conformance cases write into a store that already has keys. Each conformance run uses
 /// its own longer prefix, which starts with `PREFIX`.
 const PREFIX: &str = "/margay-conformance/";
 
@@ -177,14 +177,14 @@ enum JudgePlan {
     Empty(Arc<InPlaceHarness<UrlHarness>>),
     /// All keys in the store are deleted, and then all conformance cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
-    /// The store has keys, which must not be changed. Only those conformance cases are run that tolerate other keys in
-    /// the store. The second field is the common prefix of all keys that the conformance run writes.
+    /// The store has keys, which must not be changed. Runs only the conformance cases that tolerate other keys in the
+    /// store. The `String` is the common prefix of all keys that these conformance cases write.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
-    /// Finds out whether the store has keys, and plans how to use the store. Planning how to use the store deletes no
-    /// keys.
+    /// Finds out whether the store has keys, and plans how to use the store. Deletes no keys yet: with [`Self::Erase`],
+    /// each conformance case deletes them before it starts.
     async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -282,7 +282,8 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "end the program that has the store open, or try again later",
-        // A store error with a detail already tells the user a fact or advice, so it gets no hint here.
+        // If a store error has a detail, this detail already tells the user a fact or advice, so no hint is added to
+        // it.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "check that the store is running, and that the address and port of the store are right"

@@ -23,7 +23,7 @@ use time::format_description::well_known::Rfc3339;
 pub(crate) use self::yaml::yaml;
 use crate::error::{CommandFailure, CommandResult};
 
-/// Serialises a value as a string, which its `Display` implementation writes.
+/// Serialises a value as the string that its `Display` implementation writes.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
@@ -246,7 +246,7 @@ impl KeyProgress {
         Self { bar, began: Instant::now(), hidden: cell::Cell::new(io::stderr().is_terminal()) }
     }
 
-    /// Shows that `keys` keys have been processed.
+    /// Updates the progress display to `keys` processed keys.
     pub(crate) fn at(&self, keys: u64) {
         if self.hidden.get() && self.began.elapsed() >= PROGRESS_DELAY {
             self.hidden.set(false);

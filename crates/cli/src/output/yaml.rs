@@ -1,6 +1,6 @@
 //! Writes YAML in calicoctl's layout. Object fields are in alphabetical order, list items are not indented, and strings
-//! are quoted as Go's YAML library would quote them. The YAML library that this crate uses for reading would quote
-//! strings differently.
+//! are quoted as Go's YAML library would quote them. The YAML library that this crate uses for reading quotes strings
+//! differently than Go's, so this module writes YAML itself.
 
 use serde_json::Value;
 

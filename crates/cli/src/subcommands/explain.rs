@@ -365,8 +365,8 @@ impl OutcomeReport {
     }
 }
 
-/// Describes from which block an address would be assigned. Returns the source as a JSON keyword, the block's current
-/// or former owner if it is another node, and a sentence for the user.
+/// Describes from which block an address would be assigned. Returns where the address would come from: a JSON keyword,
+/// the block's current or former owner if it is another node, and a sentence for the user.
 fn source_text(
     source: &AddressSource,
     block: IpNet,

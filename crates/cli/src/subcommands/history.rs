@@ -124,8 +124,7 @@ impl HistoryReport {
         read.and(closed)
     }
 
-    /// Adds a part of the store's history to the report. Returns true if the added part was the last part of the
-    /// history.
+    /// Adds a part of the store's history to the report. Returns true if `part` was the last part of the history.
     fn add_part(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
             HistoryPart::Begins(oldest, time) => {

@@ -288,8 +288,8 @@ struct AutoRangePool<'a> {
 }
 
 impl AutoRangePool<'_> {
-    /// Chooses a random address range that overlaps with no network in `taken`. Returns the range, and the request for
-    /// a pool with this range.
+    /// Chooses a random address range that overlaps with no network in `taken`. Returns the chosen range together with
+    /// the request that creates a pool of this range.
     fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
@@ -457,8 +457,8 @@ async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline)
 }
 
 /// Returns the networks that are in use on this machine: the networks of its routes, of CNI configurations and of
-/// podman. The second list has a note for each of these that could not be read: the routes, a CNI configuration,
-/// podman's networks.
+/// podman. The second list has a note for each source (routes, a CNI configuration, podman's networks) that could not
+/// be read.
 fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {

@@ -350,8 +350,8 @@ impl StoreCommand for ShowForecast {
     }
 }
 
-/// Forecasts when each pool of the census will be full. The history is read through a watch, so an embedded store stays
-/// open during the forecast.
+/// Forecasts when each counted pool will be full. The history is read through a watch, so an embedded store stays open
+/// during the forecast.
 pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> CommandResult<Forecast> {
     at.with_operator(StoreUse::Read, async |operator| {
         Ok(operator.forecast(census, Deadline::after(READ_ALL_TIMEOUT)).await?)

@@ -157,8 +157,8 @@ impl OpenStoreCommand for Unpin {
         self.dry_run
     }
 
-    /// Ends the pinning of an address to a workload. The answer shows what the store had recorded about the pinned
-    /// address.
+    /// Ends the pinning of an address to a workload. The answer of `unpin` shows the address as the store recorded it
+    /// before the command.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let kept = operator.unpin(self.ip, deadline).await?;
         let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));

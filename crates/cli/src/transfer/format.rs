@@ -1,5 +1,5 @@
 //! Defines the format of the files that `margay store backup` writes. A backup file has the keys and values of a store
-//! at one revision. The file is readable for people, and a store of any engine can be restored from it.
+//! at one revision. A backup file is readable for people, and can be restored to a store of any engine.
 //!
 //! A backup file consists of lines of JSON. The first line describes the store that was backed up. The first line is
 //! followed by one line for each key of the store, in ascending order of the keys. The last line contains the number of

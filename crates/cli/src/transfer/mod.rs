@@ -10,10 +10,10 @@
 //! | `migrate` | store | IPAM's | marked store, made equal |
 //!
 //! While a store is read at one revision, it is closed and opened several times, so that no plugin waits long for the
-//! store lock. If another process waits for the store, the reader closes the store after 10 ms. When the reader has
-//! opened the store again, it continues at the same revision. While a command fills a store that other processes can
-//! reach, the store carries an import lock. Plugins refuse to use a store with an import lock. The import lock names
-//! the command by which an unfinished copy can be continued.
+//! store lock. If another process waits for the store, the reader closes the store once it has held it for 10 ms. After
+//! reopening the store, the reader continues at the revision at which it started. While a command fills a store that
+//! other processes can reach, the store carries an import lock. Plugins refuse to use a store with an import lock. The
+//! import lock names the command by which an unfinished copy can be continued.
 
 mod format;
 mod reader;
@@ -157,7 +157,7 @@ pub(crate) enum TransferStop {
 }
 
 impl TransferStop {
-    /// Turns the reason why a transfer from a backup file stopped early into a command failure.
+    /// Converts the error that stopped reading a backup file into a command failure.
     pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
             Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),

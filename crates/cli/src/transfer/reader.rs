@@ -271,8 +271,8 @@ impl ImportPlan {
         .await
     }
 
-    /// Returns a string that identifies the source of this import: the checksum of the backup file, and the renaming of
-    /// a node.
+    /// Returns a string that identifies what is imported: the checksum of the backup file and, if a node is renamed,
+    /// its old and new name.
     pub(crate) fn source(&self) -> String {
         let sum = self.file.sum.hex();
         match &self.filter.renaming {
@@ -281,7 +281,7 @@ impl ImportPlan {
         }
     }
 
-    /// Returns a reader that returns the IPAM documents from the start of the backup file.
+    /// Opens a reader of the IPAM documents in the backup file, from the file's start.
     pub(crate) async fn rows(&self) -> CommandResult<BackupRows> {
         self.file.rows(Some(self.filter.clone())).await
     }

@@ -25,10 +25,10 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Maximum number of keys that are written in one transaction. A transaction may guard each of its keys, and
-/// additionally guards the import lock.
+/// Maximum number of keys that are written in one transaction. Each transaction guards the import lock, and may also
+/// guard each key that it writes.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// A removal lists the keys of this many transactions with one range request.
+/// When keys are removed, one range request lists enough keys for at most this number of transactions.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
@@ -96,7 +96,7 @@ impl<'l> Target<'l> {
     }
 
     /// Fails if the store has IPAM documents, or if it could not be created. Returns the revision at which the store
-    /// had no IPAM documents.
+    /// was found to have no IPAM documents.
     pub(crate) async fn require_empty(&self) -> CommandResult<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
@@ -161,8 +161,8 @@ impl<'l> Target<'l> {
         Ok(found)
     }
 
-    /// True if all parts of the target store in `parts` have the recorded checksums. Together, the parts cover all keys
-    /// of the target store.
+    /// True if all parts of the target store in `parts` have the recorded checksums. The parts that a run recorded
+    /// together cover all keys of the target store.
     async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> CommandResult<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
@@ -185,7 +185,7 @@ impl<'l> Target<'l> {
     }
 
     /// Writes changes to one part of the target store, in ascending order of the keys. Each transaction fails if the
-    /// import lock or one of the keys has changed since it was read.
+    /// import lock, or a key that the transaction writes, has changed since that key was read.
     async fn write(&self, changes: Vec<Change>, before: FormerContents) -> CommandResult<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
         let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
@@ -219,7 +219,7 @@ impl<'l> Target<'l> {
     }
 
     /// Reads the first keys of a range, and returns deletions for those keys that were written after revision `since`.
-    /// The second result is the last key that was read, or `None` if the range has no keys.
+    /// Returns also the last key that was read, or `None` if the range has no keys.
     async fn list_own_keys(&self, range: Range, since: Revision) -> CommandResult<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
@@ -228,8 +228,8 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // A document with a version above 1 is kept: another process has probably registered that node since the
-            // import lock was created.
+            // A node document that was written more than once is kept: another process has probably registered the node
+            // since the import lock was created.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -238,7 +238,7 @@ impl<'l> Target<'l> {
     }
 
     /// Closes an embedded store for a moment if another process waits for the store lock. Plugins that wait for the
-    /// store lock will fail because of the import lock; closing the store lets them fail soon.
+    /// store lock then see the import lock and fail at once, not after their timeout.
     async fn yield_store(&mut self) -> CommandResult<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && self.at.has_waiters().await?
@@ -305,10 +305,10 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // Other processes do not write IPAM documents to the target store, so a single guard suffices: it requires that
-        // the range of the transaction's keys is empty. A single guard for a range is cheaper than one guard for each
-        // key, and saves etcd the lookup of leases. The guarded range must not contain the key of the import lock,
-        // because this key exists.
+        // No other process writes IPAM documents to the target store, so each transaction needs only one guard: that
+        // the key range it writes is still empty. A single guard for a range is cheaper than one guard for each key,
+        // and saves etcd the lookup of leases. The guard requires that its range has no keys, so the range must not
+        // contain the key of the import lock, which exists.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -349,7 +349,7 @@ pub(crate) struct Differences {
     pub(crate) different: u64,
     /// The number of keys that are in the target store but not in the source.
     pub(crate) extra: u64,
-    /// The number of keys that belong to the target store itself, and that are never changed.
+    /// The number of the target store's own documents about the cluster, such as nodes, which are never changed.
     pub(crate) kept: u64,
     /// The first keys that differ between the source and the target store, each with the kind of difference.
     named: Vec<String>,
@@ -455,7 +455,8 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // An empty part of the source has no last key, so it is compared only if it is the last part.
+        // A part of the source ends at its last key. An empty part has none, so it is compared only if it is the last
+        // part, which ends at the end of the key space.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
@@ -477,7 +478,7 @@ impl Sink for TargetFiller<'_, '_> {
 
 impl Differences {
     /// Compares a part of the source, from the key `from` to the key `to`, with the same part of the target store.
-    /// Returns the changes to write, and whether the target store had keys in the compared part of the key space.
+    /// Returns the changes to write, and whether the target store had keys in this part of the key space.
     async fn compare_part(
         &mut self,
         target: &Target<'_>,

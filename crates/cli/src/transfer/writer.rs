@@ -307,8 +307,8 @@ fn json(what: &impl serde::Serialize) -> CommandResult<Vec<u8>> {
 /// Renames a file, but fails if a file with the new name already exists.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // Some file systems, for example NFS, do not support `RENAME_NOREPLACE`. Creating a hard link also fails if a
-        // file with the new name already exists.
+        // Some file systems, for example NFS, do not support `RENAME_NOREPLACE`. Creating a hard link fails if a file
+        // with the new name exists, so it never overwrites a file.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             fs::hard_link(from, to)?;
             fs::remove_file(from)

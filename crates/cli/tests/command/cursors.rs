@@ -131,7 +131,7 @@ fn cursor_repeats_nothing_when_killed_after_list() {
     }
 }
 
-/// Starts a watch of a cluster in which only keys that produce no event change, and compacts the cluster's history.
+/// Watches a cluster while only keys that never produce an event are changed, and then compacts the cluster's history.
 fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     hook.catch_up(location);
@@ -199,8 +199,9 @@ fn cursor_is_refused_when_of_another_store() {
         fs::write(hook.folder.path().join("cursor"), format!(r#"{{"store":"","revision":{lost}}}"#)).unwrap();
         let failure = at(location, &args).failure();
         assert!(failure.contains(&format!("begins after revision {lost}")), "{location}: {failure}");
-        // New events raise the store's revision above the cursor's revision. The watch must still refuse the cursor:
-        // the store's events up to the cursor's revision are not those that the watch has seen.
+        // New events raise the store's revision above the cursor's revision. The watch must still refuse the cursor,
+        // because this store reached the cursor's revision through other events than the ones that the cursor stands
+        // for.
         for _ in 0..3 {
             assign(location, "c2").unwrap();
             release(location, "c2").unwrap();

@@ -35,7 +35,7 @@ impl<'e> Node<'e> {
         (answer["outcome"].as_str().unwrap().to_owned(), answer["revision"].as_i64())
     }
 
-    /// Makes the notes of earlier `margay` runs eleven minutes older.
+    /// Sets the times of the compaction marks that earlier `margay` runs saved back by eleven minutes.
     fn pass_eleven_minutes(&self) {
         for note in fs::read_dir(self.notes.path()).unwrap() {
             let path = note.unwrap().path();
@@ -87,7 +87,7 @@ fn etcd_compaction_is_left_to_others() {
     write(&etcd, 10);
     assert_eq!(node.compact().0, "noted");
     with_client(&etcd, async |mut client| {
-        // This is the transaction that kube-apiserver's compactor sends before it compacts.
+        // kube-apiserver's compactor sends this transaction before each compaction.
         let txn = Txn::new().when([Compare::version("compact_rev_key", CompareOp::Equal, 0)]).and_then([TxnOp::put(
             "compact_rev_key",
             "0",

@@ -148,8 +148,8 @@ fn alerts_and_dashboard_use_existing_metrics() {
     assert_eq!(rules.matches("- alert: ").count(), rules.matches("summary: ").count());
 }
 
-/// Returns the `margay` commands, without the word `margay`, in the alerts' descriptions, where a command ends at the
-/// next punctuation mark.
+/// Returns the `margay` command lines that the alerts' descriptions mention, without the word `margay`; each one ends
+/// at a punctuation mark.
 fn commands(rules: &str) -> Vec<String> {
     let mut found = Vec::new();
     for description in rules.split("description: >-").skip(1) {

@@ -166,8 +166,8 @@ fn gc_keeps_flushed_address_until_namespace_is_gone() {
         }
         drop(container);
         // The kernel gives the lowest free inode number to the next network namespace, which may be another test's
-        // namespace. If another test's network namespace reuses the inode number of the removed namespace, the address
-        // counts as live, so the scans are repeated until that test ends.
+        // namespace. Such a namespace of another test can get the removed namespace's inode number, and the address
+        // then counts as live; the test therefore repeats the scans until the address counts as unused.
         let look = || {
             let until = Instant::now() + LONGEST_TEST;
             loop {
@@ -371,7 +371,7 @@ fn gc_at_boot_leaves_cluster_stores_to_timer() {
         let text = format!(r#"{{"name":"{name}","type":"bridge",{store},"ipam":{{"type":"margay-ipam"}}}}"#);
         std::fs::write(conf.join(format!("{name}.conf")), text).unwrap();
     };
-    // The network drops all packets to 192.0.2.1 without a reply.
+    // Packets to 192.0.2.1 are dropped, so a connection attempt to this etcd would get no reply.
     network("a", r#""datastore_type":"etcdv3","etcd_endpoints":"http://192.0.2.1:2379""#);
     let args = format!("gc --boot --apply --local-stores --cni-conf-dir {}", conf.display());
     let begun = Instant::now();

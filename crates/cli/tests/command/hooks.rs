@@ -191,7 +191,7 @@ fn hook_loses_no_event_when_killed() {
             assign(&location, &format!("a{round}")).unwrap();
             assign(&location, &format!("b{round}")).unwrap();
             release(&location, &format!("a{round}")).unwrap();
-            // The watch is killed after zero, one or two of the three events.
+            // Each round makes three events, and kills the watch once it has delivered none, one or two of them.
             lines += round % 3;
             wait_for(&seen, lines);
             watcher.kill().unwrap();
@@ -237,7 +237,7 @@ fn hook_example_keeps_hosts_file() {
     release(&location, "Web_1").unwrap();
     hook.catch_up(&location);
     assert_eq!(lines(), [format!("{second} c2.lab.margay.internal")]);
-    // Two cases without a DNS name: a container id that is too long for a DNS label, and an address that belongs to a
+    // Two kinds of addresses get no DNS name: that of a container whose id is too long for a DNS label, and that of a
     // node.
     let id = "3f0c".repeat(16);
     let long = assign(&location, &id).unwrap();
@@ -365,7 +365,8 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(hook.args());
     command.args(["--attempt-timeout", "1s", "--for", "2s"]).uid(STRANGER).gid(STRANGER).current_dir("/");
-    // If standard output were a pipe, the test would wait for the hook's process instead of `margay watch`.
+    // The hook's process inherits stdout; with a pipe, the test would also wait for this process to end, and not only
+    // for `margay watch`.
     let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(done.code(), Some(1));
     let lines = fs::read_to_string(&runs).unwrap_or_default();

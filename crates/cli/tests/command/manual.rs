@@ -26,8 +26,8 @@ fn man_pages_exist_for_every_command_and_lead_to_plugin() {
         let page = fs::read_to_string(pages.join(format!("{name}.1"))).unwrap();
         assert!(page.contains(".SH NAME") && page.contains(".BR margay\\-ipam (8)"), "{name}: {page}");
     }
-    // Hidden commands have no man page. `help` has none either, because it exists as the option `--help` of each
-    // command.
+    // Hidden commands have no man page. `margay help` has no man page either, because every command has the option
+    // `--help`.
     let names: Vec<_> = fs::read_dir(&pages).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "margay-man-pages.1" || name == "margay-help.1"), "{names:?}");
 }

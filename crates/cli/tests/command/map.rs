@@ -10,8 +10,8 @@ fn filled(lab: &Lab) -> Vec<String> {
     assert_eq!(lab.margay("pool create main 10.65.0.0/29 --block-size 30").code, 0);
     assert_eq!(lab.margay("reservation create kept 10.65.0.0/30").code, 0);
     let given = (0..3).map(|number| lab.assign("net", &format!("c{number}"))).collect();
-    // The large pool is created after the addresses are assigned, because the plugin assigns from the pool whose name
-    // sorts first.
+    // The plugin assigns from the pool whose name sorts first, so the test creates the pool `big` only after it has
+    // assigned its addresses.
     assert_eq!(lab.margay("pool create big 10.80.0.0/16").code, 0);
     given
 }
@@ -94,8 +94,8 @@ fn map_numbers_match_store() {
             r#"margay_pool_borrowed_addresses{pool="main",cidr="10.65.0.0/29"} 0"#,
             "margay_blocks_without_pool 0",
             "margay_nodes 1",
-            // The metrics count these three addresses as leaked because they were assigned in an earlier boot of the
-            // machine.
+            // The metrics count an address as leaked if it was assigned before the machine's last boot, as the three
+            // addresses of this test were.
             r#"margay_leaked_addresses{reason="earlier-boot"} 3"#,
             r#"margay_leaked_addresses{reason="node-gone"} 0"#,
             "margay_store_oldest_revision 1",

@@ -111,7 +111,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
     // The node `mine` borrows an address from another node's block after that node has released the address. The plugin
-    // has not told `gc` that the node `mine` uses the block of the borrowed address.
+    // has not recorded for `gc` that node `mine` has a borrowed address in another node's block.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(TEST_TIMEOUT))
@@ -128,8 +128,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         assert_eq!(found, expected);
     };
     both(cluster.candidates("--all-blocks"));
-    // The scan of all blocks has recorded that the node `mine` uses the block with the borrowed address, so that later
-    // scans read the block.
+    // The full scan recorded that node `mine` has a borrowed address in another node's block, so that later scans read
+    // this block as well.
     both(cluster.candidates(""));
     let node = cluster.margay("metrics").answer();
     for line in [
@@ -153,8 +153,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();
     both(cluster.candidates(""));
 
-    // Unlike the previous runs of `gc`, this run scans all blocks. After the first full scan, a full scan reads the
-    // node's known blocks and the blocks written since the last full scan.
+    // `gc --all-blocks` runs a full scan, in contrast to the runs above. The first full scan reads all blocks; later
+    // full scans read the node's known blocks and the blocks written since the previous full scan.
     both(cluster.candidates("--all-blocks"));
     let change = |name: &str, value: Value| {
         let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! Names the programs and stores that the tests of the book run. `examples/plugged` runs the tests of the book with
-//! other programs and stores.
+//! Names the programs that the book's tests run and the stores that they use. `examples/plugged` runs the tests of the
+//! book with other programs and stores.
 
 use std::path::{Path, PathBuf};
 

@@ -242,7 +242,7 @@ fn usage_counts_calico_data_as_calico_does() {
         assert_eq!(shown["pools"].as_array().unwrap().len(), expected.len());
         for (pool, calicos) in shown["pools"].as_array().unwrap().iter().zip(expected) {
             assert_eq!(pool["name"], calicos["pool"]);
-            // The numbers that Calico reports saturate above 2^63 addresses.
+            // Calico caps the numbers in its reports at 2^63 addresses.
             if calicos["capacity"].as_f64().unwrap() < 9e18 {
                 assert_eq!(counts(pool), counts(calicos), "{}", pool["name"]);
             }

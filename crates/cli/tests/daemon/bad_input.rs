@@ -1,4 +1,5 @@
-//! Tests the daemon with foreign clients, too many clients, and too many daemons.
+//! Tests the daemon with clients that do not speak its protocol, with too many clients, and with a second daemon for
+//! one store.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -35,7 +36,7 @@ fn greeted(stream: &mut UnixStream) {
 fn is_closed(mut stream: UnixStream, why: &str) {
     let mut said = Vec::new();
     let begun = Instant::now();
-    // If the daemon closes the connection while it has unread data, this read returns an error.
+    // If the daemon closes the connection with data still unread, the client's next read returns an error.
     let _ = stream.read_to_end(&mut said);
     assert!(begun.elapsed() < patient(TEST_TIMEOUT / 2), "{why}: not closed");
     assert_eq!(said, b"", "{why}");
@@ -97,7 +98,7 @@ fn client_garbage_closes_only_its_connection() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         is_closed(stream, "half a frame");
     }
-    // The daemon keeps the connection of the well-behaved client `other`.
+    // The daemon has closed the misbehaving connections, but keeps the connection of the well-behaved client `other`.
     other.write_all(&Frame::empty(FrameKind::Yield).to_bytes()).unwrap();
     other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let still = other.read(&mut [0]).unwrap_err();
@@ -178,8 +179,8 @@ fn plugin_is_served_beside_thousand_idle_clients() {
     is_well(&lab, &mut daemon);
 }
 
-/// The limit on open files is low in this test: systemd's default limit is lower than the number of clients that the
-/// daemon accepts.
+/// Sets the limit on open files to systemd's default (1024), which is lower than the number of clients that the daemon
+/// accepts.
 #[test]
 fn plugin_is_served_beside_more_clients_than_open_files() {
     for engine in ENGINES {

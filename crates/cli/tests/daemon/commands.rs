@@ -143,7 +143,7 @@ fn commands_back_up_replace_and_move_store_of_daemon() {
         lab.margay(&format!("store restore --replace {}", backup.display())).ok();
         assert_eq!(lab.held(), before);
         serves_again(&lab, "again", TEST_TIMEOUT / 6);
-        // Migrate the store to the other engine.
+        // Migrate the store from sled to redb, or from redb to sled.
         let other = match engine {
             "sled" => format!("redb://{}", lab.root().join("moved").display()),
             _ => format!("sled://{}", lab.root().join("moved").display()),

@@ -22,7 +22,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon of the lab's store, and waits for the daemon's greeting.
+    /// Starts a daemon of the test's store, and waits for its greeting.
     pub(crate) fn start(lab: &Lab) -> Self {
         let daemon = Self::start_as(lab, margay(["--store", &lab.url(), "--log-level", "debug", "serve"]));
         daemon.wait_to_greet(lab);
@@ -95,18 +95,18 @@ impl Daemon {
         self.log().split_off(self.earlier)
     }
 
-    /// Returns the log of all daemons that have served the lab's store.
+    /// Returns the log of all daemons that have served the test's store.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
 }
 
-/// Connects to the daemon of the lab's store.
+/// Connects to the daemon of the test's store.
 pub(crate) fn connect(lab: &Lab) -> Option<DaemonConnection> {
     DaemonConnection::open(&lab.socket(), FROZEN_TIMEOUT, |_| true).ok()
 }
 
-/// Returns the greeting of the daemon of the lab's store.
+/// Returns the greeting of the test store's daemon.
 pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
     connect(lab).map(|connection| connection.hello)
 }

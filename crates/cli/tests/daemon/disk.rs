@@ -18,7 +18,7 @@ pub(crate) fn fill(folder: &Path) {
     }
 }
 
-/// Returns the lab's configuration with the store in another folder.
+/// Returns the test's network configuration, with the store in a different folder.
 fn conf_at(lab: &Lab, store: &Path) -> Value {
     let mut conf = lab.conf();
     conf["datastore_path"] = store.to_str().unwrap().into();
@@ -140,8 +140,8 @@ fn damaged_store_gives_no_address_twice() {
         for number in 2..8 {
             lab.add(&format!("c{number}")).ok().by_daemon();
         }
-        // An older copy replaces the store, as after restoring a snapshot of the disk. The copy has another folder and
-        // another queue file, but the same store id.
+        // An older copy replaces the store, as after restoring a snapshot of the disk. The copy of the store has its
+        // own folder and queue file, but the store id of the original.
         fs::rename(&lab.store, lab.root().join("aside")).unwrap();
         fs::rename(&kept, &lab.store).unwrap();
         let without = Call::new("ADD", "c9", &conf_at(&lab, &lab.store)).run();

@@ -18,7 +18,7 @@ const CALLERS: usize = 6;
 /// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
 
-/// The results of the plugin calls of all calling threads.
+/// The results of all plugin calls, from all threads.
 #[derive(Default)]
 struct Reported {
     /// The handle that holds each address. An address is in this map from the end of the ADD that returned it to the
@@ -41,8 +41,8 @@ impl Reported {
             let before = self.held.lock().unwrap().insert(address, format!("net1.{container}"));
             assert_eq!(before, None, "{address} was given twice");
             if round % 3 != 0 {
-                // The address is removed from the map before the DEL, because after the DEL another container may get
-                // the address.
+                // Remove the address from the map of addresses in use before calling DEL: as soon as DEL has run,
+                // another container may get the address.
                 self.held.lock().unwrap().remove(&address);
                 lab.del(&container).ok();
                 self.dels.fetch_add(1, Ordering::SeqCst);
@@ -50,15 +50,15 @@ impl Reported {
         }
     }
 
-    /// Calls the plugin from several threads while `work` runs. After `work`, exactly those addresses must be assigned
-    /// that an ADD returned and no DEL released.
+    /// Calls the plugin from several threads while `work` runs. After `work`, the assigned addresses must be exactly
+    /// the ones that an ADD returned and no DEL released.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // The flag `over` is set even if this thread panics, so that the calling threads end.
+                    // Set the flag `over` even after a panic, so that the threads that call the plugin end.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });

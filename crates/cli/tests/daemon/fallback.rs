@@ -12,7 +12,7 @@ fn json_of(ended: &Ended) -> Value {
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// Until both pools of the first set are full, ADDs get the same answers with a daemon as without a daemon.
+/// ADDs get the same answers with and without a daemon until both pools of the first set of `ranges` are full.
 #[test]
 fn subnet_sets_and_full_pools_match_with_daemon() {
     let ipam = json!({"ranges": [

@@ -16,7 +16,7 @@ use crate::programs::{Running, wait_until};
 
 const POOL: &str = "10.83.0.0/24";
 
-/// Creates a lab whose store is on a disk on which syncs can hang.
+/// Creates a test environment whose store is on a disk on which syncs can hang.
 fn lab_on_disk(engine: &'static str) -> (Lab, Disk, Mounted) {
     let mut lab = Lab::new(engine);
     let folder = lab.root().join("disk");

@@ -43,8 +43,8 @@ fn open_store_goes_on_when_daemon_is_gone() {
                 assert_eq!(store.get("/a").await.unwrap().unwrap().mod_revision, first);
                 assert!(open.is_exclusive());
                 let second = store.put("/a", "2").await.unwrap();
-                // With [`Sharing::InTurns`], a watch is unsupported, because the store may be closed between two calls
-                // of the store.
+                // With [`Sharing::InTurns`], watches are unsupported, because the store may be closed between two
+                // operations.
                 let next = watch.next().await.unwrap();
                 match sharing {
                     Sharing::InTurns => assert_eq!(next.unwrap_err().kind(), &ErrorKind::Unsupported),
@@ -127,7 +127,7 @@ fn frozen_daemon_is_waited_for_once() {
     }
 }
 
-/// Listens as the daemon of the lab's store and sends a daemon's greeting; then `serve` handles the client's
+/// Listens on the socket of the test store's daemon, sends a daemon's greeting, and lets `serve` handle the client's
 /// connection.
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();

@@ -41,13 +41,13 @@ impl Lab {
         lab
     }
 
-    /// Changes the location of the lab's store to another folder.
+    /// Changes the location of the test's store to the subfolder `store` of `folder`.
     pub(crate) fn move_to(&mut self, folder: &Path) {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
-    /// Creates a lab on a disk of 24 MiB, and returns the lab and the folder at which the disk is mounted. Requires
-    /// [`with_own_mounts`].
+    /// Creates a test environment on a disk of 24 MiB; returns it with the folder at which the disk is mounted.
+    /// Requires [`with_own_mounts`].
     pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
         let mut lab = Self::new(engine);
         let disk = lab.root().join("disk");
@@ -57,7 +57,7 @@ impl Lab {
         (lab, disk)
     }
 
-    /// Creates a lab whose store has one pool, `lab`.
+    /// Creates a test environment with a store that has one pool, named `lab`.
     pub(crate) fn with_pool(engine: &'static str, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.margay(&format!("pool create lab {cidr}")).ok();
@@ -68,7 +68,7 @@ impl Lab {
         self.root.path()
     }
 
-    /// Returns the location of a store in `folder`, with the engine of the lab's store.
+    /// Returns the location of a store in `folder` with the same engine as the test's store.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
         self.engine.at(folder)
     }
@@ -81,7 +81,7 @@ impl Lab {
         served::socket(&self.location()).unwrap()
     }
 
-    /// Runs `margay` on the lab's store with the given arguments, which are separated by spaces.
+    /// Runs `margay` on the test's store with the given arguments, which are separated by spaces.
     #[track_caller]
     pub(crate) fn margay(&self, args: &str) -> Ended {
         run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
@@ -188,8 +188,8 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Moves this thread to a new mount namespace with an empty `/run/margay` that all users may read. Processes that this
-/// thread starts run in the new mount namespace.
+/// Moves this thread to a new mount namespace with an empty `/run/margay` that all users may read. Processes that the
+/// calling thread starts afterwards run in its new mount namespace.
 pub(crate) fn with_own_mounts() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap_or_else(|error| panic!("{error} (this test needs root)"));
     let nothing = None::<&str>;

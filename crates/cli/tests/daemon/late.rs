@@ -44,7 +44,7 @@ fn wait_until_taken(plugin: &mut Running) {
     assert!(!plugin.is_over(), "the plugin ended while the store lock was held");
 }
 
-/// Checks that no address is assigned, neither immediately nor a second later.
+/// Checks that no address is assigned at the time of the call, nor one second later.
 #[track_caller]
 fn nothing_comes(lab: &Lab) {
     lab.nothing_is_held();
@@ -160,8 +160,8 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();
-            // In every second round, the store's files show that the daemon did not carry out the request of the killed
-            // plugin.
+            // Every second round reads the store's files after the DEL: no address may be assigned, even if the daemon
+            // carried out the killed plugin's ADD.
             if round % 2 == 0 {
                 lab.nothing_is_held();
             }

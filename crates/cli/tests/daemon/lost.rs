@@ -22,7 +22,7 @@ const POOL: &str = "10.73.0.0/24";
 /// The last step that a fake daemon performs for a request before it dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
-    /// The daemon accepts the request.
+    /// The daemon accepts the request, and dies before it carries the request out.
     Takes,
     /// The daemon carries out the request but sends no answer.
     CarriesOut,
@@ -89,7 +89,7 @@ fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
 }
 
 /// Checks that the plugin's ADD returns the address that the daemon has assigned. The DEL must release the address
-/// although the answer to the DEL is also lost.
+/// although the fake daemon dies before it has sent a valid answer.
 #[track_caller]
 fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
     for last in ALL {

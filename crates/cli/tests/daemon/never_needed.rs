@@ -64,7 +64,7 @@ fn fallback_when_socket_has_no_listener() {
         drop(UnixListener::bind(lab.socket()).unwrap());
         assert!(lab.socket().exists());
         all_is_well(&lab);
-        // A real daemon replaces the foreign listener.
+        // The store's daemon takes over the socket file, on which no process listens.
         let mut daemon = Daemon::start(&lab);
         all_is_well(&lab).by_daemon();
         daemon.runs();
@@ -79,8 +79,9 @@ fn fallback_when_path_is_no_socket() {
     all_is_well(&lab);
 }
 
-/// Starts a foreign listener that calls `serve` with the store's folder and each client's connection. Checks that
-/// plugin calls succeed, and that the plugin logs the reason why it opened the store itself.
+/// Starts a listener on the daemon's socket that is not a Margay daemon, and calls `serve` with the store's folder for
+/// each client connection. Checks that plugin calls succeed, and that the plugin logs the reason why it opened the
+/// store itself.
 #[track_caller]
 fn with_listener(
     is_well: impl Fn(&Lab) -> Ended,
@@ -175,7 +176,7 @@ fn fallback_when_daemon_takes_no_request() {
 
 #[test]
 fn fallback_when_daemon_answers_out_of_turn() {
-    // The listener sends a second greeting instead of an answer.
+    // The listener, which is no daemon, answers a request with a second greeting.
     with_listener(calls_are_well, "opening the store directly", |folder, mut stream| {
         greet(&mut stream, &hello(folder));
         send(&mut stream, &Frame::empty(FrameKind::Taken));

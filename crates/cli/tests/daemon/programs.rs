@@ -191,7 +191,7 @@ impl Call {
         Self(self.0.with("CNI_ARGS", args))
     }
 
-    /// Makes the call run another program instead of this version's plugin.
+    /// Runs another program for this CNI call, instead of the plugin built from this version.
     pub(crate) fn of(self, program: PathBuf) -> Self {
         Self(self.0.by(program))
     }

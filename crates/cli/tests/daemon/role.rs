@@ -45,7 +45,7 @@ fn as_another_user() {
             let mut stream = UnixStream::connect(socket).unwrap();
             stream.set_read_timeout(Some(patient(TEST_TIMEOUT))).unwrap();
             let mut said = Vec::new();
-            // If the daemon closes the connection with unread data, this read returns an error.
+            // If the daemon closes the connection with data still unread, the client's next read returns an error.
             let _ = stream.read_to_end(&mut said);
             assert_eq!(said, b"", "a stranger was told something");
         }
@@ -55,9 +55,9 @@ fn as_another_user() {
             let queue = env::var(QUEUE).unwrap();
             let mut numbers = queue.split(' ').map(|number| number.parse().unwrap());
             let queue = FileId { device: numbers.next().unwrap(), inode: numbers.next().unwrap() };
-            // If no client connects, the listener waits until the test kills the process.
+            // If no client connects, the process that listens on the socket waits until the test kills it.
             let (mut stream, _) = listener.accept().unwrap();
-            // The listener sends a greeting that equals a daemon's greeting.
+            // The test's own listener, which is no daemon, sends the greeting of a daemon.
             greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
             stream.set_read_timeout(Some(patient(TEST_TIMEOUT))).unwrap();
             let mut said = Vec::new();

@@ -22,7 +22,8 @@ fn stranger_is_told_nothing_by_daemon() {
         let mut daemon = Daemon::start(&lab);
         role::play("client", &lab).end().ok();
         assert!(daemon.log().contains("rejected a client"), "{}", daemon.log());
-        // The other user's plugin must use neither the daemon nor the store's files.
+        // The plugin runs as a user who does not own the store, so it must use neither the daemon nor the store's
+        // files.
         let add = lab.add("c1").by(STRANGER).run().failed();
         assert!(add.err.contains("opening the store directly"), "{add:?}");
         lab.nothing_is_held();
@@ -43,7 +44,7 @@ fn stranger_is_not_believed_as_daemon() {
         let add = lab.add("c1").ok().alone("the daemon runs as another user");
         assert_eq!(lab.held(), [(add.address(), "net1.c1".to_owned())].into());
         listener.end().ok();
-        // A daemon of the store's owner replaces the foreign listener.
+        // The store owner's daemon takes over the socket that another user's listener has left behind.
         let mut daemon = Daemon::start(&lab);
         lab.del("c1").ok().by_daemon();
         daemon.runs();
@@ -85,7 +86,7 @@ fn greeting_says_which_store_daemon_has() {
     }
 }
 
-/// Creates a second store, beside the lab's store, with a different pool.
+/// Creates a second store with a different pool, in a folder beside the test's first store.
 fn another(lab: &Lab, cidr: &str) -> std::path::PathBuf {
     let folder = lab.root().join("another");
     let url = lab.location_of(&folder).to_string();
@@ -103,7 +104,8 @@ fn replaced_store_is_used_instead_of_store_of_daemon() {
         let aside = lab.root().join("aside");
         fs::rename(&lab.store, &aside).unwrap();
         fs::rename(&other, &lab.store).unwrap();
-        // The test calls ADD immediately, while the daemon may still have the old store open.
+        // The test calls ADD right after it has replaced the store, while the daemon may still have the replaced store
+        // open.
         let add = lab.add("after").ok();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         assert_eq!(lab.held().len(), 1);

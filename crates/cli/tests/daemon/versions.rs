@@ -1,6 +1,7 @@
-//! Tests programs of this version beside programs of an earlier version that has another frame format. Programs of
-//! different versions detect that their frames differ. They then open the store themselves, and no data is lost.
-//! `scripts/build-earlier` builds the programs of the earlier version.
+//! Tests programs of this version beside programs of an earlier version that has another frame format. A daemon and a
+//! plugin of different versions recognise that their frame formats differ. A plugin whose frame format differs from the
+//! daemon's opens the store itself, and no data is lost. `scripts/build-earlier` builds the programs of the earlier
+//! version.
 
 use std::fs;
 use std::path::PathBuf;
@@ -141,7 +142,7 @@ fn newer_notes_are_left_alone_by_earlier_version() {
         assert!(ended.err.contains("which this version does not know"), "{ended:?}");
         assert_eq!(fs::read(&note).unwrap(), bytes);
     }
-    // The plugin of this version completes or discards the pending commit.
+    // This version's plugin finds the commit that the earlier version left pending, and completes or discards it.
     cluster.del("c1").ok();
     assert!(!note.exists());
     cluster.nothing_is_held();

@@ -1,8 +1,8 @@
 //! Finds inconsistencies in IPAM documents, prints them as findings, and repairs them, for the command `margay ipam
 //! check`.
 //!
-//! A check reads the store at one revision and inspects it in parts. An embedded store may be closed and opened again
-//! between two parts. The repair of each finding is a single commit.
+//! A check reads the store at one revision and inspects it in parts. While `ipam check` reads an embedded store in
+//! parts, it may close and reopen the store between two parts. The repair of each finding is a single commit.
 
 mod machine;
 mod report;

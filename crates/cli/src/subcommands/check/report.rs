@@ -34,7 +34,7 @@ pub(crate) struct CheckReport {
     pub(crate) leaked_handles: Vec<LeakedHandle>,
 }
 
-/// Deserialises a list or a map. An empty list or map may be `null`, as Go writes it.
+/// Deserialises a list or map, which Go may write as `null` if it is empty.
 fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
@@ -74,7 +74,8 @@ pub(crate) struct LeakedHandle {
 }
 
 impl CheckReport {
-    /// Creates the check report of an inspection. The inspection must have recorded the addresses of the store.
+    /// Creates the check report of an inspection. Call this only after an inspection that recorded the store's
+    /// addresses.
     pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
         let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();

@@ -217,7 +217,8 @@ fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns `path` if it is a file. If `path` is a folder, returns those files in it that can have documents.
+/// Returns `path` itself if it is not a folder. If `path` is a folder, returns those files in it that can have
+/// documents.
 fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);

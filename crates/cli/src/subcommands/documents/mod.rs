@@ -385,7 +385,8 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// Returns the document that a file names, after checking its namespace against the selected namespaces.
+    /// Checks the namespace of a document that was read from a file against the command line, and returns the document
+    /// with its namespace.
     ///
     /// # Errors
     /// All namespaces are selected for a kind with namespaces, or the file names a different namespace than the command

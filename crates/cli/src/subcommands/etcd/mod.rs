@@ -253,7 +253,8 @@ struct CompactionJson {
     store: String,
     keep_seconds: u64,
     outcome: &'static str,
-    /// After a compaction, the oldest readable revision; otherwise the revision to which a later run will compact.
+    /// The oldest revision that is readable after this run; if the run has compacted nothing, the revision to which a
+    /// later run will compact.
     revision: Option<i64>,
 }
 
@@ -293,7 +294,7 @@ enum CompactedBy {
     Nobody,
     /// A program that writes [`COMPACTION_KEY`] when it compacts: kube-apiserver, Calico's kube-controllers or Margay.
     KeyHolder,
-    /// etcd itself (`--auto-compaction-retention`), or a person with etcdctl.
+    /// History was compacted by etcd itself (`--auto-compaction-retention`) or by hand with etcdctl.
     EtcdOrPerson,
 }
 
@@ -412,7 +413,8 @@ fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Opt
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SizeSample { at, bytes_in_use: about.db_bytes_in_use, oldest_revision: oldest.get() };
     let before = notes.size.replace(now);
-    // If this user cannot write the notes, the only effect is that later runs cannot report the growth of the database.
+    // If the current user cannot write the file with the cluster's size, only the growth of the database is missing in
+    // later runs.
     _ = write_private(&path, &notes);
     let before = before.filter(|before| before.oldest_revision == now.oldest_revision)?;
     let seconds = now.at.checked_sub(before.at).filter(|seconds| *seconds >= MIN_SECONDS)?;

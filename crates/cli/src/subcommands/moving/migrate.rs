@@ -132,7 +132,8 @@ impl MigrationStores<'_> {
         retry_at_one_revision(self.from, async || {
             let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
             if !written.are_unchanged_in(target).await? {
-                // The comparison with the source ignores keys that belong to the target store itself.
+                // The comparison with the source ignores the target store's own documents about the cluster, such as
+                // nodes.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 compared
                     .require_none(&self.to, "stop the programs that use the second store, and run the command again")?;

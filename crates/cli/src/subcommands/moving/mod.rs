@@ -142,8 +142,8 @@ struct ImportJson {
     file: String,
     store: String,
     dry_run: bool,
-    /// The number of keys that this run of `margay import` has written. If this run continued an interrupted import,
-    /// the count does not include the keys that the interrupted run wrote.
+    /// The number of keys that this run of `margay import` has written. Keys that an earlier, interrupted run wrote are
+    /// not counted if this run continued that import.
     written: u64,
     /// The number of documents, such as nodes, that the store had before the import and that the import did not change.
     kept: u64,
@@ -207,7 +207,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // The comparison with the backup file ignores keys that belong to the store itself.
+        // The comparison with the backup file ignores the store's own documents about the cluster, such as nodes.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         compared.require_none(&at, "delete the imported data with --abort, and import again")?;
     }

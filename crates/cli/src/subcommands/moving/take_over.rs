@@ -311,7 +311,7 @@ pub(crate) struct FromHostLocal {
 /// Maximum size of a lease file of host-local, in bytes. host-local's lease files are far smaller than this limit.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
 /// The interface that is assumed for a lease file without an interface. Old versions of host-local did not write the
-/// interface.
+/// interface name into their lease files.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl StandaloneCommand for FromHostLocal {

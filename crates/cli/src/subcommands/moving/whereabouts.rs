@@ -142,7 +142,7 @@ struct WhereaboutsPool {
 #[derive(Default)]
 struct WhereaboutsRecords {
     pools: Vec<WhereaboutsPool>,
-    /// The node on which each pod runs. The map's keys are `namespace/name`.
+    /// The node on which each pod runs. Pods are identified by `namespace/name`.
     pods: BTreeMap<String, Option<String>>,
 }
 

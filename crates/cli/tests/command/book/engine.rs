@@ -33,8 +33,8 @@ pub(crate) fn command(line: &str) -> String {
     }
 }
 
-/// Returns the command output that a page of the book shows. If the test replaces the page's engine, the command names
-/// the store by URL, so `margay` does not print the page's `store:` line, and the line is removed.
+/// Returns the command output that a page of the book shows. A test on another engine names the store by URL, and
+/// `margay` then prints no `store:` line, so this line is removed from the page's output.
 pub(crate) fn expected(page: &str) -> &str {
     match (instead(), page.split_once('\n')) {
         (Some(_), Some((first, rest))) if first.starts_with("store: ") => rest,

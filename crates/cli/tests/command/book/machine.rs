@@ -141,7 +141,7 @@ impl Machine {
         etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
         let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.etcd = Some(child);
-        // The shell loop waits until etcd answers requests.
+        // Wait in a shell loop until the started etcd answers requests.
         let asks = format!("margay --store etcd://{address} store status >/dev/null");
         self.do_all(&[&format!("i=0; until {asks}; do i=$((i+1)); [ $i -lt 50 ]; done")]);
     }

@@ -1,9 +1,9 @@
-//! Defines which differences between a page and the output are permitted.
+//! Defines which differences are permitted between a command's output in the book and its real output.
 
 use regex_lite::Regex;
 
-/// Patterns for text that differs in each run, each with the placeholder that replaces the text. Sequences of spaces or
-/// hyphens are normalized too, because the width of a table column depends on its content.
+/// Patterns for text that differs in each run, each with the placeholder that replaces the text. Runs of spaces or
+/// hyphens are shortened, because the width of a table column depends on its content.
 const RULES: &[(&str, &str)] = &[
     (
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(\.[0-9]+)?(Z| \+0000 UTC| [A-Z]{3,4}| ?[+-][0-9]{2}(:?[0-9]{2})?)?",

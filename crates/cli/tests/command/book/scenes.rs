@@ -66,7 +66,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     }
 }
 
-/// Runs an event that a page expects to happen between two of its commands.
+/// Makes an event happen that a page of the book describes between two of its commands.
 pub(crate) fn happen(scene: &str, machine: &mut Machine) {
     match scene {
         "two containers in lab" => {

@@ -71,7 +71,8 @@ impl Drop for Container {
     fn drop(&mut self) {
         let _ = killpg(Pid::from_raw(self.process.id().try_into().unwrap()), Signal::SIGKILL);
         let _ = self.process.wait();
-        // A scan in another test may still be inside the network namespace and keep it alive.
+        // A scan in another test may still be inside the ended container's network namespace, which therefore still
+        // exists.
         let is_there =
             |netns: &String| host::scan().is_ok_and(|seen| seen.namespaces.is_some_and(|all| all.contains(netns)));
         for _ in 0..200 {

@@ -84,7 +84,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Creates a lab for each engine.
+    /// Creates a test environment (a temporary folder for a store) for each engine.
     pub(crate) fn each() -> [Self; 2] {
         ENGINES.map(|engine| {
             let mut lab = testkit::lab::Lab::new(engine);
@@ -93,18 +93,18 @@ impl Lab {
         })
     }
 
-    /// Returns whether the parent of the store's folder exists. Only a `margay` command creates it, so it shows whether
-    /// a command has created anything.
+    /// Returns whether the parent of the store's folder exists. Only a `margay` command creates this folder, so its
+    /// existence shows whether a command has created anything.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }
 
-    /// The lab's temporary folder, under which the store's folder is created.
+    /// The test's temporary folder, under which the store's folder is created.
     pub(crate) fn folder(&self) -> &Path {
         self.lab.root.path()
     }
 
-    /// Runs `margay` on the lab's store with the given arguments, which are separated by spaces.
+    /// Runs `margay` on the test's store with the given arguments, which are separated by spaces.
     pub(crate) fn margay(&self, args: &str) -> Done {
         margay(["--store".to_owned(), self.location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
     }

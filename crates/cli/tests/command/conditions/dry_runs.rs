@@ -39,8 +39,8 @@ fn dry_run_says_what_would_be_done_and_does_nothing() {
             assert!(json["dry_run"] == true || json.get("would_delete").is_some(), "{words}: {json}");
             assert_eq!(path.exists().then(|| content(&place)), before, "{words} has written");
 
-            // The first real run (without `--dry-run`) must succeed. After the first real run, a dry run and a second
-            // real run must have the same exit code and error line.
+            // The first real run (without `--dry-run`) must succeed. A dry run after the first real run must have the
+            // exit code and error line that a second real run has.
             let done = runs(&ground, command, &[]);
             assert_eq!(done.code, 0, "{words}: {}", done.err);
             let tried = runs(&ground, command, &["--dry-run"]);

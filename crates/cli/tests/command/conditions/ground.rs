@@ -86,7 +86,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // The test edits the report of `ipam check` so that it lists the addresses as unused.
+        // Edit the report of `ipam check` so that all addresses in use count as unused.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground

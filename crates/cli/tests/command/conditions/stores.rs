@@ -68,8 +68,8 @@ fn store_is_in_use_by_another_process() {
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
             let done = run(&args);
             tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
-            // The error message never names a process that is itself waiting for the store. The message may name no
-            // process, because the lock holder cannot always be determined in time.
+            // The error message never names a process that is itself waiting for the store. The message need not name
+            // the lock holder, which cannot always be determined in time.
             assert!(!done.err.contains("(margay) has it"), "{}", done.err);
             assert!(done.err.contains("--lock-timeout"), "{}", done.err);
         });
@@ -165,8 +165,7 @@ fn store_stays_with_owner_when_root_used_it() {
         };
         let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
         run(&owner, "pool create p 10.0.0.0/24 --manual");
-        // The store's folder has a hard link and a symbolic link to a file outside of the folder. The linked file
-        // outside of the store's folder belongs to root.
+        // The store's folder has a hard link and a symbolic link to a file elsewhere that belongs to root.
         let others = folder.path().join("others");
         fs::write(&others, "").unwrap();
         fs::hard_link(&others, home.join("store/link")).unwrap();

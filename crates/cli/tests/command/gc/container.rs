@@ -17,7 +17,7 @@ fn gc_in_container_judges_only_what_was_given_inside() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.51.0/24");
-    // Only the container's processes are in this network namespace.
+    // The container has its own network namespace, and only its processes are in it.
     let script = "stat -L -c %d:%i /proc/self/ns/net; readlink /proc/self/ns/pid; exec sleep 600";
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--net", "sh", "-c", script]).process_group(0);

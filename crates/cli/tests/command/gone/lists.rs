@@ -22,7 +22,7 @@ fn write(lab: &Lab, text: &str) -> PathBuf {
     path
 }
 
-/// Runs `gc` with a list of attachments for the lab's node.
+/// Runs `gc` with a list of attachments, as the test's node.
 fn gc(lab: &Lab, file: &std::path::Path, more: &str) -> Done {
     lab.margay(format!("gc --node node1 --attachments {} {more}", file.display()).trim_end())
 }
@@ -90,7 +90,7 @@ fn list_spares_young_live_and_other_networks() {
     assert_eq!((list(&done, "freed").len(), &done["stores"][0]["left"]["of_other_networks"]), (0, &json!(2)), "{done}");
     assert_eq!(held(at, "node1"), [&old, &young, &live, &known].map(Clone::clone).into());
 
-    // The list of attachments contains ids of another kind, such as the ids of the containers in a pod.
+    // The list of attachments contains ids that `gc` cannot match, such as pod container ids instead of sandbox ids.
     let said = gc(&lab, &write(&lab, &format!("{TWO}\n")), "--apply").failure();
     assert!(said.contains("of what is in use on this machine (2) nothing is in the list"), "{said}");
     assert!(said.contains("(crictl pods, not crictl ps); with several"), "{said}");

@@ -44,8 +44,9 @@ fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     killed
 }
 
-/// Kills `margay install` with these arguments at each of the [`CALLS`] in turn. The function `before` prepares each
-/// run of `margay install`, and `after` checks the files after the kill. Returns how often `margay install` was killed.
+/// Runs `margay install` with these arguments once for each call of a system call in [`CALLS`], and kills it at this
+/// call. The function `before` prepares each run of `margay install`, and `after` checks the files after the kill.
+/// Returns how often `margay install` was killed.
 fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
     let mut places = 0;
     for call in CALLS {

@@ -96,7 +96,7 @@ fn overwritten_main_plugin_is_told_and_repaired() {
 fn two_own_programs_are_told_and_merged() {
     let tree = after_the_first_step();
     tree.install(&STEP).ok();
-    // The node is now as if Margay's files had been upgraded without running `margay install --main-plugin` again.
+    // From here, the node looks as after an upgrade of Margay's files without a new `margay install --main-plugin`.
     tree.install(&["--undo"]).ok();
     tree.install(&["--beside-calico"]).ok();
     fs::copy(tree.target(), tree.main_target()).unwrap();
@@ -181,8 +181,7 @@ fn installed_main_plugin_wires_container() {
         assert_eq!(ip(&["route"]), "");
         let shown = tree.margay(&["ipam", "show", "-o", "json", "--store", &tree.store()]).ok().json();
         assert_eq!(shown["pools"][0]["in_use"], "0");
-        // The main plugin in the installation tree is a fake that replaces Calico's main plugin and connects no
-        // container.
+        // After `--undo`, an ADD runs the test's stand-in for Calico's main plugin, which sets up no interface.
         tree.install(&["--undo"]).ok();
         assert!(call("ADD").ok().json()["ips"].is_null());
     };

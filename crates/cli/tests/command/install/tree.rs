@@ -108,8 +108,8 @@ impl Tree {
         tree
     }
 
-    /// Returns the store settings for Calico's network. The settings make the file with the node's name optional,
-    /// because no agent has written this file on the test's node.
+    /// Returns the store settings for Calico's network. The setting `nodename_file_optional` is set, because no
+    /// calico-node has written this file on the test's node.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }
@@ -210,7 +210,7 @@ impl Tree {
         fs::write(self.networks().join("10-calico.conflist"), list.to_string()).unwrap();
     }
 
-    /// Runs a `margay` command without the options for this tree.
+    /// Runs a `margay` command without the options that point it to the test's folder tree.
     pub(crate) fn margay(&self, args: &[&str]) -> Done {
         self.command(args).output().unwrap().into()
     }
@@ -238,7 +238,7 @@ impl Tree {
         args
     }
 
-    /// Runs `margay install` on this tree with the further arguments `more`.
+    /// Runs `margay install` on the folder tree of this test's node, with the further arguments `more`.
     pub(crate) fn install(&self, more: &[&str]) -> Done {
         let args = self.args(more);
         self.margay(&args.iter().map(String::as_str).collect::<Vec<_>>())

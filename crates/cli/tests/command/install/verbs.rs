@@ -48,7 +48,8 @@ fn overwritten_plugin_is_told_and_repaired() {
     assert_eq!((&json["ours"], &json["runs"]["version"]), (&false.into(), &"v3.29.1".into()));
     assert_eq!(json["installed"][0]["overwritten"], true);
 
-    // Margay's copy of Calico's plugin is now the newer version, which the running calico-node wrote.
+    // The next installation finds calico-node's newer Calico plugin in place of Margay's, and keeps this newer version
+    // for `--undo`.
     tree.install(&["--beside-calico"]).ok().says(&["v3.29.1"]);
     let json = tree.install(&["--status", "-o", "json"]).ok().json();
     assert_eq!((&json["ours"], &json["runs"]["program"]), (&true.into(), &"margay".into()));

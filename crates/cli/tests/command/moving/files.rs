@@ -198,8 +198,7 @@ fn import_writes_over_no_foreign_change() {
     let file = exported(&places, &from);
     let name = file.to_str().unwrap();
     at(&to, &["import", name]);
-    // The target store is now as if an import had been interrupted and another process had written to the store after
-    // the interruption.
+    // Simulates an interrupted import into the target store, after which another process has written to the store.
     let mark = format!(
         r#"{{"way":"import","from":"{name}","to":"{to}","source":"{}","state":"copying","revision":1}}"#,
         fs::read_to_string(&file).unwrap().rsplit('"').nth(1).unwrap()

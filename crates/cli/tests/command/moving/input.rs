@@ -170,7 +170,7 @@ items:
         expected
     );
 
-    // The file now lists two pods, of which `web-0` is on no node and `web-1` is on node1.
+    // Write a new input file with two pods: `web-0` on no node, and `web-1` on node1.
     let pods = "- {kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: \"\"}}\n- {kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node1}}\n";
     fs::write(&file, records.to_owned() + pods).unwrap();
     let (_, left_out) = taken(&location, &args);

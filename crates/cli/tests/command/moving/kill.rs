@@ -36,7 +36,7 @@ fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
 }
 
 /// Checks that a store that is only partly filled by an import or migration refuses to assign addresses. A store
-/// without a migration mark must be empty or have all documents of the import or migration.
+/// without an import lock must be empty or have all documents of the import or migration.
 fn refuses(to: &Location, all: &Content) {
     if to.path().is_some_and(|path| !path.join("store.id").exists()) {
         return;

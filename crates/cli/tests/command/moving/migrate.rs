@@ -26,7 +26,8 @@ fn migration_works_between_all_kinds_of_store() {
         let said = migrate(from, to, &["--finish"]);
         assert!(said.code == 0 && said.out.starts_with("Successfully moved"), "{}", said.err);
         assert_eq!(content(to), expected);
-        // The stores are now as if `margay migrate` had been killed before it printed its answer.
+        // Both stores are in the state that `margay migrate --finish` leaves if it is killed before it prints its
+        // answer.
         for more in [&["--finish"][..], &["--finish", "--dry-run"]] {
             let said = migrate(from, to, more).answer();
             assert!(said.contains("is open for use already") && said.contains("312 addresses"), "{said}");

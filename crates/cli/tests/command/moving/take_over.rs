@@ -48,7 +48,7 @@ fn take_over_from_host_local_and_back() {
             assert!(done.out.contains(words), "{words}: {}", done.out);
         }
 
-        // The test releases the address as the plugin's DEL does.
+        // The test releases the addresses of a taken-over container as the plugin's DEL does.
         let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(freed, ["10.99.0.5", "fd99::5"], "the addresses of eth1 stay");
         assert_eq!(release(&location, "c2").unwrap().len(), 1);
@@ -112,7 +112,7 @@ fn take_over_from_podman_with_real_containers() {
             again.out
         );
 
-        // The test releases the address as the plugin's DEL does.
+        // The test releases the address of a taken-over container as the plugin's DEL does.
         let freed = release(&location, "c1324005fc4bccdd9628c293f2bebdad61429af3e919e934417c38c5d460fe16").unwrap();
         assert_eq!(freed.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.99.3.7"]);
     }
@@ -208,8 +208,8 @@ fn take_over_from_whereabouts_for_node_of_each_pod() {
         for words in ["lab.c2", "node2", "web-1", "shop"] {
             assert_eq!(shown.contains(words), is_cluster, "{words}: {shown}");
         }
-        // The test releases the address of container c1 as the plugin's DEL on node1 does. The other container, c2, is
-        // on node2, so a DEL of c2 on node1 releases nothing.
+        // The test releases the address of container c1 as the plugin's DEL on node1 does. Container c2 is on node2, so
+        // a DEL of c2 on node1 releases nothing.
         let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(freed, ["10.99.0.5", "fd99::5"]);
         assert_eq!(release(&location, "c2").unwrap().len(), 0);
@@ -231,7 +231,7 @@ fn take_over_from_whereabouts_without_pods_is_for_one_node() {
 
     let unknown = at(&location, &[&args[..], &["--range", "10.98.0.0/24"]].concat()).failure();
     assert!(unknown.contains("it has no IPPool of the range 10.98.0.0/24; it has 10.99.0.0/24"), "{unknown}");
-    // The two networks have the same addresses and are distinguished by `network_name`.
+    // Both test networks of whereabouts assign from one address range, and only their `network_name` tells them apart.
     let two = "kind: List\nitems:\n- {kind: IPPool, metadata: {name: blue-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n\
         - {kind: IPPool, metadata: {name: green-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n";
     fs::write(&file, two).unwrap();

@@ -10,8 +10,7 @@ use crate::moving::fill::{Places, migrate, ours};
 use crate::store::content::{blocks, content, with_store, write};
 
 const CALLERS: usize = 4;
-/// Number of blocks. Large enough that a migration must close the store for waiting processes before it has read all of
-/// them.
+/// Number of blocks. Enough that a migration must close the store for waiting processes before it has read all blocks.
 const BLOCKS: usize = 3000;
 
 /// Returns the two keys that simulated plugin number `caller` writes: one near the start and one near the end of the

@@ -20,7 +20,7 @@ fn backup_is_private_readable_file() {
         assert!(lines[0].starts_with("{\"margay_backup\":1,"), "{text}");
         assert_eq!(lines[1], r#"{"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"}"#);
         assert_eq!(lines.len(), 3);
-        // The command from the book computes the checksum that the backup contains.
+        // The `sha256sum` command line of the book computes the checksum that is stored in the backup file.
         let by_hand = std::process::Command::new("sh")
             .args(["-c", &format!("head -n -1 {} | sha256sum | cut -d' ' -f1", file.display())])
             .output()

@@ -53,7 +53,7 @@ pub(crate) fn write(location: &Location, rows: impl IntoIterator<Item = (String,
     });
 }
 
-/// Returns `count` blocks of 16 kB each.
+/// Returns `count` keys of IPAM blocks, each with a value of 16 kB.
 pub(crate) fn blocks(count: usize) -> impl Iterator<Item = (String, Vec<u8>)> {
     (0..count).map(|number| {
         let value = format!("{{\"block\":{number},\"text\":\"{}\"}}", "x".repeat(16_000));
@@ -76,7 +76,8 @@ pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
     .to_vec()
 }
 
-/// Returns the location of a store of the other engine in the same lab.
+/// Returns the location of a second store in the test's folder, on the engine (sled or redb) that the first store does
+/// not use.
 pub(crate) fn other(lab: &Lab) -> Location {
     let path = lab.folder().join("other/store");
     let engine = if lab.location.facts().name == "redb" { "sled" } else { "redb" };

@@ -107,7 +107,7 @@ fn restore_fills_empty_store_or_folder() {
         assert_eq!(restore(&bare, &file, &[]).code, 0);
         assert_eq!(content(&bare), before);
 
-        // The files are now as if a process had been killed while it created the store.
+        // Leaves the store's files as a process leaves them that is killed while it creates the store.
         let unfinished = stores::of_engine("sled", lab.folder().join("unfinished")).unwrap();
         fs::create_dir(folder(&unfinished)).unwrap();
         for name in ["queue", "creating"] {

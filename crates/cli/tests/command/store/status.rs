@@ -65,7 +65,7 @@ fn status_shows_store_from_outside_when_in_use() {
             scope.spawn(move || {
                 with_store(location, Create::Never, async |_| {
                     holder.0.send(()).unwrap();
-                    // If the test has failed, the closed channel ends the thread that keeps the store open.
+                    // A failed test drops the channel's sender, which ends the thread that keeps the store open.
                     let _ = holder.1.recv();
                 });
             });
@@ -73,8 +73,8 @@ fn status_shows_store_from_outside_when_in_use() {
             held.1.recv().unwrap();
             let waiting: Vec<_> =
                 (0..3).map(|_| scope.spawn(|| with_store(&lab.location, Create::Never, async |_| ()))).collect();
-            // The three threads queue for the store lock at different times, so poll the length of the queue until it
-            // is three.
+            // Each of the test's three threads joins the queue for the store lock at its own time, so poll until the
+            // queue has three entries.
             let status = loop {
                 let status = margay(["--store", &url, "store", "status", "-o", "json"]);
                 let found: serde_json::Value = serde_json::from_str(&status.out).unwrap();

@@ -11,15 +11,14 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// Number of blocks. Large enough that a backup must close the store for waiting processes before it has read all of
-/// them.
+/// Number of blocks. Enough that a backup must close the store for waiting processes before it has read all blocks.
 const BLOCKS: usize = 4000;
 
 /// Uses the store as a plugin does: opens the store, commits once and closes the store.
 fn call(lab: &Lab, caller: usize, round: usize) {
     with_store(&lab.location, Create::Never, async |open| {
         let store = open.store();
-        // One transaction of the simulated plugin writes both of its keys.
+        // The simulated plugin writes its two keys in one transaction.
         let put = |key: String| kv::Op::put(key, round.to_string());
         let keys = [format!("/a/{caller}"), format!("/z/{caller}")];
         store.txn(kv::Txn::new().with_success(keys.map(put))).await.unwrap();
@@ -60,8 +59,8 @@ fn backup_lets_callers_take_turns_and_is_of_one_revision() {
                 }
                 assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
                 backups += 1;
-                // The lock queue is fair: all eight callers get the store before the backup opens it again. Each backup
-                // opens the store at least four times.
+                // The store lock's queue is fair: all eight simulated plugins get the store before the backup opens it
+                // again. Each backup opens the store at least four times.
                 if during < 2 * CALLERS {
                     over.store(true, Ordering::Relaxed);
                 }
@@ -95,7 +94,8 @@ fn backup_is_spoiled_when_store_is_replaced_meanwhile() {
     assert_eq!(replaced.code, 0, "{}", replaced.err);
     let done = backup.wait_with_output().unwrap();
     if done.status.success() {
-        // The backup did not overlap with the restore, so it contains exactly one of the two stores.
+        // The backup ran before or after the restore, never during it, so it contains either only the old store's keys
+        // or only the restored keys.
         let target = other(&lab);
         let restored =
             margay(["--store", &target.to_string(), "store", "restore", "--replace", file.to_str().unwrap()]);

@@ -132,8 +132,8 @@ fn etcdctl_is_refused_with_reason_when_not_offered() {
         let refused = api.etcdctl(args);
         assert!(refused.code != Some(0) && refused.err.contains(text), "{args}: {refused:?}");
     }
-    // If a client has a user name and password, its requests are sent without them, because the API has no users.
-    // etcd's own clients likewise drop the user name and password if etcd has no users.
+    // etcdctl sends its requests without the user name and password, because the API has no users; etcdctl does the
+    // same if etcd has no users.
     assert_eq!(api.etcdctl("--user root:secret put /t/a 1").ok().out, "OK\n");
     api.end();
 }

@@ -39,7 +39,7 @@ fn history_bounds_stay_when_daemon_sets_them() {
         let wanted = [Some(20), Some(2 << 20), Some(7200), Some(0)];
         assert_eq!(bounds(&lab), wanted);
         api.end();
-        // Without a daemon, the plugin keeps the history within the limits that the daemon has set.
+        // While no daemon runs, the plugin enforces the history limits that the last daemon recorded in the store.
         for number in 0..15 {
             lab.add(&format!("c{number}")).ok();
             lab.del(&format!("c{number}")).ok();

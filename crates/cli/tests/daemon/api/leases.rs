@@ -72,7 +72,7 @@ fn leases_end_in_time_and_watch_sees_it() {
     let lab = lab_with_leases("redb");
     let api = Api::start(&lab);
     let begun = Instant::now();
-    // The short lease must last long enough for three calls of etcdctl.
+    // The lease with the shorter time to live must last for three calls of etcdctl.
     let seconds = u32::try_from(patient(Duration::from_secs(2)).as_secs()).unwrap();
     let (short, long) = (grant(&api, seconds), grant(&api, 600));
     for (key, lease) in [("/t/short", &short), ("/t/other", &short), ("/t/long", &long)] {
@@ -110,7 +110,7 @@ fn leases_get_full_time_at_start_but_not_after_hand_over() {
             api.etcdctl(&format!("lease keep-alive --once {lease}")).ok();
         });
         assert!(left(&api) > before, "{engine}");
-        // This pause must be longer than the daemon takes to start.
+        // The test pauses longer than a daemon takes to start.
         sleep(patient(Duration::from_millis(2100)));
         let before = left(&api);
         api.daemon.kill();
@@ -160,7 +160,7 @@ fn lease_lock_passes_on_when_holder_is_killed() {
         let second = lock("second");
         sleep(Duration::from_millis(300));
         assert!(!holds("second"), "{engine}");
-        // The lease of the killed first process is no longer renewed and expires.
+        // The first process was killed, so its lease is no longer renewed and expires.
         assert!(first.kill());
         wait_until("the second one has the lock", || holds("second"));
         assert!(second.kill());
