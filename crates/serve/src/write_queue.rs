@@ -1,5 +1,5 @@
-//! Queues CNI verbs that write and carries them out with one commit at a time. On an embedded store, all waiting ADDs
-//! share one commit.
+//! Queues the CNI verbs that need a write, and executes them one commit at a time. On an embedded store, all waiting
+//! ADDs share one commit.
 //!
 //! The queue works in rounds and keeps one [`OpenGuard`] per round. In each round, the queue assigns addresses for all
 //! waiting ADDs, and carries out one verb of another kind. A process that waits for the store lock waits for one round
@@ -274,7 +274,7 @@ impl Client {
 ///
 /// A plugin that has closed its connection either continues without the daemon, or has died and its runtime has called
 /// DEL. A plugin that has closed its connection cannot receive the answer, so its verb must not be committed any more.
-/// Each request that this store finishes is recorded as a beat of the [`Pulse`](crate::metrics::Pulse).
+/// Reports each request that a `CancellableStore` completes to the [`Pulse`](crate::metrics::Pulse) as progress.
 #[derive(Debug)]
 pub struct CancellableStore {
     inner: Arc<dyn Store>,
