@@ -109,8 +109,8 @@ pub async fn compact_older(
     let key_revision = match store.txn(write).await {
         Ok(written) if written.succeeded => written.revision.get(),
         Ok(_) => return Ok((CompactionOutcome::OtherCompactor, CompactionMark::read(store, now).await?)),
-        // An etcd that is over its space quota rejects the write of [`COMPACTION_KEY`]. An etcd that is over its space
-        // quota is compacted as well, because only compaction frees space.
+        // An etcd that is over its space quota rejects the write of [`COMPACTION_KEY`], but is compacted nevertheless,
+        // because only compaction frees space.
         Err(error) if matches!(error.kind(), ErrorKind::NoSpace) => seen.key_revision,
         Err(error) => return Err(error),
     };

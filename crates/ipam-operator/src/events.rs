@@ -357,7 +357,7 @@ fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
 }
 
 /// True if two block entries have equal attributes, apart from those that every request renews. The comparison of two
-/// holders ignores the time and boot id of the request, the workload that keeps the address, and whether the attribute
+/// entries ignores the time and boot id of the request, the workload that keeps the address, and whether the attribute
 /// names are Calico's or Margay's.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {

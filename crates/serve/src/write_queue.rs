@@ -2,9 +2,9 @@
 //! ADDs share one commit.
 //!
 //! The queue works in rounds and keeps one [`OpenGuard`] per round. In each round, the queue assigns addresses for all
-//! waiting ADDs, and carries out one verb of another kind. A process that waits for the store lock waits for one round
-//! of the queue at most, and no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run
-//! out of time.
+//! waiting ADDs, and carries out one verb of another kind. A process that waits for the store lock waits for at most
+//! one round of the daemon's write queue, and no commit spans two rounds. A verb is dropped if its [`Client`] has
+//! disconnected or run out of time.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -40,8 +40,8 @@ pub struct QueuedVerb {
     pub verb: Verb,
     /// The client that waits for the answer to the verb.
     pub client: Client,
-    /// Generation of the store that the client connected to. When another store replaces the one that the client
-    /// connected to, the generation changes.
+    /// Generation of the store that the client connected to. The generation changes when another store replaces the
+    /// store that the client connected to.
     pub generation: u64,
     /// Path of the host lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,

@@ -46,8 +46,8 @@ use workloads::Workloads;
 pub enum AddressReporting {
     /// With this setting, an inspection returns findings and counts, but no list of addresses.
     Findings,
-    /// With this setting, an inspection returns findings, counts, and a list of every address that is not free. A list
-    /// of all keys takes far more memory than the findings and the counts.
+    /// With this setting, an inspection returns findings, counts, and a list of every address that is not free. The
+    /// list of addresses takes far more memory than the findings and the counts.
     Addresses,
 }
 

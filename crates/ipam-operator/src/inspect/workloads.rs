@@ -22,8 +22,8 @@ use super::handles::{MAX_BLOCKS_OF_HANDLE, join};
 use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
-/// For each workload, the addresses that blocks keep for it, each with the index of its block. When a workload's stored
-/// record has been compared, the workload is removed from the map of unrecorded workloads.
+/// For each workload, the addresses that blocks keep for it, each with the index of its block. A workload is removed
+/// from `kept` when its stored record has been compared.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
