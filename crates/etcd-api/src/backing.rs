@@ -21,7 +21,7 @@ pub struct MemberIdentity {
 pub struct StoreGeneration {
     /// The id of the cluster. A restored store gets a new cluster id, so that clients notice the replacement.
     pub cluster: u64,
-    /// The id of the only member.
+    /// The id of the cluster's only etcd member.
     pub member: u64,
     /// A number that grows whenever another store replaces the current store.
     pub generation: u64,
@@ -80,8 +80,8 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// `Unsupported`, with advice, if the store keeps no leases; any store error.
     async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
-    /// Revokes a lease, provided that the store is still the one that `of` identifies. Deletes the lease's keys in the
-    /// same transaction, and returns the transaction's revision.
+    /// Revokes a lease unless another store has replaced the store `of`. Deletes the lease and its keys in one
+    /// transaction, and returns the transaction's revision.
     ///
     /// # Errors
     /// `LeaseNotFound` if the store has no lease with this id; `RevisionRegressed` if another store has replaced the

@@ -43,8 +43,8 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
 }
 
 /// A transaction for the store, and a description of how to build the answer to each read in the transaction. The lists
-/// `success` and `failure` have one item per operation of their branch, in order: `Some` for a read, `None` for a
-/// write.
+/// `success` and `failure` have one item per operation of their branch, in order: the `ReadShape` of a read operation,
+/// or `None` for a write operation.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
@@ -54,8 +54,8 @@ pub(crate) struct TranslatedTxn {
 /// Converts etcd's transaction request into a transaction for the store.
 ///
 /// # Errors
-/// etcd's refusal of a malformed request; the error of [`unsupported`] for a nested transaction and other operations
-/// that the store does not offer.
+/// etcd's error for a malformed request; an [`unsupported`] error for an operation that the store does not offer, such
+/// as a nested transaction.
 pub(crate) fn txn(request: PbTxnRequest) -> Result<TranslatedTxn, Status> {
     let compares = request.compare.into_iter().map(compare).collect::<Result<Vec<_>, _>>()?;
     let (success, of_success) = branch(request.success)?;
@@ -120,7 +120,7 @@ fn range_op(read: PbRangeRequest, shape: &ReadShape) -> Result<Op, Status> {
 }
 
 fn compare(compare: PbCompare) -> Result<Compare, Status> {
-    /// The values of `CompareResult` in etcd's protocol, in order, and one value of `CompareTarget`.
+    /// The values of `CompareResult` in etcd's protocol, in order, and the value `VALUE` of `CompareTarget`.
     const OPS: [CompareOp; 4] = [CompareOp::Equal, CompareOp::Greater, CompareOp::Less, CompareOp::NotEqual];
     const VALUE: i32 = 3;
     let unknown = || Status::invalid_argument("etcdserver: unknown compare");
@@ -288,7 +288,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the gRPC code and error text that etcd 3.4 uses for the refusal.
+    /// Returns the gRPC code and the error text with which etcd 3.4 refuses a request for this reason.
     pub(crate) const fn parts(self) -> (Code, &'static str) {
         match self {
             Self::EmptyKey => (Code::InvalidArgument, "etcdserver: key is not provided"),

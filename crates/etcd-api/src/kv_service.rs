@@ -15,8 +15,8 @@ use tonic::{Request, Response, Status};
 use crate::Api;
 use crate::convert::{self, ReadShape, Refusal, TranslatedTxn, status, unsupported};
 
-/// Maximum number of attempts of a put that keeps the stored value or lease. An attempt fails if another writer changes
-/// the key between the read and the write.
+/// Maximum number of attempts of a put that keeps the stored value or lease. An attempt to put fails if another writer
+/// changes the key between the attempt's read and its write.
 const ATTEMPTS: usize = 16;
 
 #[async_trait]

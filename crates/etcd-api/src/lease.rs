@@ -29,8 +29,8 @@ use crate::backing::{Backing, StoreGeneration};
 use crate::convert::{Refusal, status};
 use crate::{Api, STORE_WAIT_TIMEOUT};
 
-/// Minimum time to live of a lease, in seconds. A shorter requested time is raised to this minimum, as in etcd with
-/// default settings.
+/// Minimum time to live of a lease, in seconds. A shorter requested time to live is raised to `MIN_TTL_SECONDS`, as in
+/// etcd with default settings.
 const MIN_TTL_SECONDS: i64 = 2;
 /// How long `LeaseTimeToLive` and `LeaseLeases` wait for the store while another process has it.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,7 +55,8 @@ impl PbLeaseService for Api {
         self.leases_are_known().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
         let api = self.clone();
-        // A started grant must finish even if the client disconnects, so that the clock and the store agree.
+        // A started grant must finish even if the client disconnects, so that the lease deadlines in memory match the
+        // leases in the store.
         let granting = tokio::spawn(async move { api.grant(lease).await });
         granting.await.unwrap_or_else(|_| Err(Refusal::Stopped.into()))?;
         let header = self.header(self.recent_revision().await?);
@@ -120,9 +121,10 @@ impl Api {
         if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
     }
 
-    /// Waits up to `patience` for the store, then until the clock has loaded the store's leases, and returns a recent
-    /// revision. If the store was replaced while another process had it, the clock first loads the leases of the new
-    /// store. While another process has the store, the clock keeps the known leases, and they continue to expire.
+    /// Waits up to `patience` for the store, then until the store's leases are loaded, and returns a recent revision.
+    /// If the store was replaced while another process had it, the `LeaseClock` first loads the leases of the new
+    /// store. While another process has the store, the `LeaseClock` keeps the leases it knows, and they continue to
+    /// expire.
     async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
         let recent = self.revision_within(patience).await?;
         self.leases_are_known().await?;
@@ -139,7 +141,7 @@ impl Api {
         }
     }
 
-    /// Grants a lease. The clock reserves the lease before the store grants the lease, so that every lease in the store
+    /// Grants a lease. The `LeaseClock` reserves the lease before the store grants it, so that every lease in the store
     /// has an end.
     async fn grant(&self, lease: Lease) -> Result<(), Status> {
         if !self.clock.reserve(lease) {
@@ -150,7 +152,7 @@ impl Api {
                 self.clock.begin(lease);
                 Ok(())
             }
-            // The store has a lease with this id, although the clock has no such lease.
+            // The store has a lease with this id, although the `LeaseClock` does not know the lease.
             Ok(GrantOutcome::Taken) => {
                 self.clock.reload(lease.id);
                 Err(Refusal::LeaseExists.into())
@@ -192,11 +194,11 @@ fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// How often the clock checks whether another store has replaced the current store.
+/// How often the [`LeaseClock`] checks whether another store has replaced the current store.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the clock waits before it retries a failed revocation.
+/// How long the [`LeaseClock`] waits before it retries a failed revocation.
 const REVOKE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a request waits until the clock has loaded the leases of the current store.
+/// How long a request waits until the leases of the current store are loaded.
 const LEASES_KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A duration that never passes in practice (100 years).
 const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -205,9 +207,9 @@ const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, LeaseTime>>,
-    /// When the clock checks the leases next; a grant of a lease that ends earlier must wake the clock.
+    /// When the [`LeaseClock`] next checks the leases. Granting a lease that ends earlier must wake the [`LeaseClock`].
     next_scan: Mutex<Instant>,
-    /// Notifies the clock to check the leases before `next_scan`.
+    /// Wakes the [`LeaseClock`] so that it checks the leases before `next_scan`.
     sooner: Notify,
     /// The store whose leases are loaded; `None` before the first load.
     loaded: watch::Sender<Option<StoreGeneration>>,
@@ -264,7 +266,7 @@ impl LeaseTime {
         self.is_there() && self.due() <= now
     }
 
-    /// Returns the time at which the clock must try to revoke the lease.
+    /// Returns the time at which the `LeaseClock` must next try to revoke the lease.
     fn due(&self) -> Instant {
         self.end.max(self.revoke_from)
     }
@@ -283,7 +285,7 @@ impl LeaseClock {
         self.next_scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves the id of a lease that is about to be granted. Returns `false` if another lease has the id.
+    /// Reserves the id of a lease that is about to be granted. Returns `false` if a lease with this id already exists.
     fn reserve(&self, lease: Lease) -> bool {
         let mut times = self.times();
         if times.contains_key(&lease.id) {
@@ -302,7 +304,7 @@ impl LeaseClock {
         }
     }
 
-    /// Removes a lease from the clock, because the store does not have the lease.
+    /// Removes a lease from the `LeaseClock`, because the store does not have the lease.
     fn forget(&self, id: LeaseId) {
         self.times().remove(&id);
     }
@@ -315,7 +317,7 @@ impl LeaseClock {
         self.sooner.notify_one();
     }
 
-    /// Removes a lease from the clock, and makes the clock load all leases from the store again.
+    /// Removes a lease from the `LeaseClock`, and makes it load all leases from the store again.
     fn reload(&self, id: LeaseId) {
         self.forget(id);
         self.loaded.send_replace(None);
@@ -378,7 +380,7 @@ impl LeaseClock {
             }
             let ended = self.ended();
             if ended.is_empty() {
-                // The clock checks the leases again after the timeout and after a notification.
+                // The `LeaseClock` checks the leases again when its wait times out or when it is notified.
                 let _ = timeout(self.next(), self.sooner.notified()).await;
             }
             for id in ended {
@@ -417,8 +419,8 @@ impl LeaseClock {
         let begun = Instant::now();
         let leases = backing.leases().await?;
         let mut times = self.times();
-        // Recently granted leases are kept: the list of leases may be older than a grant that is in progress or has
-        // just been confirmed.
+        // Loading the leases does not drop recently granted ones: the list read from the store may be older than a
+        // grant that is in progress or just confirmed.
         times.retain(|_, time| match time.granted {
             GrantState::Pending => true,
             GrantState::Since(since) => since >= begun,

@@ -38,9 +38,9 @@ use lease::LeaseClock;
 use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
-/// The version that `Maintenance.Status` reports. Clients trust the progress reports of watches only from a server of
-/// at least this version. Reporting an etcd version with reliable progress reports is safe, because this API's progress
-/// reports are never ahead of an event.
+/// The version that `Maintenance.Status` reports. Clients trust a server's watch progress reports only if the server
+/// reports at least etcd 3.5.13. Reporting an etcd version with reliable progress reports is safe, because this API's
+/// progress reports are never ahead of an event.
 pub const VERSION: &str = "3.5.13";
 
 /// Maximum number of streams per connection that the client has reset before the server accepted them. The limit is
@@ -59,15 +59,15 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Minimum interval of a watch's progress reports, as in etcd.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a request about the server itself waits for the store's revision while another process has the store; after
-/// that, the answer's header has the newest revision of all earlier answers.
+/// How long a request about the server itself waits for the store while another process has it. If this time runs out,
+/// the answer's header has the newest revision of all earlier answers.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Implements etcd's gRPC services for a store. An `Api` is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Api {
     backing: Arc<dyn Backing>,
-    /// The newest revision in any earlier answer, and the id of the cluster that this answer named.
+    /// The newest revision among the answers so far, and the cluster id in the answer that carried it.
     newest: Arc<Mutex<Option<(u64, Revision)>>>,
     /// Permits for opening further watches.
     watches: Arc<Semaphore>,
@@ -98,7 +98,7 @@ impl Api {
     }
 
     /// Revokes leases when their time ends. The returned future never completes. Lease requests are answered only after
-    /// the returned future has been polled, because polling loads the leases.
+    /// the future that this function returns has been polled, because polling loads the leases.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }

@@ -134,8 +134,8 @@ impl MessageCount {
     }
 }
 
-/// Permits for the bytes of unanswered messages. Each item has a permit from the client's share, and a permit from the
-/// limit of all clients.
+/// Permits for the bytes of unanswered messages. Each item is a pair of permits for the same bytes: one from the
+/// client's share, and one from the limit of all clients.
 type BytePermits = Arc<Mutex<Vec<[OwnedSemaphorePermit; 2]>>>;
 
 /// The body of a request that is still being received.

@@ -44,8 +44,8 @@ const MAX_QUEUED_MESSAGES: usize = 16;
 /// How long a requested progress report may wait for slower watches. Once a requested progress report is overdue,
 /// events of later revisions are held back until it is sent.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of watch items that wait for a progress report. If more than `MAX_HELD_BACK_EVENTS` items are held
-/// back, the report is dropped, and the client must request a new one.
+/// Maximum number of watch items that wait for a progress report. If more than `MAX_HELD_BACK_EVENTS` watch items are
+/// held back for a requested progress report, the report is dropped, and the client must request another one.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
@@ -87,7 +87,7 @@ struct WatchSession {
 /// A progress report that a client has requested and that was not sent yet.
 #[derive(Clone, Copy)]
 struct PendingProgress {
-    /// The minimum revision of the progress report.
+    /// The progress report must have at least this revision.
     revision: Revision,
     since: Instant,
     /// The revision of a progress report that was requested while events were already held back for an earlier report.
@@ -169,8 +169,8 @@ impl WatchSession {
             Some(PbWatchRequestUnion::ProgressRequest(_)) => {
                 let now = self.now().await?;
                 match &mut self.requested {
-                    // Events after the pending report's revision are held back until the report is sent; a second
-                    // report then covers these events.
+                    // While a progress report is overdue, events after its revision are held back. A client that
+                    // requests another report then gets a second one.
                     Some(requested) if requested.since.elapsed() >= PROGRESS_TIMEOUT => requested.later = Some(now),
                     Some(requested) => requested.revision = now.max(requested.revision),
                     None => self.requested = Some(PendingProgress::at(now)),
@@ -250,9 +250,10 @@ impl WatchSession {
         self.report_requested().await
     }
 
-    /// Returns the revision of an overdue progress report; later events must wait for this report. Each of the store's
-    /// watches reports its progress every 200 ms, but not at the same moments as the other watches. If events after the
-    /// report's revision were not held back, the quiet watches could never all catch up with a busy watch.
+    /// Returns the revision of an overdue progress report; events after this revision are held back until the report is
+    /// sent. Each of the store's watches reports its progress every 200 ms, but not at the same moments as the other
+    /// watches. Unless events after the revision of the requested report are held back, a busy watch stays ahead of the
+    /// idle watches, and the report is never sent.
     fn overdue(&self) -> Option<Revision> {
         let requested = self.requested.filter(|requested| requested.since.elapsed() >= PROGRESS_TIMEOUT)?;
         Some(requested.revision.max(self.newest))
@@ -294,9 +295,9 @@ impl WatchSession {
         }
     }
 
-    /// Sends the requested progress report once every watch has delivered all events up to the report's revision. The
-    /// report has the requested revision or the revision of the newest event, whichever is greater. As in etcd, the
-    /// report is dropped if the start revision of any watch is in the future.
+    /// Sends the requested progress report once every watch has delivered all events up to the report's revision. A
+    /// progress report has the greater of two revisions: the requested one, and the one of the newest event sent. As in
+    /// etcd, a requested progress report is dropped if any watch on the stream has a start revision in the future.
     async fn report_requested(&mut self) -> Result<(), StreamEnded> {
         if let Some(requested) = self.requested {
             let revision = requested.revision.max(self.newest);
@@ -398,8 +399,8 @@ fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequ
         match requests.message().now_or_never() {
             Some(Ok(Some(request))) if is_progress(&request) => {}
             Some(Ok(Some(request))) => return Some(request),
-            // Once the client's stream has ended, every further read reports the end again, so `skip_progress` need not
-            // return it.
+            // After the client's stream has ended, every further read returns the end again, so `skip_progress` may
+            // discard the end that it has read.
             _ => return None,
         }
     }
@@ -456,8 +457,8 @@ impl ClientWatch {
     }
 
     /// Returns the messages for a watch's events at one revision; no messages if the client filters all of these
-    /// events. `header` is the response header; its revision is the revision of the events. As in etcd, previous
-    /// entries are omitted unless the revision is greater than `oldest`, the oldest revision that can be read.
+    /// events. `header` is the response header; its revision is the revision of the events. As in etcd, an event has no
+    /// previous entry unless the event's revision is greater than `oldest`, the oldest revision that can be read.
     pub(crate) fn messages(
         &mut self,
         id: i64,

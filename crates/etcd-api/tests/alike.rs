@@ -319,7 +319,7 @@ fn compactions(side: &mut Side) -> BoxFuture<'_, Outcome> {
     .boxed()
 }
 
-/// Deletes an unknown user: without users, both servers must answer with an error.
+/// Deletes an unknown user: neither server has users, so etcd and this API must both answer with an error.
 fn users(side: &mut Side) -> BoxFuture<'_, Outcome> {
     async move {
         let removed = side.client.user_delete("unknown").await.map(|_| ());

@@ -127,7 +127,7 @@ async fn lease_that_cannot_be_revoked_delays_no_other() -> Done {
 }
 
 /// Replaces the store while a grant is in progress: once before the grant commits, and once after the commit. When the
-/// store is replaced, the clock loads the leases of the new store.
+/// store is replaced, the `LeaseClock` loads the leases of the new store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     let generation = Arc::<AtomicU64>::default();

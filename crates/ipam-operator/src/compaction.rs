@@ -3,8 +3,9 @@
 //! Programs that compact an etcd share one key, [`COMPACTION_KEY`]: kube-apiserver, Calico's kube-controllers (which
 //! uses kube-apiserver's code) and Margay. Each program notes the version of [`COMPACTION_KEY`] and the store's newest
 //! revision, waits, and writes the key if its version is unchanged. Only the program that wins the write of
-//! [`COMPACTION_KEY`] compacts, up to the revision that it noted before it waited. Because they share the key, all
-//! programs together compact once per interval, and a revision stays readable for at least one interval.
+//! [`COMPACTION_KEY`] compacts, up to the revision that it noted before it waited. Because all these programs use
+//! [`COMPACTION_KEY`], they compact only once per interval altogether, and a revision stays readable for at least one
+//! interval.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,16 +23,18 @@ use crate::inspect::{Code, Finding, Subject};
 /// revision as decimal text.
 pub const COMPACTION_KEY: &str = "compact_rev_key";
 
-/// A mark that a compactor takes of a store before it waits; the next run compares the mark with the store's state.
+/// What a compactor notes about the store before it waits. Its next run compares the `CompactionMark` with the store's
+/// current state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactionMark {
-    /// The revision that last wrote [`COMPACTION_KEY`] before the mark; 0 if the key did not exist.
+    /// The revision that had last written [`COMPACTION_KEY`] when the [`CompactionMark`] was taken; 0 if the key did
+    /// not exist.
     key_revision: i64,
-    /// The newest revision of the store at the time of the mark.
+    /// The store's newest revision when the [`CompactionMark`] was taken.
     newest: i64,
-    /// The oldest readable revision of the store at the time of the mark.
+    /// The store's oldest readable revision when the [`CompactionMark`] was taken.
     oldest: i64,
-    /// The time of the mark, in seconds since 1970.
+    /// When the [`CompactionMark`] was taken, in seconds since 1970.
     at: u64,
 }
 
@@ -43,22 +46,23 @@ pub enum CompactionOutcome {
         /// The oldest revision that is still readable.
         oldest: Revision,
     },
-    /// There was no usable mark of a previous call, so this call compacted nothing. A later call compacts up to the
-    /// revision that this call has noted.
+    /// The caller passed no usable [`CompactionMark`] of a previous call, so this call compacted nothing. The returned
+    /// [`CompactionMark`] holds the revision up to which a later call compacts.
     Noted {
-        /// The store's newest revision, which this call wrote into its mark.
+        /// The store's newest revision, which this call noted in the returned [`CompactionMark`].
         newest: Revision,
     },
-    /// The mark of the previous call is younger than `keep`, so this call compacted nothing.
+    /// The passed [`CompactionMark`] is younger than `keep`, so this call compacted nothing.
     TooEarly {
-        /// The age of the mark, in seconds.
+        /// The age of the passed [`CompactionMark`], in seconds.
         noted_seconds_ago: u64,
     },
-    /// Since the mark was made, another program has written [`COMPACTION_KEY`], so this call compacted nothing.
+    /// Another program has written [`COMPACTION_KEY`] since the passed [`CompactionMark`] was taken, so this call
+    /// compacted nothing.
     OtherCompactor,
-    /// Since the mark was made, the oldest readable revision has changed and [`COMPACTION_KEY`] has not. The history
-    /// was compacted without a write of the key, so etcd itself or a person compacts the store, and this call compacted
-    /// nothing.
+    /// Since the passed [`CompactionMark`] was taken, the oldest readable revision has changed and [`COMPACTION_KEY`]
+    /// has not. The store was compacted without a write of [`COMPACTION_KEY`], so etcd itself or a person compacts it,
+    /// and this call compacted nothing.
     OtherCompaction,
     /// Nothing has changed in the store since the last compaction.
     NothingToDo,
@@ -66,10 +70,11 @@ pub enum CompactionOutcome {
 
 /// Deletes the history that is older than the duration `keep`, unless another program compacts the store.
 ///
-/// Pass the mark that the previous call returned, and keep the mark that this call returns for the next call. With a
-/// `keep` of zero no mark is needed: the whole history is deleted at once.
+/// `mark` is the [`CompactionMark`] that the previous call returned. The caller keeps the returned [`CompactionMark`]
+/// for the next call. With a `keep` of zero no mark is needed: the whole history is deleted at once.
 ///
-/// The call sends about 25 small requests to the store, most of them to find the oldest readable revision.
+/// One call of [`compact_older`] sends about 25 small requests to the store, most of them to find the oldest readable
+/// revision.
 ///
 /// # Errors
 /// `Auth` if the user's role lacks the right to write [`COMPACTION_KEY`]; any other store error.
@@ -104,8 +109,8 @@ pub async fn compact_older(
     let key_revision = match store.txn(write).await {
         Ok(written) if written.succeeded => written.revision.get(),
         Ok(_) => return Ok((CompactionOutcome::OtherCompactor, CompactionMark::read(store, now).await?)),
-        // An etcd that is over its space quota rejects the write of [`COMPACTION_KEY`]. It is compacted nevertheless,
-        // since compaction is what frees space.
+        // An etcd that is over its space quota rejects the write of [`COMPACTION_KEY`], but is compacted nevertheless,
+        // because only compaction frees space.
         Err(error) if matches!(error.kind(), ErrorKind::NoSpace) => seen.key_revision,
         Err(error) => return Err(error),
     };
@@ -180,7 +185,7 @@ pub async fn find_in_cluster(
     if members.iter().any(|member| percent(member) > MAX_PERCENT_UNCOMPACTED) {
         let oldest = oldest_revision(store, newest).await?;
         let time = match time_after(store, oldest).await {
-            // Another program has deleted this part of the history meanwhile.
+            // While this call read the history, another program compacted the revision `oldest`.
             Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => None,
             time => time?,
         };
@@ -223,7 +228,7 @@ pub async fn time_after(store: &dyn Store, revision: Revision) -> Result<Option<
         if written >= busiest.mod_revision {
             return Ok(None);
         }
-        // Find the first revision with a newer version of the block than the revision `at`, by binary search.
+        // Finds, by binary search, the first revision after `at` that changed the block.
         let (mut older, mut newer) = (at.get(), busiest.mod_revision.get());
         while older + 1 < newer {
             let middle = older + (newer - older) / 2;

@@ -190,8 +190,8 @@ impl BlockEventKind {
         }
     }
 
-    /// The time of the event by the node's clock, if the block records the time. If the store has no commit times, no
-    /// other time of the event is known.
+    /// The time of the event by the node's clock, if the block records the time. On a store without commit times, the
+    /// recorded time is the only known time of the event.
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
@@ -250,8 +250,8 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
         .ok()
 }
 
-/// Derives the event of a changed affinity. Skips the affinity if `reported` already has a block event from which its
-/// change follows.
+/// Derives the event of a changed affinity. Skips the affinity's change if `reported` already has an event of the block
+/// that implies this change.
 fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEvent> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
@@ -347,8 +347,8 @@ fn of_address(
     }
 }
 
-/// True if both entries of a block belong to one attachment. Entries without Margay's attributes are compared by handle
-/// alone.
+/// True if the two given block entries record the same attachment. Entries without Margay's attributes are compared by
+/// handle alone.
 fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     let same = |one: Option<&str>, other| one.zip(other).is_none_or(|(one, other)| one == other);
     one.handle() == other.handle()
@@ -356,8 +356,9 @@ fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
         && same(one.get(INTERFACE), other.get(INTERFACE))
 }
 
-/// True if two entries of a block have equal lasting attributes. The comparison ignores the time and the boot id of the
-/// request, the workload that keeps the address, and whether attribute names are Calico's or Margay's.
+/// True if two block entries have equal attributes, apart from those that every request renews. The comparison of two
+/// entries ignores the time and boot id of the request, the workload that keeps the address, and whether the attribute
+/// names are Calico's or Margay's.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
         let network = entry.network().map(|network| (NETWORK, network));
@@ -503,7 +504,8 @@ impl EventRow {
         Self::new(revision, time, block_event.what.word(), block_event)
     }
 
-    /// Creates the row for one entry of the initial state at a revision, such as a block or an assigned address.
+    /// Creates the row for a block or an assigned address that already exists at `revision`, before the watch reports
+    /// changes.
     pub fn listed(revision: Revision, block_event: &BlockEvent) -> Self {
         Self::new(revision, block_event.what.recorded_at(), block_event.what.standing_word(), block_event)
     }

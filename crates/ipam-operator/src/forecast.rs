@@ -188,7 +188,8 @@ async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<Pa
     if age_of(first) <= MAX_HISTORY {
         return Ok(Some(PastState { revision: oldest, age: age_of(first) }));
     }
-    // The last change of an existing block has a known time, so a watch from any earlier revision finds a time.
+    // Because the newest version of an existing block records a time, a watch from any earlier revision delivers at
+    // least one change with a known time.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
     // The binary search keeps two revisions, `old` and `young`, and narrows the range between them. The first change at

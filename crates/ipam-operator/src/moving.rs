@@ -282,8 +282,8 @@ pub struct DocumentCounts {
     pub nodes: u64,
     /// Number of blocks that cannot be decoded and are copied unchanged.
     pub damaged: u64,
-    /// The CIDRs of all copied blocks. Serialized to JSON as one number: how many of them lie inside another block.
-    /// Overlapping blocks are copied unchanged, but no address is assigned from them.
+    /// The CIDRs of all copied blocks. Serialized to JSON as one number: how many of the copied blocks lie inside
+    /// another block. Overlapping blocks are copied unchanged, but no address is assigned from them.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }

@@ -385,8 +385,8 @@ fn pool_key(name: &str) -> Key {
     keys::resource(ResourceKind::IpPool, name)
 }
 
-/// The keys of two reservations for a pool: the one that a bridged network creates, and the one that a network with its
-/// own pool definition creates.
+/// The keys under which a pool's reservation can be stored: the key for a bridged network, and the key for a network
+/// that defines its own pool.
 fn reservations_of(pool: &str) -> [Key; 2] {
     [bridge::reservation_name(pool), define::reservation_name(pool)]
         .map(|name| keys::resource(ResourceKind::IpReservation, &name))

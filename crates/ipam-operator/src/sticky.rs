@@ -66,8 +66,8 @@ impl Operator {
     /// use, it stays with its holder, and waits for the workload after its release.
     ///
     /// If `network` is set, the workload can get the pinned address in this network only. If `network` is `None`, the
-    /// pin of a free address is valid in any network. The pin of an address that is in use, or waits for its workload,
-    /// is valid only in the address's current network and interface.
+    /// pin of a free address is valid in any network. While an address is in use or waits for its workload, its pin is
+    /// valid only in the network and interface of its current or last holder.
     ///
     /// The commit guards the address's block and the workload's record.
     ///
@@ -139,7 +139,7 @@ impl Operator {
 
     /// Ends the pin or the wait of an address, so that no workload keeps the address any more. If the address is in
     /// use, it stays with its holder. If the address waits for its workload, the end of the wait frees the address or
-    /// starts its cooldown. Returns the address with the pin or wait that this call has ended.
+    /// starts its cooldown. Returns the address as it was before this call ended its pin or its wait.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -193,8 +193,8 @@ impl Operator {
     }
 }
 
-/// Fails if an address in use cannot be pinned, because its holder is a virtual machine or is in another network than
-/// the pin.
+/// Fails if an address in use cannot be pinned, because its holder is a virtual machine or is not in the network of the
+/// pin.
 fn refuse_use_elsewhere(ip: IpAddr, entry: &Attribute, network: Option<&str>) -> Result<()> {
     if is_vms(entry) {
         let text = format!("{ip} is a virtual machine's, which keeps it without a pin");

@@ -1,8 +1,9 @@
 //! Runs the daemon, which owns one store, the store's write queue, the private socket and the hand-over of the store
 //! lock.
 //!
-//! A process that wants the store opens the file `queue` in the store's folder. The kernel reports each open of `queue`
-//! to the daemon (inotify). Where inotify is unavailable, the daemon polls the store's lock queue every 15 ms.
+//! A process that wants the store opens the file `queue` in the store's folder. The kernel notifies the daemon
+//! (inotify) whenever a process opens the file `queue`. Where inotify is unavailable, the daemon polls the store's lock
+//! queue every 15 ms.
 
 use std::io;
 use std::path::Path;
@@ -28,11 +29,11 @@ use crate::write_queue::WriteQueue;
 
 /// Time limit for one attempt to take the store lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often the daemon checks whether a process that has opened `queue` has joined the lock queue.
+/// How often the daemon checks whether a process that has opened the file `queue` has joined the lock queue.
 const DRAW_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_DRAW_CHECKS: usize = 5;
-/// Maximum number of connected clients; lower if the process's limit on open files requires it. When the maximum is
-/// reached, new clients wait in the socket's backlog until a connected client disconnects.
+/// Maximum number of connected clients; lower if the process's limit on open files requires it. When the maximum number
+/// of clients is connected, new clients wait in the socket's backlog until a connected client disconnects.
 const MAX_CLIENTS: usize = 1024;
 /// Number of open files that the daemon reserves for the store and for checks of the store's lock queue.
 const RESERVED_FILES: u64 = 128;
@@ -119,8 +120,8 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
         shared_store.wait_until_open().await;
         let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
-            // A process that has opened `queue` is about to join the lock queue. A waiting process may have opened
-            // `queue` before the watcher started.
+            // A process that has opened the file `queue` is about to join the lock queue. A waiting process may have
+            // opened the file `queue` before the watcher started.
             if is_wanted_soon(shared_store).await {
                 break YieldAnnouncement::No;
             }

@@ -1,7 +1,7 @@
 //! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.
 //!
-//! - [`write_queue`]: queues CNI verbs that write and makes one commit at a time. On an embedded store, all waiting
-//!   ADDs share one commit.
+//! - [`write_queue`]: queues the CNI verbs that need a write, and commits one transaction at a time. On an embedded
+//!   store, all waiting ADDs share one commit.
 //! - [`daemon`] and `connection`: serve the store to plugins and commands through the private socket.
 //! - [`socket`]: the exclusive right to serve a store, and the path of the private socket.
 //! - [`accept`]: accepts clients at every listener.

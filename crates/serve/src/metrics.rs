@@ -134,7 +134,7 @@ impl Metrics {
         }
     }
 
-    /// Records how long a request waited in the queue.
+    /// Records how long a request waited in the daemon's write queue.
     pub fn observe_queue(&self, waited: Duration) {
         self.queue.observe(waited.as_secs_f64());
     }
@@ -231,14 +231,14 @@ impl Pulse {
         self.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a wait that began with [`Self::wait_begins`], and records a beat.
+    /// Ends a wait that began with [`Self::wait_begins`], and records that the store has made progress.
     pub fn wait_ends(&self) {
         self.beat();
         self.waits.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns the time since the store last finished an operation. If the request arrived after the last finished
-    /// operation, returns the time since `received_at` instead.
+    /// Returns the time since the later of two moments: when the store last finished an operation, and `received_at`.
+    /// Returns zero between [`Self::wait_begins`] and [`Self::wait_ends`].
     pub fn stalled_for(&self, received_at: Instant) -> Duration {
         if self.waits.load(Ordering::Relaxed) > 0 {
             return Duration::ZERO;

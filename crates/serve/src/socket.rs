@@ -17,8 +17,8 @@ use wire::{FileId, name};
 const FOLDER_MODE: u32 = 0o1777;
 /// Mode of a private socket, to which any user can connect; the daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
-/// Number of attempts to take a serve lock, and the interval between the attempts. A serve lock may be taken only
-/// briefly, because a daemon that cleans up locks the files of stopped daemons for a moment.
+/// Number of attempts to take a serve lock, and the interval between the attempts. A serve lock that is taken may be
+/// free a moment later: a daemon that cleans up briefly locks the files of stopped daemons.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -34,12 +34,12 @@ pub struct ServeLock {
 }
 
 impl ServeLock {
-    /// Takes the right to serve a store under this name. Creates the folder for the private sockets if the folder is
-    /// missing. `is_trusted` returns whether a daemon of the store may run as this user. A lock file that belongs to an
-    /// untrusted user is removed.
+    /// Takes the exclusive right to serve the store that has the given name. Creates the folder for the private sockets
+    /// if the folder is missing. `is_trusted` returns whether a daemon of the store may run as this user. A lock file
+    /// that belongs to an untrusted user is removed.
     ///
     /// # Errors
-    /// `AddrInUse` if another daemon has the right to serve under this name; any other I/O error.
+    /// `AddrInUse` if another daemon already serves the store with the given name; any other I/O error.
     pub fn take(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         make_folder()?;
         for _ in 1..MAX_ATTEMPTS {

@@ -1,10 +1,10 @@
-//! Queues CNI verbs that write and carries them out with one commit at a time. On an embedded store, all waiting ADDs
-//! share one commit.
+//! Queues the CNI verbs that need a write, and executes them one commit at a time. On an embedded store, all waiting
+//! ADDs share one commit.
 //!
 //! The queue works in rounds and keeps one [`OpenGuard`] per round. In each round, the queue assigns addresses for all
-//! waiting ADDs, and carries out one verb of another kind. A process that waits for the store lock waits for one round
-//! of the queue at most, and no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run
-//! out of time.
+//! waiting ADDs, and carries out one verb of another kind. A process that waits for the store lock waits for at most
+//! one round of the daemon's write queue, and no commit spans two rounds. A verb is dropped if its [`Client`] has
+//! disconnected or run out of time.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -40,8 +40,8 @@ pub struct QueuedVerb {
     pub verb: Verb,
     /// The client that waits for the answer to the verb.
     pub client: Client,
-    /// Generation of the store that the client connected to. When another store replaces the one that the client
-    /// connected to, the generation changes.
+    /// Generation of the store that the client connected to. The generation changes when another store replaces the
+    /// store that the client connected to.
     pub generation: u64,
     /// Path of the host lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,
@@ -274,7 +274,7 @@ impl Client {
 ///
 /// A plugin that has closed its connection either continues without the daemon, or has died and its runtime has called
 /// DEL. A plugin that has closed its connection cannot receive the answer, so its verb must not be committed any more.
-/// Each request that this store finishes is recorded as a beat of the [`Pulse`](crate::metrics::Pulse).
+/// Reports each request that a `CancellableStore` completes to the [`Pulse`](crate::metrics::Pulse) as progress.
 #[derive(Debug)]
 pub struct CancellableStore {
     inner: Arc<dyn Store>,

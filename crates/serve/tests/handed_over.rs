@@ -18,13 +18,13 @@ const WAIT: Duration = Duration::from_secs(60);
 /// The store is handed over before each of the first `EACH` calls.
 const EACH: u64 = 500;
 
-/// After the first `EACH` calls, the store is handed over before two calls out of every `ONE_OF`. Handing over before
-/// each call would take too long: a hand-over reads the whole store again, and some conformance cases make ten thousand
-/// calls.
+/// After the first `EACH` calls, the daemon hands the store over before two of every `ONE_OF` calls. Handing over
+/// before each call would take too long: a hand-over reads the whole store again, and some conformance cases make ten
+/// thousand calls.
 const ONE_OF: u64 = 20;
 
-/// A store that is handed over to another owner before those calls that `EACH` and `ONE_OF` select. Each hand-over
-/// waits for calls in progress.
+/// A store that is handed over to another owner before each of its first `EACH` calls, and then before two of every
+/// `ONE_OF` calls. Each hand-over waits for calls in progress.
 #[derive(Clone, Debug)]
 struct HandedOver {
     shared_store: SharedStore,

@@ -128,7 +128,7 @@ fn page_has_health_version_and_metrics() {
     let version = json(&daemon, "/version");
     assert_eq!((&version["name"], &version["engine"]), (&"margay".into(), &"redb".into()));
     daemon.metrics.observe_add(Duration::from_millis(4));
-    // The daemon may not have noticed yet that the earlier connections are closed.
+    // The daemon may not have noticed yet that the test has closed its previous connections.
     let until = Instant::now() + patient(Duration::from_secs(10));
     let got = loop {
         let got = get(&daemon, "/metrics");

@@ -143,8 +143,8 @@ async fn affinity_left_half_done_by_others_is_completed() {
     let block =
         |cidr, name: &str| Block::new(cidr, Some(&Owner::Host(name.into())), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     let foreign = async || {
-        // Here the store contains an affinity without a block, a block without an affinity, and an affinity to another
-        // owner's block.
+        // In this test the store contains an affinity without a block, a block without an affinity, and an affinity to
+        // a block of another owner.
         world.put(affinity(first), &Affinity::new(AffinityState::Confirmed)).await;
         world.put(keys::block(second), &block(second, "a")).await;
         world.put(affinity(third), &Affinity::new(AffinityState::Pending)).await;

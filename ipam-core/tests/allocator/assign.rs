@@ -209,7 +209,7 @@ async fn assign_treats_claim_in_future_as_young() {
 async fn assign_completes_what_others_left_half_done() {
     let owner = Owner::Host("a".into());
     for state in [AffinityState::Pending, AffinityState::PendingDeletion] {
-        // Here the store contains an affinity without its block.
+        // First case: the store contains an affinity without its block.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         let key = keys::affinity(&owner, "10.0.0.0/30".parse().unwrap()).unwrap();
@@ -217,7 +217,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c1").await.unwrap();
         world.check().await;
 
-        // Here the store contains a block and an unconfirmed affinity to the block.
+        // Second case: the store contains a block and an unconfirmed affinity to the block.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         world.one("a", "c1").await.unwrap();
@@ -226,7 +226,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c2").await.unwrap();
         world.check().await;
     }
-    // Here the store contains a block without an affinity, and an affinity to another owner's block.
+    // Third case: the store contains a block without an affinity, and an affinity to a block of another owner.
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let cidr = "10.0.0.0/30".parse().unwrap();

@@ -35,9 +35,9 @@ async fn check_tells_standing_of_each_address() {
     let rows = [
         (own, Standing::Own),
         (others, Standing::Another("net.c2".into())),
-        // The address `second` belongs to another interface of the container.
+        // The address `second` belongs to an interface of the container other than the checked one.
         (second, Standing::Another("net.c1".into())),
-        // The last two addresses are free: one lies in a stored block, the other in a block that is not stored.
+        // Of the two free addresses, one lies in a stored block, the other in a block that is not stored.
         (ip("10.0.0.251"), Standing::Free),
         (ip("10.0.0.4"), Standing::Free),
         (ip("192.0.2.1"), Standing::Unknown),

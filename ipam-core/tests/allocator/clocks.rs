@@ -29,7 +29,7 @@ enum Step {
     Claim(usize),
     /// The given number of seconds passes.
     Pass(i64),
-    /// The clock is set ten years back, ten years ahead, or to the right time.
+    /// The test sets the clock ten years back, ten years ahead, or to the right time.
     Jump(i64),
 }
 
@@ -134,7 +134,8 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // Whatever the clock says, one node can get all addresses `TEST_TIMEOUT` seconds after they were released.
+            // Even if the test has set the clock wrong, one node can get all addresses `TEST_TIMEOUT` seconds after
+            // their release.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

@@ -53,7 +53,7 @@ async fn concurrent_calls_give_no_address_twice_and_lose_none() {
     nothing_is_left(&every_revision_is_consistent(&quiet, start).await);
 }
 
-/// Wraps a world's store so that every tenth transaction fails in some way.
+/// Wraps the store of a test `World` so that every tenth transaction fails in some way.
 pub(crate) fn faulty(quiet: &World) -> World {
     let calls = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&quiet.store), move |operation| {

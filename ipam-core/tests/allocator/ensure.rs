@@ -89,7 +89,8 @@ async fn ensure_completes_what_others_left_half_done() {
         assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
         world.check().await;
     }
-    // Here the store first contains an affinity without its block, and later an affinity to another owner's block.
+    // In this test the store first contains an affinity without its block, and later an affinity to a block of another
+    // owner.
     world.store.delete(kv::Range::Key(keys::block(cidr))).await.unwrap();
     assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
     world.check().await;

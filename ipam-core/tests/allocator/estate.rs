@@ -154,7 +154,7 @@ async fn renamed_only_node_gets_new_name_with_its_blocks() {
     let known = world.ipam.departed_nodes(|_, _| true, soon()).await.unwrap();
     assert_eq!((known.known.pinned.as_deref(), known.nodes), (Some("new"), BTreeSet::from(["new".to_owned()])));
     assert_eq!(world.release("whatever it is called", "c1").await, [first]);
-    // Renaming another node does not change the store's pinned name.
+    // If a node other than the pinned one is renamed, the node name that is pinned in the store stays the same.
     world.hand_over("unknown", "other").await.unwrap();
     assert_eq!(world.ipam.departed_nodes(|_, _| false, soon()).await.unwrap().known.pinned.as_deref(), Some("new"));
     world.check().await;
@@ -285,8 +285,8 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let world = World::new().await;
     let names = [world.store_endpoint("a", "c1").await, world.store_endpoint("a", "c2").await];
     world.store_endpoint("b", "c3").await;
-    // An endpoint is not deleted if its name and its document name different nodes. Endpoints of OpenStack are never
-    // deleted.
+    // An endpoint is not deleted if the node in the endpoint's name differs from the node in its document. Endpoints of
+    // OpenStack are never deleted.
     let odd = r#"{"spec":{"orchestrator":"cni","node":"b","containerID":"c4"}}"#;
     world.store.put(keys::workload_endpoint("default", "a-cni-c4-eth0"), odd).await.unwrap();
     let foreign = r#"{"spec":{"orchestrator":"openstack","node":"a"}}"#;

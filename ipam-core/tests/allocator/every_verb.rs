@@ -17,7 +17,7 @@ use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::world::{World, soon};
 
 /// Runs one operation that is neither an assignment nor a release of an address; `turn` selects which one. The
-/// allocator rejects many of these operations.
+/// allocator rejects many of the random operations.
 async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static str> {
     let pool: IpNet = "10.0.0.0/27".parse().unwrap();
     let part: IpNet = format!("10.0.0.{}/29", turn * 8 % 32).parse().unwrap();

@@ -328,8 +328,8 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
     world.release("a", "w1").await;
     world.pass(3600);
-    // An address of the first pool whose wait is over goes to other workloads only when the second pool has no free
-    // address either.
+    // A sticky address of the first pool that no longer waits is given to another workload only when the second pool
+    // has no free address either.
     for number in 0..9 {
         let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
         assert_ne!(assigned[0].ip, own);

@@ -204,7 +204,7 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     let renewed = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_ne!(renewed[0].sequence_number, seen[0].sequence_number);
     assert_eq!(renewed[0].assigned_at().unwrap().unix_timestamp(), START + 200);
-    // A request that is repeated immediately writes nothing.
+    // A container's request that is repeated within five seconds writes nothing.
     let before = revision(&world).await;
     assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
     assert_eq!(revision(&world).await, before);
@@ -330,7 +330,7 @@ async fn gc_keeps_tunnel_and_windows_addresses() {
         move |entry: &mut serde_json::Value| drop(entry["secondary"].as_object_mut().unwrap().remove(name))
     };
     assert_eq!(rewrite(&without("margay")).await, (0, 0, 1));
-    // Earlier versions of Margay stored each of its attributes of an address under a separate name.
+    // Earlier versions of Margay stored each of Margay's own address attributes under a separate name.
     let written_out = [("margay.io/net", "net"), ("margay.io/ifname", "eth0"), ("margay.io/boot", "boot0001")];
     for missing in ["", "margay.io/net", "margay.io/ifname"] {
         let write_out = |entry: &mut serde_json::Value| {

@@ -143,7 +143,8 @@ async fn handle_that_counts_too_much_refuses_nothing() {
     let given = give(&world, &request("h", Owner::host("a"), 1).with_most_per_family(1)).await.unwrap();
     assert_eq!(world.ipam.addresses_of_handle("h", soon()).await.unwrap(), given);
     // Another writer may have raised the handle's count and be about to write the block with the new address. The
-    // assignment has written the block, so the other writer's commit fails and its retry lowers the count again.
+    // assignment has written the block meanwhile, so the commit of the writer that raised the count fails, and its
+    // retry lowers the count.
     assert!(world.block(&cidr.to_string()).await.unwrap().sequence_number() > number);
     let stored = world.store.get(key.clone()).await.unwrap().unwrap();
     let counted: Vec<_> = Handle::decode(&key, stored.value.as_bytes()).unwrap().blocks().collect();

@@ -57,8 +57,8 @@ impl Hints for Memory {
 
 pub(crate) type Counted = CountingStore<Arc<dyn kv::Store>>;
 
-/// Creates an allocator with the given hints on a world's store, and returns it together with a wrapper that counts its
-/// store calls.
+/// Creates an allocator with the given hints on the store of a test `World`, and returns it with a wrapper that counts
+/// its store calls.
 pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
     let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
@@ -83,7 +83,7 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
 }
 
 /// A borrowed block is recorded before the commit, since the caller cannot know whether an unanswered commit happened.
-/// Before the commit, only blocks of other nodes must be recorded on the host; the node's own block need not be.
+/// Before the commit, the host must record borrowed blocks of other nodes; it need not record the node's own block.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -210,8 +210,8 @@ async fn hint_conflict_costs_two_round_trips() {
 async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
     // Each wrong hint is listed with the number of keys and ranges that the second request of the assignment reads. The
-    // second request reads the block, its affinity, and those ranges of neighbouring block keys that the first request,
-    // following the wrong hint, did not read.
+    // second request reads the block, its affinity, and the neighbouring block keys that the first request missed
+    // because the hint was wrong.
     for (wrong, ranges) in [
         (&[] as &[&str], 3),
         (&["10.0.9.0/26"], 3),
@@ -242,8 +242,9 @@ async fn hint_costs_one_round_trip_when_wrong() {
     }
 }
 
-/// Runs random calls in one world with random hints, and in another world without hints. With and without hints, the
-/// same calls must succeed, and the blocks, handles and affinities must be consistent.
+/// Runs the same random calls in two test worlds, one with random hints and one without hints, and compares the
+/// results. With and without hints, the same calls must succeed, and the blocks, handles and affinities must be
+/// consistent.
 #[tokio::test]
 async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {

@@ -72,8 +72,8 @@ async fn world() -> World {
     world
 }
 
-/// Returns a world's store and a signal. Transaction number `reads` gets the given fault, later calls hang, and the
-/// first hanging call triggers the signal.
+/// Returns the store of a test `World` with one fault, and a `Notify` that fires when a call hangs. Transaction number
+/// `reads`, counted from 0, gets the given fault. Every later call hangs and fires the `Notify`.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
@@ -110,8 +110,8 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultySto
     faulty
 }
 
-/// Tests a late commit that guards only absent keys. The block that this commit creates is deleted before the late copy
-/// of the commit arrives, so the guarded keys are absent again.
+/// Tests a late commit that guards only absent keys. When the delayed copy of the commit arrives, the block that the
+/// commit creates has been deleted, so the guarded keys are absent again.
 async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
     for fault in FAULTS {
         let world = World::new().await;
@@ -254,8 +254,8 @@ async fn note_stays_while_its_commit_could_come_again() {
 async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
-    // All store calls after the commit fail, so the retry of the commit is never sent; its failure does not tell
-    // whether the first commit happened.
+    // All store calls after the commit fail, so the commit's retry never reaches the store and does not show whether
+    // the first commit happened.
     let commits = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };

@@ -259,8 +259,8 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     are_apart(&world).await;
 }
 
-/// Creating a pool deletes the affinities in its range whose block does not exist and whose block size differs from the
-/// new pool's. A stored block of another size in the new pool's range prevents the pool's creation.
+/// Creating a pool deletes each affinity that overlaps the pool, has no block, and is for another block size. A stored
+/// block of another size in the new pool's range prevents the pool's creation.
 #[tokio::test]
 async fn overlap_of_affinities_with_new_pool_ends_when_made() {
     let world = World::new().await;

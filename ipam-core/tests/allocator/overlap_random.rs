@@ -190,6 +190,7 @@ async fn overlap_never_comes_from_random_sequences() {
             before = after;
         }
     }
-    // The test is meaningful only if the random steps often create blocks, assign addresses and are refused.
+    // The test proves something only if many of its random steps create blocks, many assign addresses, and many are
+    // refused.
     assert!(made > 100 && assigned > 200 && refused > 50, "{made} {assigned} {refused}");
 }

@@ -36,7 +36,7 @@ async fn quarantine_releases_and_reserves_at_once() {
     assert_eq!((noted[&first[0].ip].reason.as_str(), noted[&first[0].ip].node.as_str()), (REASON, "a"));
 
     // Quarantining an address twice changes nothing. Quarantining an address that a different attachment holds changes
-    // nothing either.
+    // nothing.
     assert!(world.ipam.quarantine(&mine, &found, soon()).await.unwrap().is_empty());
     assert!(
         world

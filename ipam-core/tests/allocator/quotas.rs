@@ -424,7 +424,8 @@ async fn quota_is_never_exceeded_under_churn_with_faults() {
         assert!(held <= LIMIT && held <= counted, "revision {revision}: {held} held, {counted} counted");
     }
     assert_eq!(most, LIMIT);
-    // The quota counter may be too high after the faults, but addresses up to the limit can still be assigned.
+    // After the injected store faults, the quota counter may be too high, but addresses up to the limit can still be
+    // assigned.
     for number in 0..LIMIT {
         shop(&quiet, &format!("last{number}")).await.unwrap();
     }

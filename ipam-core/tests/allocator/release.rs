@@ -294,7 +294,7 @@ async fn release_of_handle_in_many_blocks_is_whole() {
 }
 
 /// A test world in which a container holds the seventh address of a block of eight, in a pool whose block size is now
-/// four. If `also` is not empty, node `b` owns one more block with this CIDR.
+/// four. Node `b` also owns a block with the CIDR `also`, unless `also` is empty.
 async fn of_another_size(also: &str) -> (World, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;

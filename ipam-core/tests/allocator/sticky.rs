@@ -121,7 +121,8 @@ async fn sticky_address_that_waits_is_lost_to_container() {
     world.check().await;
 }
 
-/// An address that waits for ever without being pinned is released when its workload can no longer use it.
+/// A sticky address that is not pinned is released when its workload can no longer use it, even if it waits without a
+/// time limit.
 #[tokio::test]
 async fn sticky_address_is_given_up_when_network_changed() {
     for wait in [None, Some(Duration::from_secs(WAIT))] {
@@ -350,7 +351,8 @@ async fn sticky_address_costs_no_round_trip() {
     let hints = Arc::<Memory>::default();
     let (ipam, counting) = counted(&world, &hints);
     let add = |container: &str| request("a", container, "w");
-    // After 70 more assignments, the most recently used block is not the block with the workload's address.
+    // After 70 further assignments by the node, its most recently used block is no longer the block that contains the
+    // sticky workload's address.
     let own = ipam.assign(&add("c1"), soon()).await.unwrap();
     for number in 0..70 {
         let other = AssignRequest::new(attachment("a", &format!("o{number}")), RequestedAddresses::any(1, 0));

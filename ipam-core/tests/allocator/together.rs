@@ -38,7 +38,7 @@ async fn revision(world: &World) -> i64 {
 fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     let document = |kv: &Kv| {
         let text = std::str::from_utf8(kv.value.as_bytes()).unwrap();
-        // The pinned name of the store's node is plain text, not JSON.
+        // The pinned node name in the store is plain text, not JSON.
         let mut value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
         if let Some(fields) = value.as_object_mut() {
             fields.remove("sequenceNumber");
@@ -116,7 +116,7 @@ async fn together_prepares_bridged_network_once() {
     assert!(answers.iter().all(|answer| answer[0].gateway == Some(ip("10.0.0.1"))), "{answers:?}");
 }
 
-/// Two worlds with empty stores and without a registered node.
+/// Two test worlds with empty stores and without a registered node.
 fn empty() -> [World; 2] {
     [(); 2].map(|()| World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen))
 }
@@ -286,8 +286,8 @@ impl Store for Meddled {
     }
 }
 
-/// Assigns three requests in one batch while `container` on `node` gets an address on its own, and returns the test
-/// world and the answers.
+/// Runs a batch assignment for three requests while `container` on `node` gets an address by a separate call. Returns
+/// the test world and the answers.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();
@@ -309,8 +309,8 @@ async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<
 
 #[tokio::test]
 async fn together_serves_none_again_when_served_meanwhile() {
-    // One container gets its address on its own while the batch assignment runs, as when its plugin stops waiting for
-    // the daemon.
+    // While the batch assignment runs, one of its containers gets an address by a separate call, as when a plugin stops
+    // waiting for the daemon.
     let (world, answers) = meddled("a", "c2").await;
     each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }

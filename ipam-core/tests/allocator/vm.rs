@@ -159,8 +159,8 @@ async fn vm_address_is_kept_when_stopped() {
     untouched("stopped").await;
 }
 
-/// A plugin process dies while its commit is on the way to the store. The late commit must not make a pod the owner of
-/// an address after the pod has ended.
+/// A plugin process dies while its commit is on the way to the store. A commit that reaches the store after its pod has
+/// ended must not make this pod the owner of an address.
 #[tokio::test(start_paused = true)]
 async fn vm_add_when_killed_does_not_land_after_del() {
     for fault in [Fault::Held, Fault::ReplyLost] {
@@ -168,7 +168,7 @@ async fn vm_add_when_killed_does_not_land_after_del() {
         let held = addresses(&add(&world.ipam, "a", "first", PodRole::Source).await.unwrap());
         del(&world.ipam, "a", "first", VmFate::Stays).await;
         let notes = Arc::<Notes>::default();
-        // The blocks of the machine's handle are read with range requests instead of a transaction, so only one
+        // The blocks of the virtual machine's handle are read with range requests instead of a transaction, so only one
         // transaction precedes the commit.
         let (faulty, reported) = breaking(&world, fault, 1);
         let broken = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), &notes);
@@ -207,7 +207,7 @@ async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     }
 }
 
-/// In Calico, a handle's count that an interrupted write left too high stays too high for ever.
+/// If a write by Calico is interrupted, the handle's count can be too high, and Calico never corrects it.
 #[tokio::test]
 async fn vm_handle_is_repaired_when_it_counts_too_much() {
     let world = world().await;

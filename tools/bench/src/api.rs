@@ -1,5 +1,5 @@
-//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. The same client library
-//! calls both servers over TCP.
+//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. The benchmark calls
+//! both Margay's daemon and etcd with the same client library, over TCP.
 
 use std::any::Any;
 use std::fs;

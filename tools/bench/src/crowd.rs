@@ -91,8 +91,8 @@ pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// All callers add containers as fast as possible until the time is over. The containers are deleted afterwards,
-/// outside the measured time.
+/// All callers add containers as fast as possible until the time is over. After the timed ADDs, their containers are
+/// deleted; this is not measured.
 fn one_round(contender: &Contender, callers: usize, round: usize, tally: &mut Tally) {
     let over = AtomicBool::new(false);
     let start = Instant::now();

@@ -20,7 +20,7 @@ const WARM_UP: u32 = 200;
 const CALLS: u32 = 1000;
 /// A value of about the size of a block document.
 const VALUE: [u8; 2048] = [b'v'; 2048];
-/// Upper bound of the store's duration divided by the bare client's duration.
+/// Maximum ratio of the duration of a call to Margay's etcd store to the duration of a call by a plain etcd client.
 const LIMIT: &str = "1.10";
 
 /// Measures the latency of calls to etcd, and puts while one of the etcd members is dead.
@@ -33,8 +33,8 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// The compared clients: Margay's store on etcd and the bare client. Each client has its own key, and remembers the
-/// revision of the last write of this key.
+/// The compared clients: Margay's store on etcd, and an etcd client without Margay. Each client has its own key, and
+/// remembers the revision of the last write of this key.
 struct Pair {
     client: Client,
     store: EtcdStore,
@@ -95,7 +95,8 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
             times = Default::default();
         }
         let [bare_get, get, bare_txn, txn] = &mut times;
-        // Every second round calls the two clients in reverse order, so that neither always follows the other.
+        // Every second round calls Margay's store and the plain etcd client in reverse order, so that neither always
+        // follows the other.
         if round % 2 == 0 {
             timed(bare_get, pair.bare_get()).await?;
             timed(get, pair.get()).await?;

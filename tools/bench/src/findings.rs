@@ -76,7 +76,7 @@ impl Findings {
         self.plots.insert(name.to_owned(), plot);
     }
 
-    /// Adds the findings of another part of the run.
+    /// Adds the findings of one further part of the benchmark.
     pub(crate) fn take(&mut self, other: Self) {
         self.tables.extend(other.tables);
         self.plots.extend(other.plots);

@@ -1,5 +1,5 @@
-//! Measures how much a full store slows an ADD down. Whole cold processes run on a store with a full history and many
-//! addresses, and on an empty store.
+//! Measures how much a full store slows an ADD down. Runs the plugin as a new process per call, on a store with a full
+//! history and many addresses and on an empty store.
 
 use std::path::Path;
 

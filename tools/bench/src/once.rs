@@ -1,4 +1,4 @@
-//! Runs every kind of plugin call once, with a plugin that records which of its code it executes. See
+//! Runs every kind of plugin call once with an instrumented plugin, which records the code that it executes. See
 //! `scripts/find-hot`.
 
 use std::path::PathBuf;

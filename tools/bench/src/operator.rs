@@ -72,7 +72,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // Tries one block more than `NODES * BLOCKS`, because the plugin's own node already has one of the blocks.
+    // Tries to create one more block than `NODES * BLOCKS`, because the plugin's own node already has one of the
+    // blocks.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;
@@ -111,7 +112,7 @@ fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     Ok(Cost { seconds, mib: kib / 1024.0 })
 }
 
-/// Measures the migration of a store to each of the targets.
+/// Measures the migration of a store to each kind of target store.
 fn moves(programs: &Programs, source: &str, targets: &[(&str, String)], findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for (engine, target) in targets {

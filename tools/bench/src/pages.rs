@@ -38,7 +38,8 @@ pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Replaces every table on a page that has a new finding. Returns the new page and the number of replaced tables.
+/// Replaces each table on a page for which `findings` has new values. Returns the new page and the number of replaced
+/// tables.
 fn fill(page: &str, findings: &Findings) -> Result<(String, usize), String> {
     let (mut done, mut rest, mut filled) = (String::new(), page, 0);
     while let Some((before, after)) = rest.split_once(BEGIN) {

@@ -47,7 +47,8 @@ pub(crate) fn draw(plot: &Plot, path: &Path) -> Outcome<()> {
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
         chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, colour.filled())))?;
     }
-    // The library would also print labels between the points of the x axis, so this function draws the labels itself.
+    // The plotting library would also print labels between the points of the x axis, so this function draws the labels
+    // itself.
     let (places, bottom) = (chart.plotting_area().clone(), SIZE.1.cast_signed());
     let centred = |size: i32| {
         text(size).pos(plotters::style::text_anchor::Pos::new(

@@ -18,7 +18,7 @@ impl Times {
         self.0.len()
     }
 
-    /// Appends the durations in `other` to these durations.
+    /// Appends the durations of `other` to `self`.
     pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);
     }

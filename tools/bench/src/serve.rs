@@ -159,9 +159,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Measures the calls of many concurrent callers of each contender. The slowest calls are compared by the median over
-/// all rounds. The 99th percentile of all calls would only reflect pauses of the machine, which hit one or two rounds
-/// of every contender, even of empty processes.
+/// Measures the calls of many concurrent callers of each contender. Contenders are compared by the median, over all
+/// rounds, of each round's slowest call. The 99th percentile of all calls would only show pauses of the machine: they
+/// hit one or two rounds of every contender, even of a program that does nothing.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];

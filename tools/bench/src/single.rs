@@ -1,4 +1,4 @@
-//! Measures the calls of a single caller: whole cold processes, one after another, alternating between the contenders.
+//! Measures the calls of a single caller, each in a new process, one after another, alternating between the contenders.
 
 use std::fs;
 use std::path::Path;

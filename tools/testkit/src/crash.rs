@@ -59,8 +59,8 @@ impl Life {
     }
 
     /// Draws a random moment, as the time since the start of a plugin call. Half of the drawn moments are uniform
-    /// between 0 and the longest measured duration of a call. The other half are uniform between 0 and the median
-    /// duration of a call, because a few calls take very long on a busy machine.
+    /// between 0 and the longest measured duration of a call. The moments of the other half are uniform between 0 and
+    /// the median duration of a call, because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -90,8 +90,8 @@ impl World {
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Creates a `World` whose store has a history of the maximum length. The result also contains the durations of
-    /// ADDs and DELs on this store.
+    /// Creates a `World` whose store has a history of the maximum length. Returns the `World`, and the durations of
+    /// ADDs and DELs on its store.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -164,8 +164,8 @@ impl World {
     }
 
     /// Opens the store, and compares its addresses with those that ADDs have returned. A container in `unsure` must
-    /// have either all of its listed addresses or none. With `None`, it must have any two addresses or none. Returns
-    /// the addresses that the containers in `unsure` have in the store.
+    /// have either all of its listed addresses or none. If the expected addresses are `None`, the container must have
+    /// either two addresses or none. Returns the addresses that the containers in `unsure` have in the store.
     pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -270,8 +270,9 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("a waiting call has committed".into()) }
     }
 
-    /// Runs a round with a queue: a call is stopped while it has the store open, and some waiting calls are killed.
-    /// Afterwards, the stopped call is resumed in half of the rounds with a queue, and killed in the other half.
+    /// Runs a round in which calls queue for the store lock: the call that has the store open is stopped, and some
+    /// waiting calls are killed. At the end of a round with a queue, the stopped call is resumed in half of the rounds
+    /// and killed in the other half.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -396,7 +397,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     }
     assert!(trimmed > 0, "no commit has trimmed the log");
     let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
-    // In fewer than `usual` rounds, some kinds of events may not happen.
+    // A run with fewer rounds than the parameter `usual` may miss some kinds of events.
     if rounds >= usual {
         assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
         for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {

@@ -32,8 +32,8 @@ fn may_mount() -> bool {
     *MAY
 }
 
-/// The abilities of a store in a folder, which decide which conformance cases apply. The ability `Mount` must be last
-/// in the list, because it is left out where mounting is not permitted.
+/// The abilities of a store in a folder, which decide which conformance cases apply. In the list of a conformance
+/// store's abilities, `Mount` must be last, because it is cut off where mounting is not permitted.
 const ABILITIES: [Ability; 12] = {
     use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
     [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]

@@ -28,7 +28,7 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// The kind of stores on etcd. The field `file` is empty, because no test reads the data files of an etcd server.
+    /// The store kind `etcd`. The field `file` is empty, because no test reads the data files of an etcd server.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
@@ -57,14 +57,14 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The key and the document, as Calico writes it, of the node that all configurations of a lab name.
+/// The key of the node that every configuration in a lab uses, and the node's document as Calico writes it.
 const NODE: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/nodes/node-1",
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-/// A temporary folder and a store, which is in this folder or on etcd servers. Dropping the lab removes the folder and
-/// ends the etcd servers.
+/// A temporary folder and a store, which is in this folder or on etcd servers. Dropping the `Lab` removes its temporary
+/// folder and ends its etcd servers.
 #[derive(Debug)]
 pub struct Lab {
     pub engine: Engine,
@@ -77,42 +77,42 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Creates a lab with an embedded store that does not exist yet.
+    /// Creates a `Lab` (a test store) whose embedded store does not exist yet.
     pub fn new(engine: Engine) -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = root.path().join("store");
         Self { engine, root, store, etcds: Vec::new(), members: gateway() }
     }
 
-    /// Creates a lab with an embedded store that has one pool with the name `lab`.
+    /// Creates a `Lab` (a test store) with an embedded store that has one pool with the name `lab`.
     pub fn with_pool(engine: Engine, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.pool("lab", cidr);
         lab
     }
 
-    /// Creates a lab on the given etcd servers without writing anything to them.
+    /// Creates a `Lab` (a test store) on the given etcd servers without writing anything to them.
     pub fn on_empty(etcds: Vec<Etcd>) -> Self {
         Self { etcds, ..Self::new(Engine::ETCD) }
     }
 
-    /// Creates a lab on the given etcd servers, with a registered node and a pool with the name `lab`.
+    /// Creates a `Lab` (a test store) on the given etcd servers, with a registered node and a pool with the name `lab`.
     pub fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self::on_empty(etcds);
-        // Deletes the hints of earlier labs whose etcd servers used the same ports; an outdated hint would cost a
-        // plugin call one more request.
+        // Deletes the hint files of earlier test stores whose etcd servers used the same ports: an outdated hint would
+        // cost a plugin call one more request.
         hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
         lab
     }
 
-    /// Creates a lab on a newly started etcd, with a registered node and a pool with the name `lab`.
+    /// Creates a `Lab` (a test store) on a newly started etcd, with a registered node and a pool with the name `lab`.
     pub fn start() -> Self {
         Self::on(vec![Etcd::start().unwrap()])
     }
 
-    /// Returns the first etcd server of the lab.
+    /// Returns the first etcd server of this test store.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcds[0]
     }
@@ -147,7 +147,7 @@ impl Lab {
         self.root.path().join("ipam.lock")
     }
 
-    /// Returns the configuration of a network with this lab's store: a bridge network for an embedded store, a Calico
+    /// Returns a network configuration that uses this test store: a bridge network for an embedded store, a Calico
     /// network for etcd.
     pub fn conf(&self) -> Value {
         if self.engine != Engine::ETCD {
@@ -206,7 +206,7 @@ impl Lab {
         self.no_notes_are_left();
     }
 
-    /// Checks that no record of a pending commit for this lab's store is left on this machine.
+    /// Checks that this machine has no record of a pending commit for this test store.
     pub fn no_notes_are_left(&self) {
         let left = notes_about(&self.location().to_string());
         assert!(left.is_empty(), "{left:?} are left");

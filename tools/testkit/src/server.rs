@@ -29,8 +29,8 @@ pub struct Etcd {
     child: Option<Child>,
 }
 
-/// The command-line arguments of the etcd servers that tests start. Unlike in production, these servers let clients
-/// send keepalives more often and use cheaper password hashes.
+/// The command-line arguments of the etcd servers that tests start. Unlike in production, the etcd servers of the tests
+/// let clients send keepalives more often and use cheaper password hashes.
 const USUAL: [&str; 5] = [
     "--auto-compaction-mode=revision",
     "--auto-compaction-retention=10000",
@@ -195,8 +195,8 @@ impl Etcd {
         wait_for(std::slice::from_mut(self))
     }
 
-    /// Restarts the process of this etcd member without waiting until the member is healthy, because it may need other
-    /// members for that.
+    /// Restarts the process of this etcd member without waiting until the member is healthy, which may require other
+    /// members to run.
     pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()
@@ -237,7 +237,7 @@ impl Etcd {
     }
 }
 
-/// Starts etcd servers. Retries with other ports if another process has taken one of them.
+/// Starts etcd servers. If another process has taken one of the chosen ports, chooses new ports and retries.
 fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     let mut last = std::io::Error::other("etcd was not started");
     for _ in 0..5 {

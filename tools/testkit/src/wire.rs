@@ -12,7 +12,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// A veth pair. Dropping this value removes the veth pair, the bridge and the network namespace.
 #[derive(Debug)]
 pub struct Wire {
-    /// The name of the veth pair's end in the network namespace of this process.
+    /// The name of the veth end that is in this process's network namespace.
     pub interface: String,
     /// The name of the bridge that [`Wire::bridged`] creates.
     bridge: String,
@@ -20,8 +20,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Creates a veth pair with one end in a new network namespace. The far end of the pair, the simulated device, gets
-    /// the given addresses with their prefix lengths.
+    /// Creates a veth pair with one end in a new network namespace. The far end of the veth pair, which is the
+    /// simulated device, gets the given addresses with their prefix lengths.
     pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };

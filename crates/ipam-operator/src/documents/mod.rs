@@ -78,8 +78,8 @@ fn key(kind: DocumentKind, full_name: &str) -> Key {
     }
 }
 
-/// Returns the full name of the document with a key; `None` for the settings, and for a key of another kind of
-/// document.
+/// Returns the full name of the document that is stored under `key`; `None` for the settings, and for a key of another
+/// kind of document.
 fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     match kind {
         DocumentKind::Pool => keys::parse_resource(ResourceKind::IpPool, key).map(str::to_owned),

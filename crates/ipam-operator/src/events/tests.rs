@@ -293,7 +293,7 @@ proptest! {
                 now += Duration::seconds(i64::from(*seconds));
             }
             carry_out(step, &mut stored, now, rest);
-            // Several random operations on the block may lie between two of its written versions.
+            // Between two stored versions of the block, the test may have applied several random operations to it.
             if *is_written {
                 for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
                     replayed.apply(one.what);

@@ -177,8 +177,8 @@ impl BlockFacts {
         self.find_overlaps(&mut done.findings);
     }
 
-    /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. The function visits
-    /// the blocks sorted by first address; of blocks with the same first address, the larger comes first. While the
+    /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. Visits the blocks in
+    /// order of their first address; if two blocks start at the same address, visits the larger block first. While the
     /// function visits a block, a stack holds all blocks that contain this block.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();

@@ -73,7 +73,7 @@ impl ClusterDocuments {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
     }
 
-    /// True if a secondary network has used the pool, and Calico assigns from it only if a request names the pool.
+    /// True if a secondary network has used the pool, and Calico assigns from the pool only if a request names it.
     pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
         let name = bridge::reservation_name(pool.name());
         pool.assignment_mode() == AssignmentMode::Manual

@@ -54,24 +54,24 @@ struct EndpointNote {
     pod: String,
 }
 
-/// The state of an endpoint's address, according to the blocks. If several blocks contain the address, its highest
-/// state in the order of the variants counts.
+/// The state of an endpoint's address, according to the blocks. If several blocks contain the address, the greatest of
+/// their states is used; a variant is greater than the variants above it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// The address is not assigned in any block.
     Free,
     /// The holder of the address released it, and the address is in cooldown.
     InCooldown,
-    /// Another container holds the address, under this handle.
+    /// The handle of a different container, which holds the endpoint's address.
     Other(String),
-    /// The endpoint's own container holds the address. An address whose holder is unknown also counts as held by that
-    /// container.
+    /// The endpoint's own container holds the address. An address with an unknown holder counts as held by the
+    /// endpoint's own container.
     Own,
 }
 
 impl Endpoints {
     /// Adds an endpoint. Returns false if the key does not start with the common prefix of all endpoint keys. The
-    /// caller must have added all nodes to `around`.
+    /// caller must have added all nodes to the cluster documents `around`.
     pub(super) fn add(&mut self, kv: &Kv, around: &ClusterDocuments, done: &mut Inspection) -> bool {
         let Some((namespace, name)) = keys::parse_workload_endpoint(&kv.key) else {
             return kv.key.as_bytes().starts_with(keys::workload_endpoints_prefix().as_bytes());

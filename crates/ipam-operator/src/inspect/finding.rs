@@ -175,7 +175,7 @@ pub struct AllocatedAddress {
     pub alternate_attributes: BTreeMap<String, String>,
     /// True if the address is in cooldown.
     pub cooling: bool,
-    /// True if the owner of the address's block is another node than the holder's node.
+    /// True if the owner of the address's block is not the holder's node.
     pub borrowed: bool,
     /// True if the address is held for a node that is no longer registered.
     pub node_gone: bool,

@@ -23,7 +23,7 @@ pub(super) struct Handles {
     /// For each handle, the first block with addresses of the handle, and how many addresses the handle has in this
     /// block.
     first: HashMap<Box<str>, HandleBlockCount>,
-    /// For each of the few handles with addresses in several blocks, all these blocks except the first.
+    /// For each of the few handles with addresses in several blocks: the blocks after the handle's first block.
     others: HashMap<Box<str>, Vec<HandleBlockCount>>,
 }
 
@@ -59,16 +59,16 @@ impl Handles {
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares the counts in a stored handle with how many addresses the blocks assign to it. Call it after adding all
-    /// blocks.
+    /// Compares the counts in a stored handle with the numbers of addresses that the blocks record for this handle.
+    /// Must be called after all blocks have been added.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         // The text after a carriage return is ignored, because an old migration of Calico appended such text to some
         // handle ids.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
-            // The valid handle, whose id lacks the text of Calico's old migration, was already compared, because its
-            // key sorts before this invalid handle's key.
+            // An old Calico migration appended text to some handle ids. The handle with the original id sorts first, so
+            // it has already been compared.
             return;
         }
         let held: BTreeMap<IpNet, i64> =
@@ -113,8 +113,7 @@ impl Handles {
 /// Maximum number of a handle's blocks that one commit can guard.
 pub(super) const MAX_BLOCKS_OF_HANDLE: usize = 50;
 
-/// For each block in which a handle's count differs from the number of its addresses, a text that describes the
-/// difference.
+/// Texts that describe each block in which the handle's count differs from the number of the handle's addresses.
 #[derive(Default)]
 struct HandleDifference {
     more: Vec<String>,
@@ -183,10 +182,10 @@ impl Operator {
     /// Recomputes the address counts of a handle. The repair counts the handle's addresses in two groups of blocks:
     /// those that the handle names, and those where the inspection found addresses of the handle.
     ///
-    /// The commit of the repair guards all blocks whose addresses it counts. If the handle's count for a block is too
-    /// high, the commit also rewrites the block, because Calico may be in the middle of an assignment. In an
-    /// assignment, Calico first raises the handle's count for a block, and then writes the block. After Margay's
-    /// rewrite of the block, Calico's write of the block fails, and Calico retries the assignment.
+    /// The repair recounts addresses in several blocks, and its commit guards all of these blocks. If the handle's
+    /// count for a block is too high, the commit also rewrites the block, because Calico may be in the middle of an
+    /// assignment. In an assignment, Calico first raises the handle's count for a block, and then writes the block.
+    /// After Margay's rewrite of the block, Calico's write of the block fails, and Calico retries the assignment.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -83,8 +83,8 @@ impl Operator {
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
         let mut work = WriteSet::new(tx, self.ipam().now(), rest);
-        // Reading a block through the write set frees addresses whose cooldown is over, so the checks below see the
-        // content that will be written.
+        // Reading a block through the write set frees addresses whose cooldown is over, so later checks see the block
+        // as it will be written.
         let Some(block) = work.block(cidr).await?.cloned() else { return Ok(RepairResult::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
         let (is_empty, owner) = (block.is_empty(), block.owner());
@@ -129,8 +129,8 @@ impl Operator {
         Ok(RepairResult::Done)
     }
 
-    /// True if the owner is a node that is not registered although other nodes are registered. The transaction guards
-    /// the node's document, which must still be absent at the commit.
+    /// True if the owner is a node that is not registered although other nodes are registered. The transaction's commit
+    /// fails if the node's document exists again by then.
     pub(super) async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
         let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
@@ -138,7 +138,7 @@ impl Operator {
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 
-    /// Makes an affinity agree with its block, or deletes it if its owner does not own the block.
+    /// Makes an affinity agree with its block, or deletes the affinity if the affinity's owner does not own the block.
     async fn mend_affinity(
         &self,
         tx: &mut Transaction,
@@ -168,8 +168,8 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // Rewrites the block unchanged. A concurrent writer that is about to claim the block then fails to
-                // commit.
+                // Rewrites the block unchanged. If a concurrent writer has read the block in order to claim it, this
+                // rewrite makes the writer's commit fail.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }
@@ -242,8 +242,8 @@ pub struct HandleRevision {
 impl Operator {
     /// Releases addresses, each only if its handle and sequence number are still those of the request. Three kinds of
     /// addresses are never released: addresses of virtual machines, addresses that wait for their workload, and
-    /// addresses of secondary networks whose node is registered. The requests are usually made from a report of
-    /// calicoctl, which lists all addresses of secondary networks as unused, even those in use. Each commit releases at
+    /// addresses of secondary networks whose node is registered. Release requests are usually made from a calicoctl
+    /// report, which lists all addresses of secondary networks as unused, even those in use. Each commit releases at
     /// most 60 addresses of one block.
     ///
     /// # Errors

@@ -47,14 +47,13 @@ pub enum AddressReporting {
     /// With this setting, an inspection returns findings and counts, but no list of addresses.
     Findings,
     /// With this setting, an inspection returns findings, counts, and a list of every address that is not free. The
-    /// list takes far more memory than the findings and counts.
+    /// list of addresses takes far more memory than the findings and the counts.
     Addresses,
 }
 
 /// An inspection in progress, to which the caller adds the keys of the store. The caller reads all ranges of
-/// [`Inspector::ranges`] at one revision, in the given order. The caller adds every key of a range of
-/// [`Inspector::ranges`] with its value, in ascending order of the keys. An inspector keeps only a small part of the
-/// added data in memory.
+/// [`Inspector::ranges`] at one revision, in the given order. The caller adds every key in [`Inspector::ranges`], with
+/// its value, in ascending key order. An inspector keeps only a small part of the added data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,

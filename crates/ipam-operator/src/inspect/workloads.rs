@@ -23,21 +23,22 @@ use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
 /// For each workload, the addresses that blocks keep for it, each with the index of its block. A workload is removed
-/// from the map when its stored record has been compared.
+/// from `kept` when its stored record has been compared.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
 }
 
 impl Workloads {
-    /// Records an address for the workload that keeps it, if there is one.
+    /// If a workload keeps the address, records the address for this workload.
     pub(super) fn note(&mut self, ip: IpAddr, entry: &Attribute, block: u32) {
         if let Some(name) = entry.get(STICKY) {
             self.kept.entry(name.into()).or_default().push((ip, block));
         }
     }
 
-    /// Compares a workload's stored record with the addresses that blocks keep for it. Call it after adding all blocks.
+    /// Compares a workload's stored record with the addresses that blocks keep for it. Must be called after all blocks
+    /// have been added.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
@@ -81,8 +82,8 @@ fn lacks(missing: &[IpAddr]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a workload's record from the blocks. The repair reads two groups of blocks: those where the inspection
-    /// found addresses kept for the workload, and those of the addresses in its record.
+    /// Rewrites a workload's record from the blocks. Reads the blocks in which the inspection found addresses kept for
+    /// the workload, and the blocks of the addresses in the workload's record.
     ///
     /// The commit of the repair guards the workload's record and the blocks that keep an address for the workload.
     pub(super) async fn mend_record(

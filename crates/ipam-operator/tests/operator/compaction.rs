@@ -14,7 +14,7 @@ use crate::world::{World, attachment, soon};
 
 const KEEP: Duration = Duration::from_secs(600);
 
-/// A compactor on a node, with the mark of its last run.
+/// A simulated compactor on one node, with what it noted about the store in its last run.
 #[derive(Default)]
 struct Compactor(Option<CompactionMark>);
 
@@ -65,7 +65,7 @@ async fn compaction_is_left_to_kube_apiserver() {
     ours.run(&store, 0).await;
     for interval in 1..4 {
         write(&store, 5).await;
-        // This is the transaction that kube-apiserver's compactor sends before it compacts.
+        // kube-apiserver's compactor sends this transaction before each compaction.
         let version = store.get(COMPACTION_KEY).await.unwrap().map_or(0, |kv| kv.version);
         assert_eq!(version, interval - 1);
         let unchanged =

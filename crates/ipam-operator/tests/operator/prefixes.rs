@@ -125,7 +125,7 @@ async fn prefix_history_is_known_by_any_address_inside() {
 }
 
 /// Another program has created a block inside an existing block. The inspection reports each prefix that is assigned in
-/// both blocks, but does not visit each address of these prefixes.
+/// two overlapping blocks, without visiting each address of these prefixes.
 #[tokio::test]
 async fn prefix_check_finds_what_two_blocks_assigned() {
     let world = world().await;

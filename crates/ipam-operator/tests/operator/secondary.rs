@@ -74,7 +74,7 @@ async fn owner_of(world: &World, ip: IpAddr) -> String {
     panic!("{ip} is in no block");
 }
 
-/// The keys of the nodes' affinities to blocks of the pool, for which Calico creates routes.
+/// The keys of the affinities between nodes and the pool's blocks; Calico creates a route for each of these affinities.
 async fn routed(world: &World) -> Vec<String> {
     let keys = world.dump().await.into_iter().map(|kv| kv.key.to_string());
     keys.filter(|key| key.starts_with("/calico/ipam/v2/host/") && key.contains("/10.9.0.")).collect()

@@ -69,8 +69,8 @@ async fn pin_in_one_network_leaves_others_sticky() {
             release(&world, "net", "eth0", container).await;
             release(&world, "other", "net1", container).await;
         }
-        // Another container gets the address that has been free for longest, so that the workload does not get `first`
-        // again by chance.
+        // A second container takes the longest-free address, so that the sticky workload cannot get its first address
+        // back by chance.
         world.one("a", "o1").await.unwrap();
         assert_eq!(assign(&world, "net", "eth0", "c2").await, first);
         assert_eq!(assign(&world, "other", "net1", "c2").await, ip("10.1.0.9"));

@@ -30,7 +30,8 @@ use super::authority::AuthorityFilter;
 use super::{ApiOptions, ListenAddress};
 use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 
-/// Maximum number of connected clients. When the maximum is reached, further clients are disconnected immediately.
+/// Maximum number of connected clients. When the maximum number of API clients is connected, further clients are
+/// disconnected immediately.
 const MAX_CLIENTS: usize = 1024;
 /// Time limit for a client's TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -212,7 +213,8 @@ impl fmt::Debug for ReloadingTls {
 }
 
 impl TlsFiles {
-    /// Takes the paths of the TLS files from the options. Returns `None` unless the options contain all three paths.
+    /// Takes the paths of the TLS files from the options. Returns `None` unless the options contain the paths of the
+    /// certificate, the key and the CA.
     pub(super) fn of(options: &ApiOptions) -> Option<Self> {
         let ApiOptions { cert: Some(cert), key: Some(key), client_ca: Some(client_ca), .. } = options else {
             return None;
@@ -252,8 +254,8 @@ impl ReloadingTls {
     /// # Errors
     /// An error message with the name of the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
-        // The sizes and modification times are read before the files, so that a change during reading is noticed when
-        // the next client connects.
+        // The sizes and modification times of the TLS files are read before their content, so that a change between the
+        // two reads is noticed when the next client connects.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);
         Ok(Self { files, current: Mutex::new((stamp, config)) })

@@ -95,7 +95,7 @@ pub(crate) async fn offer(
 /// Options of etcd's API.
 #[derive(Clone, Debug, Default)]
 pub struct ApiOptions {
-    /// URLs (`https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`) at which the API listens. If the list is empty,
+    /// URLs (`https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`) at which the API listens. If `listen` is empty,
     /// the API is off.
     pub listen: Vec<String>,
     /// URLs by which clients reach the API, if they differ from `listen`.
@@ -205,7 +205,7 @@ impl Backing for ServedStore {
         MemberIdentity { name: "margay".to_owned(), urls: self.urls.clone() }
     }
 
-    /// After a restore, the store's cluster and member ids differ from those of the store that it replaced.
+    /// After a restore, the store has a new cluster id and a new member id.
     fn place(&self) -> StoreGeneration {
         let ((cluster, member), generation) = self.shared_store.place();
         StoreGeneration { cluster, member, generation }
@@ -267,7 +267,8 @@ impl Backing for ServedStore {
     }
 }
 
-/// Sums the sizes of all files in a folder, in bytes. A file that is removed during the scan counts as 0 bytes.
+/// Sums the sizes of all files in a folder, in bytes. A file that is removed while the folder's size is being computed
+/// counts as 0 bytes.
 fn folder_bytes(path: &Path) -> io::Result<u64> {
     let found = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

@@ -117,7 +117,7 @@ const FORECAST_TTL: Duration = Duration::from_secs(300);
 /// Time limit for reading all blocks of the store for an answer.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Caches the answer to the most recent question of one kind.
+/// Caches the answer to the most recent request of one kind.
 #[derive(Debug)]
 pub(super) struct Memo<T>(Arc<Mutex<Option<MemoEntry<T>>>>);
 
@@ -135,7 +135,7 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// Returns the cached answer if it belongs to the same question and is recent enough. If no cached answer fits,
+    /// Returns the cached answer if it answers the given request and is recent enough. If no cached answer fits,
     /// computes a new answer; callers that arrive meanwhile wait for this computation. A cached answer is removed when
     /// it expires, so that an idle daemon keeps no memory for it.
     pub(super) async fn get(
@@ -166,7 +166,7 @@ impl<T: Send + Sync + 'static> Memo<T> {
     }
 }
 
-/// The caches for answers, one per kind of question.
+/// The caches for answers, one per kind of request.
 #[derive(Debug)]
 pub(super) struct AnswerCache {
     census: Memo<Census>,

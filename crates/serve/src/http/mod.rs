@@ -42,7 +42,8 @@ pub struct DaemonInfo {
 /// Limits on the HTTP server's connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// Maximum number of connections. When the maximum is reached, further clients get the HTTP status 503.
+    /// Maximum number of connections. When the maximum number of connections is reached, further clients get the HTTP
+    /// status 503.
     pub connections: usize,
     /// Time limit for receiving the headers of a request. A connection that is idle between two requests is closed
     /// after the `headers` limit, too.

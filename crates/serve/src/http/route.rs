@@ -2,8 +2,8 @@
 //! web page.
 //!
 //! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). After DNS rebinding, the
-//! browser sends requests to this daemon with the other site's host name in `Host`. The daemon rejects requests whose
-//! host name is not this machine's own.
+//! browser sends the malicious page's requests to this daemon, with that page's host name in `Host`. The daemon rejects
+//! requests whose host name is not this machine's own.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,7 +28,8 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a request reached the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The request came through a TCP port. Any web page in a browser on this machine can send requests to the port.
+    /// The request came through a TCP port. Any web page in a browser on this machine can send requests to the daemon's
+    /// TCP port.
     Network,
     /// The request came through a unix socket.
     Socket,
@@ -57,7 +58,7 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &A
     }
 }
 
-/// Returns whether a request names at least one host, and all host names of the request are allowed.
+/// Returns true if a request names at least one host, and every host that it names is allowed.
 fn has_allowed_host(request: &Request<Incoming>, page: &PageContext) -> bool {
     let of_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let mut names = of_headers.chain(request.uri().authority().map(|authority| authority.as_str())).peekable();

@@ -30,7 +30,7 @@ pub(crate) struct Driver {
     session: String,
     /// The session's first window, which stays open because a session without a window cannot open a new window.
     first: Value,
-    /// The folder for the browser's temporary files, which is removed when the driver is dropped.
+    /// The folder for the browser's temporary files, which is removed when the `Driver` is dropped.
     folder: tempfile::TempDir,
 }
 

@@ -34,7 +34,7 @@ async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[
     with_endpoints(&gone, holdings, &endpoints, &evidence(live.iter().copied().collect()))
 }
 
-/// Returns the names of the endpoints that are deleted together with the addresses of the given holds.
+/// Returns the names of the endpoints that are deleted when the addresses of the given [`Hold`]s are freed.
 fn named(holds: &[Hold]) -> BTreeSet<&str> {
     holds.iter().filter_map(|hold| hold.endpoint.as_ref()).map(|endpoint| endpoint.name.as_str()).collect()
 }

@@ -1,6 +1,6 @@
 //! A program that creates a veth pair between its own and another network namespace, sets both ends up, and adds a
-//! route in the other namespace: the minimum work of a main plugin. The program sends one netlink message to the kernel
-//! for each namespace.
+//! route in the other namespace: the minimum work of a main plugin. `floor-wire` sends one netlink message to the
+//! kernel for each network namespace.
 //!
 //! Usage: floor-wire ADD|DEL NAMESPACE INTERFACE
 

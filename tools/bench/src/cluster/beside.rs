@@ -22,7 +22,7 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The duration of each measurement of the other client's puts.
+/// How long the puts of the unrelated etcd client are measured each time.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
 const VALUE: [u8; 256] = [b'v'; 256];
@@ -32,7 +32,7 @@ const CALLERS: usize = 16;
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
-/// The kind of load on etcd while the other client's puts are measured.
+/// The kind of load on etcd while the puts of an unrelated etcd client are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     None,
@@ -56,7 +56,7 @@ impl Load {
     }
 }
 
-/// The hosts and programs that all kinds of load share.
+/// The etcd server, hosts and programs that the kinds of load on etcd share.
 struct Stage {
     ground: Ground,
     contender: Contender,
@@ -65,7 +65,8 @@ struct Stage {
     shapes: Arc<Vec<Shape>>,
 }
 
-/// Measures the puts of a client in another process under each kind of load. The kinds of load alternate.
+/// Measures the puts of a client in another process under each kind of load. Each round runs every kind of load on etcd
+/// once.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut stage = runtime.block_on(async {
@@ -103,8 +104,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// Returns the p50 and p90 of the other client's puts in milliseconds, and the number of changes per second that
-    /// the load made.
+    /// Returns the p50 and p90 of the unrelated etcd client's puts, in milliseconds, and the number of changes per
+    /// second that `load` made.
     async fn scan(&mut self, load: Load) -> Outcome<([f64; 2], f64)> {
         let over = Arc::new(AtomicBool::new(false));
         let (url, flag) = (self.ground.etcd.url(), Arc::clone(&over));
@@ -116,12 +117,13 @@ impl Stage {
         let begun = Instant::now();
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
-        // The other client is awaited even if the load failed, so that no process is left running.
+        // The process of the unrelated etcd client is awaited even if the load on etcd failed, so that it is not left
+        // running.
         let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 
-    /// Puts the load `load` on etcd until `over` is set. Returns the number of changes that the load made.
+    /// Runs the load `load` against etcd until `over` is set. Returns the number of changes that `load` made in etcd.
     async fn work(&mut self, load: Load, over: &Arc<AtomicBool>) -> Outcome<usize> {
         match load {
             Load::None => {
@@ -206,7 +208,8 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// Runs this program in a second process as the other client of etcd. Returns the measurements of the second process.
+/// Starts this program as a second process, in which it acts as an etcd client unrelated to Margay. Returns the
+/// measurements of the process that runs the unrelated etcd client.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;

@@ -97,7 +97,7 @@ impl Stage {
         // Each round has its own container numbers, so that no two containers have the same id.
         let calls = round * EACH..(round + 1) * EACH;
         for host in &hosts {
-            // The host connects to etcd here, before the measurement begins.
+            // Before the measurement begins, the simulated host connects to etcd.
             host.ipam.config(fill::soon()).await?;
             host.store.take();
         }
@@ -112,7 +112,7 @@ impl Stage {
     }
 }
 
-/// The size in bytes of the stored document of a full block in which every address has a different container.
+/// Size in bytes of a full block's document if each address belongs to a different container.
 fn full_bytes(size: u8) -> Outcome<usize> {
     let cidr = IpNet::new([10, 0, 0, 0].into(), size)?;
     let documents = fill::block_of("node", cidr, 0..1 << (32 - size))?;

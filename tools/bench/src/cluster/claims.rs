@@ -1,5 +1,5 @@
-//! Compares claiming a new block in a pool with many claimed blocks with claiming one in an empty pool. Also measures
-//! ADDs that are refused because the pool is full.
+//! Compares claiming a new block in a pool with many claimed blocks with claiming one in an empty pool. The benchmark
+//! also measures ADDs that are refused because the pool is full.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -88,8 +88,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Returns the table row with the measurements of this server. The argument `empty` is the median duration of a
-    /// claim in an empty pool.
+    /// Returns the table row with the measurements on this etcd server. The argument `empty` is the median duration of
+    /// a claim in an empty pool.
     fn row(&self, name: &str, empty: f64) -> Vec<String> {
         let mean = |of: fn(&CallCounts) -> u64| {
             self.counts.iter().map(|counts| of(counts) as f64).sum::<f64>() / self.counts.len() as f64

@@ -1,5 +1,4 @@
-//! Compares the calls of a single caller (whole cold processes, one after another) with a program that only connects to
-//! etcd and commits.
+//! Compares the calls of a single caller, each in a new process, with a program that only connects to etcd and commits.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +23,7 @@ const BOTH_FAMILIES: usize = 3;
 const COPY: usize = 5;
 const BASELINE: usize = 6;
 
-/// Runs each kind of plugin call once, with a plugin that records which of its code it executes.
+/// Runs each kind of plugin call once with an instrumented plugin, which records the code that it executes.
 pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
     let runtime = runtime()?;
     let ground = runtime.block_on(settled(folder))?;
@@ -56,9 +55,10 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
     contenders.extend(plugins(&ground, programs));
     if let Some(baseline) = &programs.baseline {
-        // A program file that is executed once per measuring turn is less often in the processor's caches than a file
-        // that is executed three times per turn. Therefore, a baseline that is the same build as the plugin appears 4 %
-        // slower. The baseline runs from its own file, so the current plugin is also measured from a copy of its file.
+        // The baseline's program file is executed once per round, and the current plugin's three times, so the
+        // baseline's file is less often in the processor's caches. Because of the processor's caches, a baseline that
+        // is the same build as the plugin appears 4 % slower. The baseline plugin is run from a separate file, so the
+        // current plugin is measured from a copied file as well.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([

@@ -27,12 +27,12 @@ const BLOCKS: u32 = 2;
 /// Number of dead nodes for each way of freeing addresses: the operator's command, and garbage collection.
 const DEAD: u32 = 5;
 
-/// The measurements of one step of freeing addresses, over all dead nodes.
+/// For one step of freeing addresses (such as garbage collection), the measurements over all dead nodes.
 #[derive(Default)]
 struct Step {
     times: Times,
-    /// Number of requests to etcd in this step for one dead node; `None` for an operator's command, whose requests are
-    /// not counted.
+    /// Number of etcd requests that this `Step` sends for one dead node; `None` for an operator's command, whose
+    /// requests are not counted.
     requests: Option<u64>,
     left: Left,
 }

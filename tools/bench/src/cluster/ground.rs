@@ -216,8 +216,8 @@ impl Ground {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// Returns a minimal program as a contender. The program is built like the plugin, connects to this etcd, and
-    /// commits about as much as the plugin.
+    /// Returns a minimal program as a contender. The minimal program is built like the plugin, connects to the
+    /// benchmark's etcd, and commits about as much as the plugin.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }

@@ -1,5 +1,5 @@
-//! Compares many concurrent hosts with the same number of bare clients whose commits have the same size. The hosts are
-//! simulated in this process, each with its own connection.
+//! Compares many concurrent hosts that run Margay with equally many plain etcd clients, whose commits have the same
+//! size as Margay's. The hosts are simulated in this process, each with its own connection.
 
 use std::future::Future;
 use std::ops::Range;
@@ -121,7 +121,7 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     for name in names {
         bare.push(Bare::connect(ground.client().await?, name).await?);
     }
-    // All hosts connect to etcd here, before the measurement begins.
+    // Before the measurement begins, all simulated hosts connect to etcd.
     assign_all(&hosts, 0..1).await?;
     release_all(&hosts, 0..1).await?;
     Ok((hosts, bare))
@@ -134,7 +134,8 @@ pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     let recorder = Recorder::new(EtcdStore::open(&Options::new([ground.etcd.url()]))?);
     let ipam = Ipam::new(Arc::new(recorder.clone()), Nodes::Registered);
     for number in 0..EACH {
-        // These container ids use a host number that no simulated host has, so each container's handle is new.
+        // The container ids of this recording use a host number that no simulated host has, so each container's handle
+        // is new.
         ipam.assign(&one_address("recorder", container(usize::from(u16::MAX), number)), soon()).await?;
     }
     let shapes = recorder.take();

@@ -1,5 +1,5 @@
-//! Measures the cost of a full store: does the same work on etcds with few and with many nodes. The documents of nodes
-//! and blocks are written to the etcds directly, without an allocator.
+//! Measures the cost of a full store: does the same work on an etcd server with few nodes and on one with many nodes.
+//! The documents of nodes and blocks are written directly to each etcd server, without an allocator.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ const ROUNDS: u32 = 200;
 const HOSTS: usize = 10;
 const HOST_ROUNDS: usize = 8;
 
-/// Measures etcds with different numbers of nodes, alternating between the etcds.
+/// Measures etcd servers with different numbers of nodes, alternating between the servers.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut grounds = Vec::new();
@@ -86,7 +86,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Measures a few concurrent hosts on each etcd, alternating between the etcds.
+/// Measures a few concurrent hosts on each etcd server, alternating between the servers.
 async fn at_once(grounds: &[Ground]) -> Outcome<Vec<Tally>> {
     let mut crowds: Vec<Vec<Host>> = Vec::new();
     for ground in grounds {

@@ -1,6 +1,6 @@
-//! Measures the main plugin in whole cold processes that set up a container's interface. Compares the plugin with
-//! Debian's `ptp` plugin (with the IPAM plugin `host-local`), and with a bare veth pair that is created through
-//! netlink.
+//! Measures the main plugin, started as a new process for each call, while it sets up a container's interface. Compares
+//! the plugin with Debian's `ptp` plugin (with the IPAM plugin `host-local`), and with a bare veth pair that is created
+//! through netlink.
 
 use std::fs;
 use std::io::{Read, Write};

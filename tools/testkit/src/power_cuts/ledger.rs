@@ -16,8 +16,8 @@ const EACH: usize = 2;
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers whose last call was not answered: with their addresses before an unanswered DEL, or with `None`
-    /// for an unanswered ADD.
+    /// The containers whose last call was not answered. For a DEL: the addresses that the container had before; for an
+    /// ADD: `None`.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,

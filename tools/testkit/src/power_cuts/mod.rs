@@ -27,9 +27,9 @@ pub fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// Cuts the power in some rounds on an old store, and in others on a new one. Runs `MARGAY_POWER_ROUNDS` rounds, or
-/// `usual` rounds if this variable is not set. If at least `usual` rounds are run, every kind of event must happen at
-/// least once.
+/// Cuts the power once per round: in some rounds on a store with a full history, in others on a new store. Runs
+/// `MARGAY_POWER_ROUNDS` rounds, or `usual` rounds if this variable is not set. If at least `usual` rounds are run,
+/// every kind of event must happen at least once.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
@@ -53,7 +53,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     for (what, count) in &tally {
         println!("{count:>8}  {what}");
     }
-    // In fewer than `usual` rounds, some kinds of events may not happen.
+    // A run with fewer rounds than the parameter `usual` may miss some kinds of events.
     if rounds >= usual {
         let rows = &format!("not synced: /store/{}", engine.file);
         for what in [rows, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {

@@ -1,4 +1,5 @@
-//! Keeps a simulated disk over many power cuts, and the ledger of the calls that were answered on this disk.
+//! A simulated disk that survives many power cuts, and the ledger of the plugin calls that were answered before each
+//! cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -32,7 +33,7 @@ const OPERATIONS: u64 = 30;
 enum Moment {
     /// The power is cut after the given number of disk operations, or earlier if all calls have ended.
     Operation(u64),
-    /// The power is cut when a caller receives the answer with the given number in the round.
+    /// The power is cut when the callers have received this many answers in the round.
     Answer(u64),
 }
 
@@ -53,8 +54,8 @@ impl Plan {
         let all = callers * calls;
         let moment = match random.below(4) {
             0 => Moment::Answer(1 + random.below(all)),
-            // One drawn number in nine exceeds the round's number of disk operations, so that its power cut happens
-            // after all calls have ended.
+            // Among the drawn operation numbers, one in nine is greater than the round's number of disk operations: the
+            // power is then cut after all calls have ended.
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
@@ -62,7 +63,7 @@ impl Plan {
     }
 }
 
-/// A simulated disk, and the ledger of the calls that were answered on this disk.
+/// A simulated disk, and the ledger of the plugin calls that were answered while the store was on this disk.
 #[derive(Clone, Debug)]
 pub struct World {
     pub engine: Engine,
@@ -166,7 +167,8 @@ impl World {
         Ok(())
     }
 
-    /// Copies the remaining disk image to a folder that is not deleted. Returns the path of the folder with the copy.
+    /// Copies the remaining disk image to a folder that is not deleted. Returns the path of the folder with the copied
+    /// disk image.
     pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();

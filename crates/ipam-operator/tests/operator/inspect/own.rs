@@ -114,7 +114,8 @@ async fn reclaim_takes_only_what_is_as_reported() {
         requests.push(request.with_sequence_number(one.sequence_number));
     }
     assert_eq!(requests.len(), 70);
-    // Between the report and the release of leftovers, one of the addresses is released and assigned again.
+    // After the inspection has reported leftovers and before they are released, one of the addresses is released and
+    // assigned again.
     let anew = requests[3].clone();
     let container = anew.handle.clone().unwrap().replace("net.", "");
     world.release("a", &container).await;

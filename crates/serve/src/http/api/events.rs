@@ -117,7 +117,7 @@ async fn watch(store: &dyn Store, start: Revision) -> kv::Result<WatchStream> {
     store.watch(WatchRequest::new(range(), start).with_prev(Prev::Return)).await
 }
 
-/// Returns the first of the newest `count` revisions. If the store has compacted some of the newest `count` revisions,
+/// Returns the oldest of the newest `count` revisions. If the store has compacted some of the newest `count` revisions,
 /// returns the oldest revision that is still readable.
 async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<Revision> {
     let wanted = Revision::new((head.get() - count + 1).max(1));
@@ -217,7 +217,8 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
 
 /// Maximum number of events in a history; a longer history omits its oldest events.
 const MAX_HISTORY_EVENTS: usize = 500;
-/// Maximum number of attempts to read a history. An attempt fails if the store compacts the history during the attempt.
+/// Maximum number of attempts to read a history. An attempt to read the history fails if the store compacts the history
+/// meanwhile.
 const MAX_ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
@@ -327,8 +328,9 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for further changes after the watch has reached the newest key. The watch may still have to report
-/// deletions: a deleted key is not listed, so no listed revision shows whether its deletion was reported.
+/// How long to wait for further changes after the watch has reached the newest key. The list of keys shows no deleted
+/// key, so it cannot show up to which revision the watch has reported deletions; the watch may still have some to
+/// report.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
 /// How long to wait for the next change while the watch has not reached the newest key.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);

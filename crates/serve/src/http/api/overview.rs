@@ -69,7 +69,7 @@ impl PoolRow {
         let (used, borrowed, resting) =
             (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         let free = usage.available;
-        // The web page's usage bar shows an address that is both assigned and reserved as assigned.
+        // In the web page's usage bar, an address that is assigned and also reserved counts as assigned.
         let held = [used, borrowed, resting].map(Count::from).into_iter().fold(free, Count::plus);
         Self {
             name: pool.name().to_owned(),
@@ -202,7 +202,8 @@ fn problem<'a>(finding: &'a Finding, store: &str) -> ProblemRow<'a> {
     }
 }
 
-/// Returns the command that repairs a finding. If only a person can repair the finding, returns the next step instead.
+/// Returns the command that repairs a finding. If only a person can repair the finding, returns a description of the
+/// person's next step.
 fn command(finding: &Finding, store: &str) -> Option<String> {
     if finding.mendable {
         return Some(format!("margay ipam check --store {store} --repair {} --apply", finding.code));
