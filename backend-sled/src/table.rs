@@ -200,10 +200,10 @@ impl Worker {
     ///
     /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
     /// that abandons a write records the error, but one code path (`exit_reservation`) does not wake the threads that
-    /// wait for the write. While `watched` waits for a sled write, it therefore checks regularly whether sled has
-    /// recorded an error. Once sled has recorded an error, `watched` calls `wake`, which should end the blocked sled
-    /// write; if the worker still hangs, its thread is abandoned. The wait takes at most `limit` (plus a short grace
-    /// period after an error), because a panic of a sled thread records no error that would end the wait.
+    /// wait for the write. While `watched` waits for a sled write, it checks regularly whether sled has recorded an
+    /// error. Once sled has recorded an error, `watched` calls `wake`, which should end the blocked sled write; if the
+    /// worker still hangs, its thread is abandoned. Without a recorded error, the wait ends after `limit`: a panic of a
+    /// sled thread, for example, records no error.
     fn watched(
         &self,
         config: &Config,

@@ -13,8 +13,8 @@ const MAX_FACTOR: f64 = 16.0;
 /// slice, so that other processes interrupt it on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
-/// Number of iterations of the busy loop between two looks at the clock; the loop measures the machine's load. These
-/// iterations take well below a millisecond.
+/// Number of iterations of the busy loop between two looks at the clock; the loop measures the machine's load. This
+/// number of iterations takes well below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;
 
 /// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The

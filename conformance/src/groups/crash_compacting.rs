@@ -15,8 +15,8 @@ use crate::subject::{BoundedHandle, Subject, after};
 const COMPACT_EVERY: u64 = 10;
 const STEP_WIDTH: u64 = 60;
 
-/// Child role: writes steps of 60 keys each; after every tenth step, compacts the store at the revision of the step
-/// before the tenth.
+/// Child role: writes steps of 60 keys each; after every tenth step, compacts the store at the revision of the previous
+/// step.
 pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (base, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;

@@ -144,7 +144,8 @@ pub(crate) async fn data_gone(t: Subject) -> Checked {
     good_store(&t, &good).await?;
     for what in ["gone", "empty", "a folder", "garbage"] {
         renew(&good, &bad)?;
-        // Files that contain only zeros are not damaged, because they only reserve disk space and contain no data.
+        // The test does not damage files that contain only zeros, because they only reserve disk space and contain no
+        // data.
         let has_data = |(_, bytes): &(PathBuf, Vec<u8>)| bytes.iter().any(|byte| *byte != 0);
         let largest = files_of(&bad)?.into_iter().filter(has_data).max_by_key(|(_, bytes)| bytes.len());
         let (path, bytes) = largest.ok_or_else(|| Failure::new("the files of a store", "some", "none"))?;

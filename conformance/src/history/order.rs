@@ -54,7 +54,7 @@ enum Tick {
     Begins(usize),
 }
 
-/// Computes, for each recorded call, the newest revision that any client had seen, in an answer and in a watch event,
+/// Computes, for each recorded call, the newest revision in any answer, and the newest in any watch event, that arrived
 /// before the call began.
 pub(super) fn floors(calls: &[Call], streams: &[Stream], known: Revision) -> Vec<Floor> {
     let mut ticks: Vec<(u64, Tick)> = Vec::with_capacity(2 * calls.len());

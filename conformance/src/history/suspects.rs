@@ -117,8 +117,8 @@ impl JudgedPart {
         }
     }
 
-    /// Checks each call that saw the state at a revision below `until`: its answer must match `state`. In addition,
-    /// every write that was acknowledged at a revision below `until` must be in the log.
+    /// Checks each call that saw the state at a revision below `until`: its answer must match `state`. Every write that
+    /// was acknowledged at a revision below `until` must be in the log.
     pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
         if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
             let what = format!("a write was acknowledged at {revision}, where the log has nothing");

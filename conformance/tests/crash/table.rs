@@ -127,7 +127,7 @@ impl Table for FileTable {
 
 /// Writes a new log file with a single commit, which contains the current rows. Opening the table reads the whole log
 /// file, so a log with many superseded rows would be slow to open. This rewriting speeds up the test that kills
-/// compacting processes a hundred times and reopens the log each time; it took six times as long without.
+/// compacting processes a hundred times and reopens the log each time; it took six times as long without it.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");

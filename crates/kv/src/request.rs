@@ -333,9 +333,9 @@ impl Txn {
     }
 
     /// Creates a transaction that changes nothing, but fails if the caller has no permission to write one of `keys`. To
-    /// check the permissions without changing the store, it deletes the keys behind a compare that never holds: etcd
-    /// checks the permissions before the compare. Deletions need no disk space, so this permission check cannot trigger
-    /// etcd's space alarm.
+    /// check the permissions without changing the store, the transaction deletes the keys behind a compare that never
+    /// holds: etcd checks the permissions before the compare. Deletions need no disk space, so this permission check
+    /// cannot trigger etcd's space alarm.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =

@@ -277,8 +277,8 @@ fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Sleeps for a random time. The maximum grows with each attempt, up to `longest`, so that competing writers rarely
-/// collide again.
+/// Sleeps for a random time. The maximum grows with each attempt, up to `longest` and `MAX_PAUSE`, so that competing
+/// writers rarely collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
