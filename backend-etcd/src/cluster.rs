@@ -40,7 +40,8 @@ pub(crate) struct EtcdCluster {
 /// Says whether the client may send a request to etcd more than once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resend {
-    /// The request changes nothing in the store and may be sent again.
+    /// For requests that change nothing in the store: after a failure, the request may be sent again, even if a member
+    /// received the first attempt.
     Always,
     /// The request may be sent again only if no earlier attempt was sent to a member.
     IfNeverSent,
@@ -85,7 +86,8 @@ impl EtcdResponse for CompactionResponse {
     }
 }
 
-/// Says whether a failed attempt was the last one of its round or of the whole store call.
+/// After a failed attempt, says whether the store call may start another round over all members (`OfRound`) or must
+/// fail (`OfCall`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastOf {
     OfRound,
@@ -243,8 +245,8 @@ impl EtcdCluster {
         Ok(futures::future::join_all(asked).await)
     }
 
-    /// Sends a request to each member at most once, until a member answers. If no member answers, the returned `LastOf`
-    /// says whether the caller may try all members again.
+    /// Sends a request to each member at most once, until a member answers. If no member answers, the error comes with
+    /// a `LastOf`, which says whether the caller may send the request to all members again.
     async fn try_members<T, F>(
         &self,
         members: &MemberList,
@@ -261,7 +263,7 @@ impl EtcdCluster {
             MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
-            // Give each member that is left in this round an equal share of the time until the deadline.
+            // Divide the time until the deadline equally among this member and the members that are tried after it.
             let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => MemberDeadlines { connect: share, answer: share },
@@ -348,7 +350,8 @@ where
         };
         with_hint(map(error, operation, &store), hint)
     };
-    // Until the connection to a member is ready, the client can have sent only a login.
+    // Until the connection to a member is ready, the client has sent this member nothing except perhaps a login
+    // request.
     let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
@@ -383,13 +386,13 @@ pub(crate) struct ObservedCluster {
     revision: AtomicI64,
 }
 
-/// Says how new the state in an answer must be.
+/// The consistency that a request needs: linearizable, or possibly stale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
     /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
     /// The answer may be older than earlier answers, because the member that sends it may lag behind. Status requests
-    /// and new watches use `OfMember`.
+    /// and new watches go to one given member, so they need only `OfMember`.
     OfMember,
 }
 
@@ -449,7 +452,7 @@ const MIN_VERSION: [u32; 2] = [3, 4];
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
 /// For each minor version of etcd, the first patch version whose progress reports never arrive before an event that
-/// they cover. Kubernetes also requires at least the patch versions listed in `MIN_HONEST_VERSIONS`.
+/// they cover. To trust etcd's progress reports, Kubernetes requires these patch versions, too.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
 /// Returns true if an etcd server with this version sends correct progress reports.

@@ -188,8 +188,9 @@ const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
 const MAX_PERCENT_IN_USE: u64 = 60;
 
 impl EtcdStore {
-    /// Logs a warning if much of the quota is in use. If a member's status contains no quota, the members' metrics
-    /// (some 100 KB each) are read only when the database uses much of the default quota.
+    /// Logs a warning if much of the quota is in use. etcd before 3.6 reports no quota in its status. The quota is then
+    /// read from the members' metrics (some 100 KB each), but only if the database already uses much of the default
+    /// quota.
     async fn warn_when_filled(&self, answer: &StatusResponse, deadline: tokio::time::Instant) {
         let about = describe(answer, Vec::new());
         let percent = |quota: u64| about.db_bytes_in_use.saturating_mul(100) / quota.max(1);

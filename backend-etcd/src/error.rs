@@ -72,8 +72,8 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
 /// Returns true if the server, like kine, only supports transactions of a few shapes on a single key. A server like
-/// kine checks the shape of a transaction before it executes any operation. Newer kine versions return the error text
-/// that begins with `etcdserver:`.
+/// kine checks the shape of a transaction before it executes any operation. For this error, newer kine versions return
+/// the text with the prefix `etcdserver:`.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
@@ -104,7 +104,7 @@ fn invalid_argument(text: &str) -> ErrorKind {
     if known("key is not provided") {
         InvalidArgument::EmptyKey.into()
     } else if known("duplicate key given in txn request") {
-        // The error message from etcd does not name the duplicate key.
+        // For a transaction that writes a key twice, etcd's error does not name this key.
         InvalidArgument::DuplicateKey(Key::default()).into()
     } else if known("too many operations in txn request") {
         InvalidArgument::TooManyOps { count: 0 }.into()

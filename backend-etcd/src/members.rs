@@ -1,8 +1,8 @@
 //! Keeps the list of a cluster's members, the order in which requests try them, and the connection to each of them.
 //!
 //! Each member has its own login token, and its own connection, which is established on first use. If the certificate
-//! and key files have changed, the next request to a member establishes a new connection. Store calls that have begun
-//! on the replaced connection may finish on it.
+//! and key files have changed, the next request to a member establishes a new connection. When a member's connection is
+//! replaced, store calls that already use the old connection may finish on it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -314,7 +314,7 @@ impl Endpoint {
     }
 
     /// Returns the likely reason why the member did not answer in time; `None` if the member has answered before. The
-    /// method never names another protocol as the reason, because a server that speaks another protocol closes the
+    /// reason is never that the server speaks another protocol than gRPC, because such a server would have closed the
     /// connection.
     pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
@@ -327,7 +327,7 @@ impl Endpoint {
     /// Returns the connection to the member, which it establishes if there is none, and the number of login token
     /// renewals so far.
     ///
-    /// If `connection` fails, no store request has been sent to the member.
+    /// An error of `connection` means that no store request was sent to the member.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
         let connection = match self.current() {
             Some(connection) => connection,
@@ -377,8 +377,8 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        // The future of `connect` is boxed: otherwise the future of every request would reserve memory for it, although
-        // only the first request to a member connects.
+        // Box the future of `connect`: otherwise every request's future would be as large as this one, although only
+        // the first request to a member connects.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
@@ -441,8 +441,8 @@ impl Endpoint {
             return Ok(());
         }
         if let Some(known) = &self.connect_settings.credentials {
-            // The user and password are passed again, because a connection that was established while authentication
-            // was disabled has no login.
+            // Pass the user and password again: if authentication was disabled when the connection was established, the
+            // client does not log in with them.
             let login = (known.user.clone(), known.password.clone());
             connection.client().update_user(Some(login)).await?;
             *done += 1;

@@ -14,7 +14,7 @@ use crate::address::{Address, Transport};
 
 /// The time limit of reading a member's metrics.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum size of a member's metrics in bytes. The metrics of etcd 3.4 with one client have 130 KB.
+/// Maximum size of a member's metrics in bytes. The metrics page of an etcd 3.4 with one client is about 130 KB long.
 const MAX_METRICS_BYTES: u64 = 4 << 20;
 /// The name of the quota metric, with the space that separates it from its value.
 const QUOTA_METRIC: &str = "etcd_server_quota_backend_bytes ";

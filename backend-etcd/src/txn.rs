@@ -5,7 +5,8 @@
 //!
 //! - **A read in each empty branch.** A transaction without writes gets a read in each branch that has no operations.
 //!   If a transaction has no operations, an etcd member answers it without contacting the others, even if that member
-//!   lags behind. The added read is linearizable, so the transaction's answer is as fresh as the answer to a read.
+//!   lags behind. The read that the store adds to the transaction is linearizable, so the transaction's answer is as
+//!   fresh as the answer to a read.
 //! - **A guard against leases.** A put without a lease would silently detach its key from a lease that another program
 //!   has attached. With a lease guard, a transaction that puts a key without a lease fails if the key has a lease. A
 //!   lease guard consists of compares, and of reads in the failure branch. The reads in the failure branch show whether
@@ -48,7 +49,7 @@ pub(crate) struct TxnPlan {
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// The transaction was not executed, because the contained key has a lease.
+    /// The transaction was not executed, because this key has a lease.
     Leased(Key),
     Nonsense,
 }
@@ -105,7 +106,7 @@ impl TxnPlan {
     }
 }
 
-/// If the read of a lease guard found that its key has a lease, returns the key.
+/// Takes the answer to a read of a lease guard; if the key that was read has a lease, returns the key.
 fn leased(result: &TxnOpResponse) -> Option<Key> {
     match result {
         TxnOpResponse::Get(found) => found.kvs().iter().find(|kv| kv.lease() != 0).map(|kv| Key::from(kv.key())),

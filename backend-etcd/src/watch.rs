@@ -8,10 +8,11 @@
 //! the watch again at the next revision.
 //!
 //! After a watch has lost its connection, the task makes a linearizable read before it opens the watch again; the read
-//! fails if the cluster was restored to an older state. The task also makes this linearizable read if a watch starts
-//! above the revision of the member that opens it. When a watch is opened again, its task drops events of revisions
-//! that it has already delivered, so no event is repeated. A watch that is opened again misses no event, because etcd
-//! sends all events from the requested revision on, or reports `Compacted`.
+//! fails if the cluster was restored to an older state. If a watch starts above the revision of the member that opens
+//! it, the task first makes a linearizable read, which fails if the cluster was restored to an older state. When a
+//! watch is opened again, its task drops events of revisions that it has already delivered, so no event is repeated. A
+//! watch that is opened again misses no event, because etcd sends all events from the requested revision on, or reports
+//! `Compacted`.
 //!
 //! For a watch with progress reports, the task of the watch requests a report from etcd twice a second. Older etcd
 //! servers may report progress ahead of an event, so their reports are dropped.
@@ -42,7 +43,7 @@ const MAX_WAITING_BYTES: u32 = 8 << 20;
 const EVENT_OVERHEAD_BYTES: usize = 128;
 /// Interval at which the task of a watch requests a progress report from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// The first pause, and the longest pause, before the task of a watch opens the watch again.
+/// The backoff before a watch is opened again: the first pause, and the maximum to which the pauses grow.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
@@ -74,8 +75,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // Before the task of a watch ends, it sends the watcher an error with the reason. If the channel of the task
-        // closes without an error, the task panicked or its runtime was shut down.
+        // Before the task of a watch ends, it sends the watcher an error with the reason. If the task ends without
+        // sending an error, it panicked or its runtime was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -98,7 +99,7 @@ fn disconnected(resume_from: Revision) -> Error {
 struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
-    /// The first message of the watch's stream from etcd, which may end the watch and is not processed yet.
+    /// The first message of the watch's stream, not processed yet; this message may end the watch.
     first: WatchResponse,
     /// True if the watcher requested progress reports and the server sends correct reports.
     reports: bool,
@@ -160,7 +161,8 @@ impl EtcdWatcher {
         Ok(opened)
     }
 
-    /// Keeps the watch open until it ends or the watcher is dropped.
+    /// Runs the watch, and opens it again after lost connections, until it ends with an error or the watcher is
+    /// dropped.
     async fn follow(mut self, opened: ConfirmedWatch) {
         let tell = self.tell.clone();
         let mut closed = self.cluster.closed.subscribe();

@@ -1,5 +1,5 @@
-//! Tests how the etcd store handles members that are down, hang, or restart with another identity. These cluster tests
-//! add to the conformance cases, which cover what every store on servers must do.
+//! Tests how the etcd store handles members that are down, hang, or restart with another identity. This file tests only
+//! what is special about etcd clusters; the conformance cases test what every store on servers must do.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

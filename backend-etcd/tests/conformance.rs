@@ -27,7 +27,7 @@ const STRANGERS_COMPACT: KnownFailure = KnownFailure {
 
 /// The conformance cases that are skipped for etcd, with the reasons. Case `D10_power_cuts` is about embedded stores;
 /// for etcd, other cases cover a killed server. Case `W37_soon` needs progress reports. Debian's etcd 3.4.23 sends
-/// unreliable ones, so the store drops them.
+/// unreliable progress reports, so the store drops them.
 const IGNORED: &[&str] = &["D10_power_cuts", "W37_soon"];
 
 fn main() -> Result<ExitCode, BoxError> {

@@ -1,8 +1,8 @@
 //! Tests how the store reports writes that etcd refuses under load. Refused writes are reported as certainly not
 //! applied, so the store must contain none of their keys afterwards.
 //!
-//! Requests that the client never sent are covered by the conformance cases that kill servers. The error "too many
-//! requests" is not tested: 15,000 concurrent writes to a server that was busy for seconds did not cause it.
+//! The error for a request that the client never sent is tested by the conformance cases that kill servers. The error
+//! "too many requests" is not tested: 15,000 concurrent writes to a server that was busy for seconds did not cause it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

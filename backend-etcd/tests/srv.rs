@@ -50,8 +50,8 @@ fn dead_port() -> u16 {
 #[tokio::test]
 async fn srv_members_are_looked_up_and_asked_in_order() {
     let (dns, etcd, other) = (Dns::start().unwrap(), Etcd::start().unwrap(), Etcd::start().unwrap());
-    // The member `other` has the lowest priority. It belongs to another cluster, so the test fails if a write reaches
-    // it.
+    // The member `other` has the lowest priority. The server `other` belongs to a different cluster than `etcd`, so the
+    // test fails if a write reaches it.
     dns.set(PLAIN, &[(7, 0, port(&other)), (3, 1, dead_port()), (3, 9, port(&etcd))]);
     let store = store(&dns);
     for _ in 0..3 {
@@ -74,8 +74,8 @@ async fn srv_record_is_found_when_added_later() {
     store.put("k", "v").await.unwrap();
 }
 
-/// Forwards TCP connections to `target` until the returned tasks are dropped; the returned port accepts the
-/// connections.
+/// Listens on a free port and forwards its connections to `target`. Returns the port, and the task that forwards until
+/// the `JoinSet` is dropped.
 async fn forwarder(target: SocketAddr) -> (u16, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -99,8 +99,8 @@ async fn srv_members_are_looked_up_again_when_all_are_lost() {
     store.put("k", "v").await.unwrap();
     dns.set(PLAIN, &[(0, 0, port(&etcd))]);
     drop(forwarding);
-    // A read may be sent again: this call fails at the lost member, looks up the members again, and succeeds at the new
-    // address.
+    // A read may be sent again, so `get` survives the move of the member: it fails at the old address, looks up the SRV
+    // records again, and succeeds at the new address.
     assert!(store.get("k").await.unwrap().is_some());
     store.put("k", "w").await.unwrap();
 }

@@ -1,18 +1,19 @@
 //! Implements the file that redb reads and writes. The file implementation needs fewer syncs than redb's own file
 //! backend, and writes nothing when it closes the file.
 //!
-//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. Of
-//! the six syncs, one marks the file as open, one belongs to the commit, and four belong to closing, which records
-//! redb's allocator state and removes the mark. With this module, a process that opens the store, commits once and
-//! closes the store syncs only three times; a process that commits nothing never syncs.
+//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times. One
+//! of these six syncs marks the file as open, one belongs to the commit, and four belong to closing, when redb records
+//! its allocator state and removes the mark. With this module, a process that opens the store, commits once and closes
+//! the store syncs only three times; a process that commits nothing never syncs.
 //!
 //! - **Closing writes nothing.** Each commit already records redb's allocator state (redb's quick repair, which needs
-//!   two syncs). With the recorded allocator state, redb opens a file that was not closed as fast as a closed file. The
-//!   next process finds a file that this module has closed in the same state as the file of a killed process.
+//!   two syncs). Because the allocator state is recorded, redb opens a file as fast after a crash as after a clean
+//!   close. To the next process, a file that this module has closed looks as if the previous process had been killed:
+//!   its header still marks the file as open.
 //! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the file header twice, without
-//!   and with the mark that the file is open, and requests a sync each time. This module holds the headers back in
-//!   memory. It writes the last header, which has the mark, only if the file contains a different header; usually the
-//!   file already contains this header.
+//!   and with the mark that the file is open, and requests a sync each time. This module keeps the headers that redb
+//!   writes during opening in memory. It writes redb's last header, which marks the file as open, only if the file
+//!   contains a different header; usually the file already contains this header.
 //! - **The file is synced before the first write.** If a process is killed between writing and syncing a commit, the
 //!   commit can be read but is not durable. Pages that an unsynced commit has freed must not be overwritten before the
 //!   commit is durable.
@@ -35,8 +36,8 @@ struct SharedFile<B> {
 
 #[derive(Debug)]
 enum FilePhase {
-    /// While redb opens the file, its header writes are held back in memory. The variant contains the last held-back
-    /// header, if there is one.
+    /// While redb opens the file, its header writes are kept in memory. Contains the last header that redb wrote;
+    /// `None` if redb has written none.
     Opening(Option<Vec<u8>>),
     /// The file has not been changed since redb opened it, and its content might not be durable.
     AsFound,
@@ -61,8 +62,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Ends the opening phase, after redb has opened the file: writes the held-back header if it differs from the
-    /// header in the file.
+    /// Called after redb has opened the file: writes the header that was kept in memory if it differs from the header
+    /// in the file.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -85,7 +86,7 @@ impl<B> FileSwitch<B> {
 
 impl<B> SharedFile<B> {
     fn phase(&self) -> MutexGuard<'_, FilePhase> {
-        // The phase of the file stays valid even if a thread panics while it holds this lock.
+        // The lock may be poisoned, but the file's phase is valid even if a thread panics while it holds the lock.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,8 +107,8 @@ impl<B: StorageBackend> SharedFile<B> {
         })
     }
 
-    /// Prepares for the first write: writes a held-back header if it differs from the header in the file, and syncs the
-    /// content that the file had when it was opened.
+    /// Prepares the first write: writes the header that was kept in memory if it differs from the header in the file,
+    /// and syncs the content that the file had when it was opened.
     fn begin_writing(&self, phase: &mut FilePhase) -> io::Result<()> {
         match phase {
             FilePhase::Opening(Some(header)) if self.is_new(Some(header)) => self.file.write(0, header)?,
@@ -119,7 +120,8 @@ impl<B: StorageBackend> SharedFile<B> {
         Ok(())
     }
 
-    /// Writes a held-back header to the file, before an operation that depends on the file header.
+    /// Before an operation that depends on the header in the file, writes the header that was kept in memory, if there
+    /// is one.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
@@ -141,8 +143,8 @@ impl<B: StorageBackend> SharedFile<B> {
 
 impl<B: StorageBackend> StorageBackend for DbFile<B> {
     fn len(&self) -> io::Result<u64> {
-        // Holding back the header does not change the file's length, because redb sets the length of a new file before
-        // it writes the header.
+        // The file's length is right even while redb's header is only in memory, because redb sets the length of a new
+        // file before it writes the header.
         self.0.check_open()?;
         self.0.file.len()
     }

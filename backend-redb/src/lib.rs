@@ -60,8 +60,8 @@ impl Engine for Redb {
 /// opened: first by `table_on`, and again after each failed commit. The argument `store` is the store's name in error
 /// messages.
 ///
-/// As with [`Engine::open`], the rows of the opened table need not be durable until the next commit. Always use the
-/// opened table behind a [`kv_mvcc::journal::JournaledTable`].
+/// As with [`Engine::open`], the rows that the opened table contains may be lost in a power cut until the next commit
+/// makes them durable. Always use the opened table behind a [`kv_mvcc::journal::JournaledTable`].
 ///
 /// # Errors
 /// An error of the kind `Corrupt`, `Io`, `NoSpace`, `Locked` or `UnknownFormat`.

@@ -1,5 +1,5 @@
-//! Tests which of redb's writes reach a simulated disk before a power cut, and in which order. The test program
-//! `tests/power.rs` also uses this simulated disk, and runs conformance cases on it.
+//! Tests which of redb's writes reach a simulated disk before a power cut, and in which order. `tests/power.rs` runs
+//! conformance cases on the same simulated disk, `tests/disk/mod.rs`.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ fn power_cut_leaves_seen_or_next_commit() {
         // Simulate a process that is killed while the power stays on: the file keeps all its writes, synced or not.
         disk.set_operations_left(Some(random.u32(0..60)));
         work(&disk, 1, &mut random);
-        // Kill a second process while the power stays on, and then let the power fail.
+        // Open the file after the first kill, kill this second process as well, and only then cut the power.
         disk.set_operations_left(None);
         let opened = OpenDatabase::on(disk.clone()).unwrap();
         let seen = content(&opened);

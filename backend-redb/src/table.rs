@@ -127,8 +127,8 @@ pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // The empty commit makes redb record its allocator state, because the last commit inside redb's `compact` does
-        // not.
+        // Make an empty commit after `compact`, because the last commit inside redb's `compact` does not record redb's
+        // allocator state.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))

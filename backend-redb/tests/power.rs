@@ -129,7 +129,7 @@ impl Fixture for Held {
     }
 }
 
-/// Cases that need a store in a real folder, which the simulated disk in memory does not have. The test program
+/// The conformance cases that need a real folder; they cannot run on a simulated disk in memory. The test program
 /// `tests/conformance.rs` runs the cases that need a real folder.
 const IGNORED: &[&str] = &["H16_bounded_room", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 

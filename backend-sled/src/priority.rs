@@ -12,7 +12,7 @@ use libc::{SYS_sched_getattr, SYS_sched_setattr, c_long, syscall};
 /// spinning threads never yield.
 const HIGHEST_NICE: i32 = -20;
 
-/// The scheduling flag that resets the priority to the default in threads that the calling thread starts.
+/// Scheduling flag: threads that the calling thread starts do not inherit its priority but get the default priority.
 const RESET_ON_FORK: u64 = libc::SCHED_FLAG_RESET_ON_FORK as u64;
 
 /// The first version of the kernel's `struct sched_attr`, which every kernel since Linux 3.14 accepts.
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn priority_lasts_until_drop_and_is_not_inherited() {
-        // The test thread may run at another priority, so first set the default priority.
+        // The test thread may not run at the default priority, so set the default priority first.
         assert!(
             SchedAttributes { size: ATTRIBUTES_BYTES, ..SchedAttributes::default() }.set(),
             "the test needs CAP_SYS_NICE"

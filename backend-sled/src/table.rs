@@ -58,8 +58,8 @@ struct OpenTree {
     /// writeback errors.
     log: File,
     blobs: PathBuf,
-    /// The thread that runs the commits of this table. All commits of the table share this thread: with a new thread
-    /// for each commit, an ADD through the daemon took 0.4 ms longer.
+    /// The thread that runs the commits of this table. One thread runs all commits, because starting a thread for each
+    /// commit made an ADD through the daemon 0.4 ms slower.
     worker: Worker,
 }
 
@@ -105,9 +105,9 @@ impl OpenTree {
             .watched(&config, OPEN_TIMEOUT, open, || {})
             .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
-        // If a process was killed between sled's flush and the sync, the log contains rows that can be read but are not
-        // durable. Opening the sled database has also written a new snapshot, whose name in the folder is not durable
-        // yet.
+        // If a process was killed after sled's flush but before the sync of sled's log, the log contains rows that can
+        // be read but are not durable. sled writes a new snapshot file when it opens the database; the folder is synced
+        // to make the file's name durable.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
         Ok(opened)
     }
@@ -156,9 +156,9 @@ impl Drop for OpenTree {
     /// long.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
-        // The database is flushed before it is dropped: the drop writes the remaining data, and a thread that hangs in
-        // the drop cannot be woken. After an error or panic of an earlier commit, sled's `flush` can panic. The final
-        // flush runs on a second worker, because the commit worker may hang in a commit.
+        // Flush the database before dropping it: otherwise dropping it writes the remaining data, and a thread that
+        // hangs in this write cannot be woken. After an error or panic of an earlier commit, sled's `flush` can panic.
+        // This flush runs on a separate worker, because the worker that runs commits may hang in one.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -171,8 +171,9 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // Wait until sled has unlocked its log, so that the next process can open the store. A timeout of the wait
-            // for sled is ignored, because this process cannot make sled unlock its log.
+            // Wait until sled's threads have released the lock on sled's log; otherwise the next process could not open
+            // the store. If sled does not unlock its log in time, ignore this, because this process cannot make sled
+            // unlock it.
             let _ = wait_until_free(&self.log);
         }
     }
@@ -199,10 +200,10 @@ impl Worker {
     ///
     /// After a disk error, sled 0.34 can wait forever for a write that one of its threads has abandoned. The thread
     /// that abandons a write records the error, but one code path (`exit_reservation`) does not wake the threads that
-    /// wait for the write. The method `watched` therefore checks regularly whether sled has recorded an error. After a
-    /// recorded error, `watched` calls `wake` to end the worker's task; if the worker hangs all the same, its thread is
-    /// left running. The argument `limit` also bounds the wait if a sled thread panics, because a panic leaves no
-    /// recorded error.
+    /// wait for the write. While `watched` waits for a sled write, it checks regularly whether sled has recorded an
+    /// error. Once sled has recorded an error, `watched` calls `wake`, which should end the blocked sled write; if the
+    /// worker still hangs, its thread is abandoned. Without a recorded error, the wait ends after `limit`: a panic of a
+    /// sled thread, for example, records no error.
     fn watched(
         &self,
         config: &Config,
@@ -211,8 +212,8 @@ impl Worker {
         wake: impl Fn(),
     ) -> sled::Result<Db> {
         let (done, is_done) = channel();
-        // If the caller has stopped waiting, the send fails, and dropping the unsent result closes the sled database in
-        // it.
+        // If the caller has stopped waiting, the result cannot be sent; it is dropped, which closes the sled database
+        // in the result.
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
@@ -234,8 +235,8 @@ impl Worker {
 
 /// Wakes a thread that still waits for a sled write after a disk error. The function `wake` makes sled write to its
 /// log; this write fails at once because of the disk error, and the failure wakes all waiting threads. `wake` creates a
-/// tree, because every other log write needs a lock that the waiting thread may hold and that all sled databases in the
-/// process share.
+/// tree because this write to the log works without a certain lock. All other log writes need this lock, which all sled
+/// databases of the process share and which the waiting thread may hold.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
@@ -250,9 +251,9 @@ fn open_log(path: &Path) -> io::Result<File> {
 }
 
 /// Removes unfinished sled snapshots, whose writer was killed or ran out of disk space. Sled writes a snapshot each
-/// time it opens the store. If an unfinished snapshot remained, sled would use it as the newest one and report the
-/// truncated file as damage. If a snapshot is unfinished, the previous snapshot still exists, because sled removes it
-/// only after the new one is complete.
+/// time it opens the store. sled would treat an unfinished snapshot file as the newest snapshot, and report damage
+/// because the file is too short. If a snapshot is unfinished, the previous snapshot still exists, because sled removes
+/// it only after the new one is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;

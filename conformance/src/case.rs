@@ -91,7 +91,8 @@ impl Case {
         self.scene
     }
 
-    /// The reason why the test case cannot run in an environment with these abilities; `None` if it can run.
+    /// Returns why the test case cannot run in an environment that has only the given `abilities`; `None` if it can
+    /// run.
     pub fn ignored_because(&self, abilities: &[Ability]) -> Option<&'static str> {
         self.needs.iter().find(|need| !abilities.contains(need)).map(|need| need.missing())
     }

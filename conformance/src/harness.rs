@@ -42,21 +42,21 @@ pub enum Ability {
     /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
     /// The suite can crash the store by killing the process that has it open, because the store has no server process.
-    /// A harness with this ability must also list [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and
+    /// A harness that lists `Embedded` must also list [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and
     /// [`Close`](Self::Close).
     Embedded,
     /// The harness can put a store's files into a folder that the test case chooses ([`Harness::address_in`]).
     Folder,
-    /// The suite can copy and damage a store's files in a folder; the store must detect the damage. A harness with this
-    /// ability must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
+    /// The suite can copy and damage a store's files in a folder; the store must detect the damage. A harness that
+    /// lists `Damage` must also list [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
     /// The harness can mark a store in a folder as written by a later program version ([`Harness::make_newer`]).
     Format,
-    /// The suite can mount a small file system in a new mount namespace. For this ability, the commands `unshare` and
-    /// `mount` must be installed and permitted.
+    /// The suite can mount a small file system in a new mount namespace. `Mount` requires that the commands `unshare`
+    /// and `mount` are installed and permitted.
     Mount,
-    /// The suite can trace the system calls of a process with `strace`. For this ability, the command `strace` must be
-    /// installed and permitted.
+    /// The suite can trace the system calls of a process with `strace`. `Trace` requires that the command `strace` is
+    /// installed and permitted to trace processes.
     Trace,
     /// The harness can put the store on a simulated disk that can lose power ([`Fixture::cut_power_after`],
     /// [`Fixture::restore_power`]).
@@ -125,8 +125,8 @@ pub enum Scene {
     /// have no login or a wrong password. A [guest](Fixture::guest) user may read and write only keys that begin with
     /// `open/`.
     Logins,
-    /// A store whose server and clients have TLS certificates. The users from [`Fixture::strangers`] cannot connect:
-    /// they have no valid client certificate, or do not trust the server's certificate.
+    /// A store whose server and clients have TLS certificates. The handles from [`Fixture::strangers`] cannot connect:
+    /// either the client has no valid certificate, or it does not trust the server's certificate.
     Tls,
 }
 
@@ -198,7 +198,7 @@ pub trait Harness: Send + Sync + 'static {
             .with_detail("the harness lists Processes but cannot join"))
     }
 
-    /// The address of a store, which need not exist yet, with all its files in this folder. Requires
+    /// The address of a store whose files are all in `folder`; the store need not exist yet. Requires
     /// [`Ability::Folder`].
     ///
     /// # Errors
@@ -370,7 +370,7 @@ pub trait Fixture: Debug + Send + Sync {
     }
 
     /// Cleans up after a test case that passed, failed or panicked. The suite drops all handles of the test case before
-    /// it calls `finish`, but store calls that the test case abandoned may still be running by then.
+    /// it calls `finish`. However, store calls that the test case dropped unfinished may still be running then.
     ///
     /// # Errors
     /// An error that describes what could not be cleaned up. Any error of the cleanup makes the test case fail.

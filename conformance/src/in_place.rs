@@ -13,8 +13,8 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities that an environment keeps when all test cases use one store, one after another. An environment with
-/// one store for all cases cannot provide a store that was never used before.
+/// The abilities that remain when an environment runs all test cases on one store, one after another. Abilities that
+/// need a store that was never used are missing, because this environment runs all cases on one store.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// Maximum number of other clients' keys that an error message lists.
@@ -136,8 +136,8 @@ struct InPlaceFixture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantState {
     Open,
-    /// The store is closed and still contains the keys of the test case; they are deleted when the store is opened for
-    /// the next case or the cleanup.
+    /// The store is closed and still contains the keys of the test case; they are deleted when the store is reopened,
+    /// either for the next case or for the final cleanup.
     Closed,
 }
 

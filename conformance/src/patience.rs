@@ -13,8 +13,8 @@ const MAX_FACTOR: f64 = 16.0;
 /// slice, so that other processes interrupt it on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
-/// The number of loop steps in one piece of the busy loop with which the load is measured. One piece of the busy loop
-/// takes well below a millisecond.
+/// Number of iterations of the busy loop between two looks at the clock; the loop measures the machine's load. This
+/// number of iterations takes well below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;
 
 /// Extends a time limit by the machine's current load: at most 16 times, and up to four and a half minutes. The
@@ -25,7 +25,8 @@ pub fn patient(limit: Duration) -> Duration {
     limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
 }
 
-/// The factor, from 1 to 16, by which other programs slow the tests down, as the larger of the last two measurements.
+/// How much slower the tests run because of other programs: a factor from 1 to 16, the larger of the last two
+/// measurements.
 fn slowness() -> f64 {
     static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);

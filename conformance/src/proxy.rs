@@ -22,7 +22,7 @@ pub enum LinkCondition {
     Slow(Duration),
     /// The proxy closes new connections immediately, and forwards nothing on the existing ones.
     Refusing,
-    /// The proxy accepts connections, but forwards nothing until the link condition changes.
+    /// The proxy accepts connections, but forwards no bytes until its `LinkCondition` is changed.
     Silent,
     /// The proxy drops the bytes that the client sends.
     LosesRequests,
@@ -77,7 +77,7 @@ impl Proxy {
         self.address
     }
 
-    /// Changes the condition of the link, also for existing connections.
+    /// Changes the condition of the proxied network link, also for connections that are already open.
     pub fn set(&self, link: LinkCondition) {
         self.control.link.send_replace(link);
     }
@@ -94,8 +94,8 @@ impl Proxy {
 
     /// Ends all connections through the proxy, then sets the link to [`LinkCondition::Up`].
     pub fn heal(&self) {
-        // Before the cut, the link is set to `Refusing`, so that open connections forward nothing and no new connection
-        // is accepted.
+        // Before the proxy cuts its connections, set its link to `Refusing`, so that open connections forward nothing
+        // and no new connection is accepted.
         self.set(LinkCondition::Refusing);
         self.cut();
         self.set(LinkCondition::Up);
@@ -120,8 +120,8 @@ impl Control {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Of the next `bytes` bytes from the server, returns how many to forward, and whether to cut the connection after
-    /// them.
+    /// Returns how many of the next `bytes` bytes from the server the proxy forwards, and whether it cuts the
+    /// connection after them.
     fn passing(&self, bytes: usize) -> (usize, bool) {
         let mut until_cut = self.until_cut.lock().unwrap_or_else(PoisonError::into_inner);
         match *until_cut {

@@ -1,8 +1,8 @@
 //! Serves the reference store over TCP, and provides clients that have one fault each. The tests of this module use the
 //! faulty clients to check those conformance cases that need a network.
 //!
-//! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers
-//! themselves are in a table in memory that client and server share.
+//! Only numbers that identify requests and answers are sent over the TCP connection. The requests and answers are
+//! entries of a table in memory that client and server share.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -30,10 +30,10 @@ const ROLES: &[(&str, RoleFunction)] = &[
 
 /// If a conformance case has started this process, plays the requested role and returns the exit status.
 ///
-/// Conformance cases with several processes run their own executable as child processes. [`main`](crate::main()) calls
-/// `play_role` itself. If a program calls [`run`](crate::run()) with a harness that lists
-/// [`Processes`](crate::Ability::Processes), the program must call `play_role` before anything else. If `play_role`
-/// returns an exit status, the program must exit with that status.
+/// Conformance cases with several processes run their own executable as child processes. A program that uses
+/// [`main`](crate::main()) need not call `play_role`, because `main` calls it. If a program calls [`run`](crate::run())
+/// with a harness that lists [`Processes`](crate::Ability::Processes), the program must call `play_role` before
+/// anything else. If `play_role` returns an exit status, the program must exit with that status.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);

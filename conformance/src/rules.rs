@@ -24,8 +24,8 @@ pub(crate) fn number_of(id: &str) -> Option<&'static str> {
     kv::SEMANTICS.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }
 
-/// Parses a page. In `SEMANTICS.md`, a rule is a list item that begins with its number in bold. Indented lines after
-/// the list item belong to the rule.
+/// Parses a page. In `SEMANTICS.md`, a rule is a list item that begins with its number in bold. Indented lines after a
+/// rule's first line belong to the rule, too.
 fn parse(page: &str) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut open = false;

@@ -95,7 +95,7 @@ pub enum Verdict {
 pub struct Report {
     /// The name of the test case that ran.
     pub name: &'static str,
-    /// The topic of the test case that ran.
+    /// The topic under which the report lists this test case.
     pub group: Group,
     /// The rules that the reported test case judges.
     pub rules: &'static [&'static str],

@@ -22,7 +22,7 @@ use crate::patience::patient;
 use crate::runner::{Report, RunOptions, Verdict};
 use crate::subject::{CaseProgress, Subject};
 
-/// Number of runtime threads for the test cases and their stores.
+/// Number of worker threads of each tokio runtime on which test cases and their stores run.
 const WORKER_THREADS: usize = 4;
 
 /// The interval at which a run with a stop flag checks the flag.
@@ -37,14 +37,14 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Runs conformance cases on the stores of one test harness.
 pub(crate) struct Stage {
-    /// The tokio runtimes on which this stage has run test cases. The last runtime in `runtimes` is in use. All earlier
-    /// runtimes in `runtimes` were abandoned because a test case blocked them, but may still run tasks that the harness
-    /// started.
+    /// The tokio runtimes that the runner has started for test cases so far. The last runtime in `runtimes` is in use.
+    /// All earlier runtimes in `runtimes` were abandoned because a test case blocked them, but may still run tasks that
+    /// the harness started.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
-    /// The lock by which heavy test cases run alone. Heavy test cases take the write lock, light cases take a read
-    /// lock.
+    /// A lock with which a heavy test case runs alone, with no other test case at the same time. Heavy test cases take
+    /// the write lock, light cases take a read lock.
     turns: RwLock<()>,
 }
 
@@ -112,7 +112,7 @@ impl Stage {
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
-            // If the runner has abandoned the test case, the result of the case is not needed.
+            // The runner may have abandoned this test case and dropped the receiver; the result is then discarded.
             let _ = tell.send(CaseProgress::Finished(outcome));
         });
         let failure = match self.wait_for(&progress) {
@@ -241,8 +241,8 @@ mod tests {
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // All rounds of the simulated case together take longer than the case's time limit, even when the limit is
-            // extended for load.
+            // In this test, all rounds together take longer than the time limit of a case, even if the limit is
+            // extended for load; each single round takes less.
             let long = patient(limit).mul_f64(1.5);
             while begun.elapsed() < long {
                 tell.send(CaseProgress::RoundBegan).unwrap();

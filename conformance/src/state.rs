@@ -42,7 +42,8 @@ impl State {
         found.into_iter().flatten().map(|(_, kv)| kv)
     }
 
-    /// The answer to a read of the state, with a revision that the caller must set.
+    /// Creates the answer to a read of this state; the answer's `revision` is a placeholder that the caller must
+    /// replace.
     pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
         cut(self.within(range).cloned().collect(), limit, content)
     }
@@ -113,7 +114,7 @@ impl State {
     }
 }
 
-/// The watch event of the deletion of an entry.
+/// Creates the watch event that reports that an entry was deleted.
 pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
     let kv = Kv {
         key: old.key.clone(),
@@ -126,7 +127,7 @@ pub(crate) fn deletion(old: &Kv, at: Revision) -> Event {
     Event { kind: EventKind::Delete, kv, prev: Some(old.clone()) }
 }
 
-/// The answer to a read that finds the given entries, of which the answer contains at most `limit`.
+/// Creates the answer to a read of the entries `kvs`, cut to at most `limit` keys.
 pub(crate) fn cut(mut kvs: Vec<Kv>, limit: i64, content: Content) -> RangeResponse {
     let count = kvs.len() as u64;
     let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);

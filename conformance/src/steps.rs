@@ -7,7 +7,7 @@ use kv::{Kv, Op, Range, Revision, Txn};
 use crate::expect::{Checked, Failure, JudgedByRule, same};
 use crate::subject::{BoundedHandle, after};
 
-/// Number of steps after which the steps write the same keys again.
+/// The steps reuse their keys in a cycle of this length: step `n` writes the keys of step `n - KEY_REUSE_STEPS`.
 const KEY_REUSE_STEPS: u64 = 20;
 
 /// The numbered transactions ("steps") that a crash test writes to a store.
@@ -68,8 +68,8 @@ impl Steps {
         same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
     }
 
-    /// Checks a store after a crash. After the crash, the store must contain every acknowledged step and at most one
-    /// more, and no step in part. Returns the number of steps that the store contains.
+    /// Checks a store after a crash. The store must contain all acknowledged steps, possibly the next step as well, and
+    /// no partly written step. Returns the number of steps that the store contains.
     pub(crate) async fn check_crashed(&self, store: &BoundedHandle, acknowledged: u64) -> Checked<u64> {
         let steps = self.at(store.revision().await?)?;
         if steps < acknowledged {

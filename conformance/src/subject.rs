@@ -35,7 +35,7 @@ const MAX_CONCURRENT_WRITES: usize = 64;
 /// The progress of a test case, which the case reports to the runner's thread.
 #[derive(Debug)]
 pub(crate) enum CaseProgress {
-    /// A new round of the test case begins, which restarts its time limit.
+    /// A new round of the test case begins; each round has its own time limit.
     RoundBegan,
     Finished(Checked),
 }
@@ -61,8 +61,8 @@ impl BoundedHandle {
         Self { store: Arc::new(TimeoutStore { inner: store, patience }), patience, tenancy }
     }
 
-    /// Checks that the store returned the revision that this test case expects after its own writes. On a shared store
-    /// the revision may be greater, because other clients write to the store, too.
+    /// Checks that the store returned the revision that this test case expects after its own writes. On a shared store,
+    /// the answer's revision may be higher than expected, because other clients write to the store, too.
     #[track_caller]
     pub(crate) fn revision_is(&self, checked: &str, got: Revision, expected: Revision) -> Checked {
         match self.tenancy {
@@ -75,7 +75,8 @@ impl BoundedHandle {
         self.store.clone()
     }
 
-    /// Creates a handle with the same time limits on a different store, usually a wrapper of this store.
+    /// Returns a handle like this one, with the same time limits, on a different store (usually a wrapper of this
+    /// handle's store).
     pub(crate) fn over(&self, store: impl Store) -> Self {
         Self { store: Arc::new(store), ..self.clone() }
     }
@@ -156,8 +157,7 @@ impl BoundedHandle {
 
 /// The argument of each conformance case: a handle on a fresh store, and the abilities of the test environment.
 pub(crate) struct Subject {
-    // The store handle is declared before the fixture, because handles must be dropped before the fixture shuts the
-    // store down.
+    // Field order matters: the store handle is dropped before the fixture, which shuts the store down.
     handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
     /// Sends the fixture to the runner at the end of the test case.
@@ -171,8 +171,8 @@ impl Drop for Subject {
     fn drop(&mut self) {
         self.handle = None;
         if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
-            // If the runner has abandoned the test case, the send fails, because the channel has no receiver, and the
-            // fixture is dropped.
+            // Sending the fixture fails if the runner has abandoned the test case and dropped the receiver; the fixture
+            // is then dropped here.
             drop(home.send(fixture));
         }
     }
@@ -256,7 +256,7 @@ impl Subject {
     /// Reports to the runner that a round begins, which restarts the time limit of the test case. The time limit of the
     /// case restarts because each round may reopen the store, and some stores take seconds to open.
     pub(crate) fn next_round(&self) {
-        // If the runner has abandoned the test case, no thread receives the report.
+        // If the runner has abandoned the test case, its receiver is gone and the progress message is dropped.
         let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 

@@ -39,10 +39,10 @@ macro_rules! table {
 }
 
 /// Returns all cases. Each table entry has the number and name of a case, the rules that it judges, and the abilities
-/// and the kind of store that it needs. If a case fails, its first rule counts as broken, unless the failure names a
-/// different rule. A case with a scene other than [`Scene::Plain`] also needs the ability with the same name as the
-/// scene. The words `runs alone` mean that no other case runs at the same time. The words `beside others` mean that
-/// other clients may write to the store of the test case.
+/// and the kind of store that it needs. A failed case is reported as a violation of the first rule in its list, unless
+/// the failure names a different rule. A case with a scene other than [`Scene::Plain`] also needs the ability with the
+/// same name as the scene. The words `runs alone` mean that no other case runs at the same time. In a table entry,
+/// `beside others` means that other clients may write to the store while the case runs.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {

@@ -15,7 +15,7 @@ pub(crate) struct Watcher {
     time: Option<SystemTime>,
     progress: Option<Revision>,
     patience: Duration,
-    /// The rule that a watch breaks if it delivers nothing in time.
+    /// The rule to report as broken if the watch delivers no batch within the time limit.
     silence: &'static str,
 }
 
@@ -36,7 +36,7 @@ impl Watcher {
         self.request.range.clone()
     }
 
-    /// The revision at which a new watch would continue this watch.
+    /// The revision after the last delivered batch, at which a new watch must start to miss nothing.
     pub(crate) fn resume_from(&self) -> Revision {
         self.next
     }

@@ -51,7 +51,8 @@ fn shared_cases_pass_beside_others_and_leave_their_keys() {
         (store, foreign.revision)
     });
     let _entered = runtime.enter();
-    // The test's own watch receives all changes that the test cases and the other client make to the store.
+    // The test itself watches the store, and so sees all changes by the test cases and by the client that writes
+    // continuously.
     let watch = runtime.block_on(store.watch(WatchRequest::new(Range::All, first.next()))).unwrap();
     let seen = runtime.spawn(async move {
         let ours = |key: &Key| key.as_bytes().starts_with(OURS.as_bytes());

@@ -158,8 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// Returns the size of etcd's database file in bytes. Etcd's write-ahead log is not included; its number of
-    /// segments is limited.
+    /// Returns the size of etcd's database file in bytes. The size of etcd's write-ahead log does not count, because
+    /// etcd limits its number of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

@@ -117,8 +117,8 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// The methods in which a broken store differs from the working store. A method of `Twist` that a broken store does not
-/// override calls the working store.
+/// The methods in which a broken store differs from the working store. The default implementation of each `Twist`
+/// method calls the working store; each broken store overrides only some methods.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {

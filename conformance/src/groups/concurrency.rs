@@ -104,8 +104,8 @@ pub(crate) async fn write_skew(t: Subject) -> Checked {
     for round in 0..30 {
         let (left, right) = (format!("{round}/left"), format!("{round}/right"));
         let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
-        // Both keys start as `on`. Each of the two clients sets a different key to `off` if neither key has changed, so
-        // a correct store leaves one key `on`.
+        // At the start, both keys have the value `on`. Each of the two clients sets a different key to `off` if neither
+        // key has changed, so a correct store leaves one key `on`.
         let off = clients(&t, 2, |t, i| {
             let keys = [left.clone(), right.clone()];
             async move {
@@ -248,7 +248,8 @@ pub(crate) async fn block_of_addresses(t: Subject) -> Checked {
     same("the version of the block", block.version, ADDRESSES as i64 + 1).of("R5")
 }
 
-/// Reserves the first free address of the block while other clients reserve addresses, too.
+/// Reserves the first free address in the test's address block (one byte of the key `block` per address), while other
+/// clients do the same.
 async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     for _ in 0..MAX_ATTEMPTS {
         let block = some("the block", t.get("block").await?)?;
@@ -277,8 +278,8 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // Retries are limited by time and not by number, because this client may retry often before the other
-            // client's task runs.
+            // Retries are limited by time and not by number, because one client may retry many times before the task of
+            // the competing client runs.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {
                     yield_now().await;

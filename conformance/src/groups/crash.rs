@@ -70,8 +70,8 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Child role: writes steps; the arguments are the number of keys per step and the first step. The third argument of
-/// the role is the number of steps; without it, the child process writes until it is killed.
+/// Child role: writes steps; its arguments are the number of keys per step and the number of the first step to write.
+/// The third argument of the role is the number of steps; without it, the child process writes until it is killed.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
@@ -148,8 +148,8 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Checks that each revision after `start` is one complete step of one writer, and that each acknowledged step has its
-/// acknowledged revision. Returns the current revision of the store.
+/// Checks that each revision after `start` contains one complete step of one writer, and that each acknowledged step is
+/// at the revision that the store's answer named. Returns the current revision of the store.
 async fn check_writers(t: &BoundedHandle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
     let now = t.revision().await?;
     let before = counts.to_vec();
@@ -190,7 +190,8 @@ fn count_from(start: Revision, now: Revision) -> usize {
     usize::try_from(now.get() - start.get()).unwrap_or_default()
 }
 
-/// If the events are the two puts of one writer's transaction, returns the writer and its count.
+/// If the events are the two puts of one transaction of a writer, returns the writer and the number of that
+/// transaction.
 fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     let parts: Vec<(usize, u64)> = events
         .iter()

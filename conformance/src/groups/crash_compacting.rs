@@ -15,8 +15,8 @@ use crate::subject::{BoundedHandle, Subject, after};
 const COMPACT_EVERY: u64 = 10;
 const STEP_WIDTH: u64 = 60;
 
-/// Child role: writes steps of 60 keys, and after every tenth step compacts the store at the revision of the step
-/// before it.
+/// Child role: writes steps of 60 keys each; after every tenth step, compacts the store at the revision of the previous
+/// step.
 pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (base, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -102,7 +102,7 @@ async fn check_compacted(
         return Ok(known);
     }
     let below = |mark| RangeRequest::new(Range::key("?")).with_at(after(steps.revision(mark), -1));
-    // A read just below the new compaction mark fails exactly if the store has this mark.
+    // A read just below the new compaction mark fails if and only if the compaction has taken effect.
     if known.mark < known.tried && t.range(below(known.tried)).await.is_err() {
         known.mark = known.tried;
     }

@@ -144,7 +144,8 @@ pub(crate) async fn data_gone(t: Subject) -> Checked {
     good_store(&t, &good).await?;
     for what in ["gone", "empty", "a folder", "garbage"] {
         renew(&good, &bad)?;
-        // A store file that contains only zeros reserves space and holds no data.
+        // The test does not damage files that contain only zeros, because they only reserve disk space and contain no
+        // data.
         let has_data = |(_, bytes): &(PathBuf, Vec<u8>)| bytes.iter().any(|byte| *byte != 0);
         let largest = files_of(&bad)?.into_iter().filter(has_data).max_by_key(|(_, bytes)| bytes.len());
         let (path, bytes) = largest.ok_or_else(|| Failure::new("the files of a store", "some", "none"))?;
@@ -249,7 +250,7 @@ pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
-    // Parent and child process both close the store cleanly, the parent before the child examines the store.
+    // The test closes the store before it starts the child process, which examines the store and closes it cleanly.
     same("the store", examined(&t, &kept, "nothing is damaged").await?, DamageFinding::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;

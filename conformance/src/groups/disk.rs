@@ -111,8 +111,8 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Frees space for the store: removes the filler file from the small disk, or, if the child process has no folder on a
-/// small disk, lifts the limit on the file size.
+/// Gives the store space again: deletes the filler file on the small disk, or, without a small disk, lifts this
+/// process's limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
@@ -169,8 +169,8 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // The store is closed only after a writer has written some keys, so that the writers are running when it
-        // closes.
+        // First wait until one of the writers has written some keys, and only then close the store, so that writes are
+        // in flight during the close.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }
@@ -237,7 +237,7 @@ impl SyncTrace {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
         let mut since = 0;
-        // The threads inside a sync call that began after the last acknowledged write.
+        // The threads that are inside a sync call; only calls that began after the last acknowledged write are listed.
         let mut begun: Vec<&str> = Vec::new();
         for line in trace.lines() {
             let (thread, call) = line.split_once(' ').unwrap_or((line, ""));

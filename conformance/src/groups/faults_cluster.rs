@@ -55,7 +55,7 @@ fn failures(ledger: &Ledger) -> Vec<&LedgerAnswer> {
 /// The counter values that all clients together have seen and written while they increment the counter.
 #[derive(Debug, Default)]
 struct ClientCounts {
-    /// The highest counter value in an acknowledged write or in a read.
+    /// The highest value of the shared counter that any client has read, or written with an acknowledged write.
     seen: AtomicI64,
     acknowledged: AtomicI64,
     unknown: AtomicI64,
@@ -139,8 +139,8 @@ pub(crate) async fn leader_dies_under_load(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Stops two of the three servers, including the leader, and sends a request to the third server. The request to the
-/// third server must fail, because the cluster has lost its quorum.
+/// Stops two of the three servers, including the leader, and sends a request to the third server. With two of the three
+/// servers stopped, the request must fail, because the cluster has no quorum.
 async fn without_quorum<T: std::fmt::Debug, F: Future<Output = kv::Result<T>>>(
     t: &Subject,
     work: impl FnOnce(BoundedHandle) -> F,
@@ -165,8 +165,8 @@ pub(crate) async fn no_quorum_no_answer(t: Subject) -> Checked {
     let base = t.revision().await?;
     without_quorum(&t, |handle| async move { handle.get("k").await }, "S1").await?;
     let (kind, outcome) = without_quorum(&t, |handle| async move { handle.put("k", "meanwhile").await }, "S3").await?;
-    // After the two stopped servers continue, the write may still happen, unless its error says that it was not
-    // applied.
+    // When the two frozen servers of three continue, the put that failed in the meantime may still happen, unless its
+    // error said that it was not applied.
     let times = t.get("k").await?.map_or(0, |kv| kv.version);
     let allowed = if outcome == Outcome::NotApplied { 1..=1 } else { 1..=2 };
     holds(&format!("{allowed:?} writes after {kind:?}"), allowed.contains(&times), &times).of("E2")?;
@@ -208,8 +208,8 @@ pub(crate) async fn writers_without_quorum(t: Subject) -> Checked {
     }
     let writers = Writers::start("lonely", handles);
     writers.progress(100).await?;
-    // Two of the three servers stay frozen during four writes: the writes that are already running time out, and new
-    // writes find no leader.
+    // Two of the three servers are frozen during four writes: writes in flight time out, and later writes fail because
+    // the cluster has no leader.
     let refused = async {
         let mut ledger = Ledger::default();
         let handle = only(&t, lonely).await?;
@@ -293,8 +293,8 @@ pub(crate) async fn dead_endpoint(mut t: Subject) -> Checked {
 }
 
 pub(crate) async fn left_far_behind(t: Subject) -> Checked {
-    // After missing this number of writes, a member cannot catch up from the leader's log and needs a complete
-    // snapshot.
+    // Number of writes that a stopped member must miss so that it cannot catch up from the leader's log and needs a
+    // full snapshot.
     const WRITES: usize = 6000;
     let (_, [behind, other]) = roles(&t).await?;
     let watching = only(&t, behind).await?;

@@ -34,7 +34,7 @@ pub(crate) async fn lost_reply(t: Subject) -> Checked {
         let txn = Txn::new().with_success([Op::put("k", format!("round {round}"))]);
         let (said, applied) = without_reply(&t, (&proxy, &far), txn).await?;
         match said {
-            // If the store finds out the outcome of the write, it may report this outcome instead of an error.
+            // The answer to this write was lost; a store may return an error, or find out the outcome and return that.
             Ok(answer) => same("the revision of a write whose reply got lost", answer.revision, applied).of("E3")?,
             Err(error) => {
                 in_time(&error)?;
@@ -117,8 +117,8 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
     same("the revision", t.revision().await?, before)
 }
 
-/// Writes, reads and opens a watch 20 times; only the first call may fail, and each acknowledged write must have
-/// happened exactly once.
+/// Makes one write, one read and one watch in each of 20 rounds. Only the first call may fail, and each acknowledged
+/// write must have happened exactly once.
 async fn loses_at_most_the_first(t: &Subject, far: &BoundedHandle, name: &str) -> Checked {
     const CALLS: usize = 20;
     let before = t.revision().await?;

@@ -79,8 +79,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // Write ten revisions that are lost when the store is restored from its copy. The test makes fewer than ten writes
-    // after the restore, so the revision stays below the last revision that the restore removed.
+    // Write ten revisions that are lost when the store is restored from its copy. After the restore, the test makes
+    // fewer than ten writes, so the store's revision stays below the last revision before the restore.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;
@@ -88,7 +88,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     let mut watcher = watching.watcher(Range::key("k"), late).await?.through_faults();
     same("the first batch", watcher.next().await?.revision, late).of("W2")?;
     t.put_back().await?;
-    // Of the two handles, `t` reads and `watching` only watches; both must notice that the store was restored.
+    // The test has two handles: `t` reads, and `watching` only watches; both must notice that the store was restored.
     let seen = loop {
         match t.get("k").await {
             Err(error) if error.kind().is_transient() => in_time(&error)?,
@@ -106,7 +106,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
     // A new store handle works normally, because it has not seen a revision that the restored store lacks. The old
-    // store handle has written after the restore, and the answer it got must match the contents of the restored store.
+    // store handle wrote after the restore; the answers to these writes must match the contents of the restored store.
     let fresh = t.connect(&t.addresses()?).await?;
     holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
     ledger.is_true(&fresh).await

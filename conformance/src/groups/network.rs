@@ -48,8 +48,8 @@ pub(crate) fn is_injected(error: &Error) -> bool {
     error.store() == "faulty"
 }
 
-/// Checks that some of the calls with unknown outcome have happened and that others have not, as expected on a bad
-/// network.
+/// Checks that the simulated network was bad enough: of the calls with unknown outcome, some have happened and some
+/// have not.
 #[track_caller]
 pub(crate) fn left_doubts(summary: &Summary) -> Checked {
     let both = summary.happened > 0 && summary.vanished > 0;

@@ -43,7 +43,7 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
 struct WorkBeforeCut {
     /// The number of steps that the store acknowledged before the power cut.
     done: u64,
-    /// The outcome in the error of the first step that failed.
+    /// The [`Outcome`] that the error of the first failed step reports.
     outcome: Outcome,
     /// The newest revision that a reader or a watch saw before the power cut.
     seen: Revision,

@@ -14,8 +14,8 @@ use crate::subject::{Subject, text};
 
 /// How long a process waits for the store lock in a test where it must not get the lock.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Number of times that each child process opens the store between two lines of its output. The time limit for one line
-/// must be long enough for every child process to open the store ten times.
+/// Number of times that each child process opens the store between two lines of its output. The time limit for each
+/// line must be long enough for ten openings of the store by every child process.
 const REPORTED_TURNS: u64 = 10;
 
 /// Child role: opens the store and prints the result. The role's argument is the maximum time to wait for the store, in
@@ -102,8 +102,8 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
 }
 
-/// A process that waits for a store gets it when the process that holds the store is killed. After the holder was
-/// killed, the store must contain no part of an unfinished transaction.
+/// A process that waits for a store gets it when the process that holds the store is killed. After the process that
+/// held the store lock is killed, the store must contain no part of an unfinished transaction.
 pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -220,7 +220,8 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     t.let_go().await?;
     let mut parent = t.process("spawn_role", &[])?;
     let child = parent.say("begot").await?;
-    // The child process that outlives its killed parent ends when the test drops this `stdin`.
+    // The grandchild, which outlives its killed parent, ends when the test drops `stdin`, the write end of its input
+    // pipe.
     let stdin = parent.take_stdin();
     parent.kill().await?;
     t.retake().await?;

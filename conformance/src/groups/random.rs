@@ -61,8 +61,8 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of calls of a random sequence that have run. When the shrinker shortens a failing sequence, it first
-/// drops the calls that never ran.
+/// How many calls of a random sequence were made before it ended or failed. To shorten a failing sequence, the test
+/// framework first cuts off the calls after the failed one, because they never ran.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
@@ -78,7 +78,8 @@ async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Chec
             ..Config::default()
         };
         let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &rng));
-        // Shrinking ends at the shortest failing sequence, so the test reports the last failure.
+        // The test framework shrinks to the shortest sequence that still fails, so the last failure that was seen is
+        // reported.
         let last = Mutex::new(None);
         let run = Mutex::new(SequenceRun { t, model: Model::new(Revision::UNSET), shift: 0 });
         let judged = runner.run(&sequences(effort.steps, reopening), |(_, steps, seen)| {
@@ -192,10 +193,10 @@ impl SequenceRun {
 
     /// Checks that a watch from a past revision delivers exactly the batches that the model computes.
     ///
-    /// The check of a past watch leaves out the event of a deletion exactly at the compaction mark. Old versions of
-    /// etcd lose the event of a deletion at the compaction mark. Case W11 checks that a watch reports a deletion at the
-    /// compaction mark, and checks nothing else. Listing case W11 as a known failure therefore excuses only lost
-    /// deletions at the compaction mark.
+    /// When a watch from a past revision is checked, the event of a deletion exactly at the compaction mark is ignored.
+    /// Old versions of etcd lose the event of a deletion at the compaction mark. Case W11 checks that a watch reports a
+    /// deletion at the compaction mark, and checks nothing else. Because no other event is ignored, listing case W11 as
+    /// a known failure excuses only lost deletions at the compaction mark.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };

@@ -1,6 +1,7 @@
 //! Several clients make random calls on a few keys, in rounds with a pause after each round. Two independent checkers
-//! judge the store's answers. The first checker replays all calls in the order of revisions. The second checker uses
-//! only the values of each round, and searches for an order of the calls that explains the values.
+//! judge the store's answers. The first checker (`Replay`) replays the recorded calls in the order of their revisions.
+//! The second checker ignores revisions: for each round, it searches for an order of the calls that explains the values
+//! in the answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,8 +74,8 @@ async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summa
     Ok(Replay::new(base, []).judge(history.take(), &log)?)
 }
 
-/// Runs all clients concurrently. After a client's last call, the simulated network delivers the requests of this
-/// client that it has held back.
+/// Runs all clients concurrently. After a client's last call, the requests of this client that are still held in the
+/// simulated network are delivered.
 async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomClient>, Vec<Call>)> {
     let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run(each))).collect();
     let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
@@ -87,7 +88,8 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys while no client is writing. The two checkers also judge the reads that are made between two rounds.
+/// Reads all keys while no client is writing. Both checkers (`Replay` and the search for an order) judge these reads,
+/// too.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -105,8 +107,8 @@ struct RandomClient {
     handle: BoundedHandle,
     random: Rng,
     clock: Arc<AtomicU64>,
-    /// For each key, the value that this client last saw. Compare-and-swaps expect these values, so some
-    /// compare-and-swaps succeed.
+    /// For each key, the value that this client last saw. The client uses these values in its compare-and-swaps, so
+    /// that some of them succeed.
     known: [u32; KEYS],
     number: usize,
     written: usize,
@@ -120,7 +122,7 @@ impl RandomClient {
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
             let answered = self.perform(action).await?;
             let end = self.clock.fetch_add(1, Ordering::SeqCst);
-            // The search for an order leaves out a call that certainly did not happen.
+            // A call that certainly did not happen is not given to the search for an order.
             if let Some(seen) = answered {
                 self.learn(action, seen);
                 calls.push(Call { client: self.number, start, end, action, seen });

@@ -9,7 +9,8 @@ use tokio::task::yield_now;
 use crate::expect::{Checked, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, entry, span, took};
 
-/// Keys, in ascending order, close to the end of a prefix range, where stores often make mistakes.
+/// Keys just before, in and just after a prefix range, in ascending order: stores often get the end of such a range
+/// wrong.
 const AWKWARD: [&[u8]; 10] = [b"v\xff", b"w", b"w\0", b"w\0a", b"wa", b"w\xfe", b"w\xff", b"w\xff\xff", b"x", b"\xff"];
 
 fn bytes_of(found: &RangeResponse) -> Vec<Vec<u8>> {

@@ -16,7 +16,7 @@ use crate::subject::{BoundedHandle, Subject, after};
 
 const CLIENTS: u64 = 8;
 const CALLS: usize = 60;
-/// Number of batches after which a watch is dropped and a new watch continues at its position.
+/// After this number of batches, the client drops its watch and opens a new watch at the next revision.
 const BATCHES_PER_WATCH: usize = 40;
 
 pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {

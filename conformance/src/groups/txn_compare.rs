@@ -13,8 +13,8 @@ fn put_if(compare: Compare, key: &str, value: &str) -> Txn {
     Txn::new().with_compares([compare]).with_success([Op::put(key, value)]).with_failure([Op::range(Range::key(key))])
 }
 
-/// Creates a key twice, each time with `absent` as the compare. The second attempt to create the key must fail its
-/// compare and read the value of the first attempt.
+/// Creates a key twice, each time with `absent` as the compare. When the key is created a second time, the compare must
+/// fail, and the failure branch must return the value from the first creation.
 async fn create_twice(t: &Subject, key: &str, absent: Target) -> Checked {
     let compare = || Compare::new(Range::key(key), Equal, absent.clone());
     let first = t.txn(put_if(compare(), key, "one")).await?;
@@ -68,7 +68,7 @@ pub(crate) async fn delete_by_mod_revision(t: Subject) -> Checked {
     same("the key", t.get("k").await?, None)
 }
 
-/// A constructor of a compare target, for example the version, from the expected number.
+/// A function that makes a compare target from a number, for example `Target::Version`.
 type Numeric = fn(i64) -> Target;
 
 const NUMERIC: [(&str, Numeric); 3] = [

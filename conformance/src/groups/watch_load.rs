@@ -69,7 +69,8 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const WRITES: usize = 16;
     const BYTES: usize = 1 << 20;
     const ROUNDS: usize = 20;
-    // A busy disk may slow down a few rounds; if stalled watchers blocked the store, every round would be slow.
+    // The test allows a few slow rounds, because a busy disk can cause them; if stalled watchers blocked the store,
+    // every round would be slow.
     const MAX_SLOW_ROUNDS: usize = ROUNDS / 5;
     // A call in a round with stalled watchers must take less than a second on a quiet machine.
     let prompt = t.patience() / 10;
@@ -128,8 +129,8 @@ pub(crate) async fn dropped_watches(t: Subject) -> Checked {
         }
         t.put("p/k", format!("{round}")).await?;
     }
-    // After the watches are dropped, up to 16 more tasks may run than before, because the runtime or the store may have
-    // started other tasks.
+    // Tolerate up to 16 more tasks than at the start of the test, because the runtime or the store may have started
+    // tasks of their own.
     let settled = async {
         while tasks() > before + 16 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -159,8 +159,8 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
     // The watch of the range `quiet/` has delivered no event so far, so the revision from which it continues may be
-    // compacted. After the next put in the range `quiet/`, the watch of this range must deliver the put or end with
-    // `Compacted`.
+    // compacted. Once a key in the range `quiet/` is put again, the watch of this range must deliver the put, or end
+    // with `Compacted` if its position was compacted.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {
         Ok(batch) => same("the first batch of a watch of a quiet range", batch.revision, last)?,

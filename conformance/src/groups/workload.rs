@@ -1,5 +1,5 @@
-//! Generates random calls of a client: reads, and transactions of all forms, on a few keys. All values that the
-//! generated calls put are different.
+//! Generates random calls of a client: reads, and transactions of all forms, on a few keys. No two generated puts write
+//! the same value.
 
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};
@@ -18,7 +18,7 @@ pub(crate) enum GeneratedCall {
     Txn(Txn),
 }
 
-/// A generator of random calls that repeats its calls if it gets the same seed and the same answers.
+/// A deterministic generator of random calls: its calls depend only on the seed and on the answers to earlier calls.
 pub(crate) struct CallGenerator {
     random: Rng,
     client: u64,
@@ -36,8 +36,8 @@ impl CallGenerator {
         Self { random, client, network, writes: 0, known, newest: Revision::UNSET }
     }
 
-    /// On a bad network, decides at random whether the client drops its next call before the call completes; otherwise
-    /// returns false.
+    /// Returns true if the client drops its next call before the call completes: sometimes on a bad network, never on a
+    /// good one.
     pub(crate) fn gives_up(&mut self) -> bool {
         self.network == NetworkQuality::Bad && self.random.u8(..100) < 4
     }
@@ -56,16 +56,16 @@ impl CallGenerator {
         }
     }
 
-    /// Remembers the revisions of the entries that a read returned, for use in later guards: not every guard should
-    /// fail.
+    /// Remembers the mod revisions of the entries that a read returned: later calls use them in guards, so that some of
+    /// these guards hold.
     pub(crate) fn learn(&mut self, kvs: &[Kv]) {
         for kv in kvs {
             self.set(&kv.key, kv.mod_revision);
         }
     }
 
-    /// Remembers the revisions of the entries that a transaction read or wrote, for use in later guards: not every
-    /// guard should fail.
+    /// Remembers the mod revisions of the entries that a transaction read or wrote: later calls use them in guards, so
+    /// that some of these guards hold.
     pub(crate) fn learn_txn(&mut self, txn: &Txn, answer: &TxnResponse) {
         self.newest = answer.revision;
         let branch = if answer.succeeded { &txn.success } else { &txn.failure };

@@ -1,4 +1,5 @@
-//! Assigns changes of the store to calls with unknown outcome that can have made them, at most one change to each call.
+//! Matches each change in the store's log to a call with unknown outcome that may have made it; no call gets two
+//! changes.
 
 /// Finds a maximum matching of items to candidates by augmenting paths; each candidate gets at most one item.
 pub(super) fn assign(candidates_of: &[Vec<usize>], candidates: usize) -> Vec<Option<usize>> {

@@ -1,5 +1,6 @@
-//! Tests the code that judges histories of store calls. The judge must accept the unchanged records of real clients.
-//! When a record is corrupted, the judge must report the rule that the corrupted record breaks.
+//! Tests the code that judges histories of store calls. The judge ([`Replay`]) must accept the recorded history of a
+//! correct store if it was not changed. When a record is corrupted, the judge must report the rule that the corrupted
+//! record breaks.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -162,7 +163,7 @@ fn history_is_refused_when_logs_are_spoiled() {
 }
 
 /// Returns the value of a recorded put that `wanted` accepts and that is the only operation of a transaction without
-/// compares. The second argument of `wanted` says whether the put is in the store's log.
+/// compares. `wanted` gets each such put, and whether its value is in the store's log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
@@ -172,8 +173,8 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Appends a second put of `value` to the log, at the key of a recorded put of `value` or, if there is none, at a new
-/// key.
+/// Appends an event to the log that puts `value` a second time: at the key to which a recorded call put it, or else at
+/// a new key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {
@@ -192,7 +193,8 @@ fn again(run: &mut RecordedRun, value: kv::Value) {
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
-/// Returns the recorded batches of one watch: among the watches that `wanted` accepts, the watch with the most batches.
+/// Of the recorded watches for which `wanted` returns true, picks the one with the most batches and returns its batches
+/// (if more than ten).
 fn batches(
     run: &mut RecordedRun,
     wanted: fn(&WatchRequest) -> bool,

@@ -10,7 +10,7 @@ use super::violation::Violation;
 pub(super) struct Floor {
     /// The newest revision in an answer that arrived before the call began.
     answered: Revision,
-    /// The newest revision of a watch event that arrived before the call began.
+    /// The newest revision of any watch event that had arrived when the call began.
     seen: Revision,
 }
 
@@ -54,7 +54,8 @@ enum Tick {
     Begins(usize),
 }
 
-/// Computes, for each call, the newest revisions that clients had seen when the call began.
+/// Computes, for each recorded call, the newest revision in any answer, and the newest in any watch event, that arrived
+/// before the call began.
 pub(super) fn floors(calls: &[Call], streams: &[Stream], known: Revision) -> Vec<Floor> {
     let mut ticks: Vec<(u64, Tick)> = Vec::with_capacity(2 * calls.len());
     for (i, call) in calls.iter().enumerate() {

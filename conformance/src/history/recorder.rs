@@ -82,7 +82,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns a copy of the recorded watch that continues after its last batch, without the items recorded so far.
+    /// Returns an empty recording of the rest of this watch: it begins after the last recorded batch, and contains none
+    /// of the recorded batches.
     fn rest(&self) -> Self {
         let come = self.items.iter().rev().find_map(|(_, item)| item.as_ref().ok());
         let start = come.map_or(self.request.start, |batch| batch.revision.next());
@@ -115,8 +116,8 @@ impl CallHistory {
         Self::default()
     }
 
-    /// Takes the calls and events that were recorded since the last call of `take`. By calling `take` repeatedly, a
-    /// caller can judge a long test run in parts.
+    /// Returns the store calls and watch events that were recorded since `take` was last called. By calling `take`
+    /// repeatedly, a caller can judge a long test run in parts.
     ///
     /// When `take` is called, no recorded store call may be running, so all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {
@@ -160,7 +161,7 @@ pub struct Recorder<S> {
 }
 
 impl<S: Store> Recorder<S> {
-    /// Creates a recorder on this store that counts as a new client.
+    /// Creates a recorder on the store `inner`; its calls count as the calls of a new client.
     pub fn new(inner: S, history: Arc<CallHistory>) -> Self {
         let client = history.clients.fetch_add(1, Ordering::SeqCst);
         Self { inner, client, history }

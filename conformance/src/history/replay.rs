@@ -15,7 +15,7 @@ use super::suspects::{JudgedPart, PendingCall};
 use super::violation::Violation;
 use crate::state::State;
 
-/// Counts of the recorded calls and events that were judged.
+/// How many revisions, calls and events the [`Replay`] has judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -50,14 +50,15 @@ pub struct Replay {
     writers: PossibleWriters,
     /// The newest revision in any answer that was judged so far.
     answered: Revision,
-    /// Writes of earlier parts of the history whose outcome is still unknown; they may still appear in the log.
+    /// Writes with unknown outcome from parts of the history that are already judged; they may still appear in a later
+    /// part of the log.
     open: Vec<PendingCall>,
     /// The time and the revision of each recorded compaction request.
     compactions: Vec<(u64, Revision)>,
 }
 
 impl Replay {
-    /// Creates a judge for a history that begins after `revision`, at which the store contained `kvs`.
+    /// Creates a `Replay` that starts at `revision`, at which the store contained `kvs`.
     pub fn new(revision: Revision, kvs: impl IntoIterator<Item = Kv>) -> Self {
         Self {
             state: kvs.into_iter().collect(),
@@ -78,8 +79,8 @@ impl Replay {
     }
 
     /// Judges the next part of a recorded history. `log` must contain every revision of the store since the previous
-    /// part, and must end at a moment when no call was running. A write with unknown outcome need not appear in this
-    /// part of the log; it may appear in a later part.
+    /// part, and must end at a moment when no call was running. A write with unknown outcome that is missing from this
+    /// part of the log is kept, because it may appear in a later part.
     ///
     /// The log must contain all events of the keys that recorded calls use; [`read_log`] reads such a log.
     ///
@@ -207,8 +208,8 @@ fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&
 }
 
 /// Reads the store's log of a key range from revision `first` to `last`; a write at `last` must exist. The key range of
-/// the log must contain all keys that the clients use. The write at `last` must be in the range, and must happen after
-/// all clients have ended.
+/// the log must contain all keys that the clients use. `last` must be the revision of a write to a key in `range`, made
+/// after all clients have ended.
 ///
 /// # Errors
 /// Any error of the watch that reads the log. If the event at `last` never arrives, `read_log` waits for ever, so the

@@ -6,7 +6,7 @@ use super::recorder::Stream;
 use super::replay::same_events;
 use super::violation::Violation;
 
-/// The events of the log after a revision, with the previous states of their keys.
+/// The log's events after the revision `base`; each event has its key's previous state.
 #[derive(Debug)]
 pub(super) struct TrueEvents {
     base: Revision,

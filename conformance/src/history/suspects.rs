@@ -117,8 +117,8 @@ impl JudgedPart {
         }
     }
 
-    /// Checks each call that saw the state at a revision below `until`: its answer must match `state`. Also checks that
-    /// the log contains every write acknowledged at a revision below `until`.
+    /// Checks each call that saw the state at a revision below `until`: its answer must match `state`. Every write that
+    /// was acknowledged at a revision below `until` must be in the log.
     pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
         if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
             let what = format!("a write was acknowledged at {revision}, where the log has nothing");
@@ -135,8 +135,8 @@ impl JudgedPart {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
 
-    /// Applies a write with unknown outcome that explains a revision of the log, and returns its events; `None` if no
-    /// write explains the revision.
+    /// Finds a write with unknown outcome that matches this revision of the log, applies it to the state, and returns
+    /// its events; `None` if no such write matches.
     pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
         let candidates = match first_put(batch) {
             Some(put) => self.putters.get(&put),
@@ -149,8 +149,8 @@ impl JudgedPart {
             self.calls[first].found_at = Some(batch.revision);
         } else {
             // More than one call with unknown outcome may have made the deletion in this batch of the log.
-            // `match_deletions` assigns a call to the deletion once all deletions that no acknowledged call explains
-            // are known.
+            // `match_deletions` matches the deletion to one of these calls later, when every deletion that no
+            // acknowledged call made has been found.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)
@@ -169,7 +169,8 @@ impl JudgedPart {
         same_events(&batch.events, &applied.events)
     }
 
-    /// For a revision that no call explains, returns the calls that could have made a similar change.
+    /// For a revision of the log that matches no recorded call, returns the unanswered calls that would have made the
+    /// same put or deletion.
     pub(super) fn suspects(&self, batch: &Batch, state: &mut State) -> Vec<&Call> {
         let put = first_put(batch);
         let suspect = |i: &usize| match &put {
@@ -184,7 +185,7 @@ impl JudgedPart {
     /// Assigns to each deletion one of the calls that can have made it; each call is assigned to at most one deletion.
     ///
     /// # Errors
-    /// If a deletion is left without a call, the error that `unexplained` returns for this deletion.
+    /// If no call can have made a deletion, returns the error from `unexplained` for this deletion.
     pub(super) fn match_deletions(
         &mut self,
         unexplained: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,

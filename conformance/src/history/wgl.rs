@@ -25,7 +25,7 @@ pub(crate) enum Action {
     /// Compare-and-swap: writes the second number to a key if the key has the first number.
     Swap(usize, u32, u32),
     Delete(usize),
-    /// Move: if the first key exists, deletes it and writes the number to the second key.
+    /// Move: deletes the first key, if it exists, and writes the given number to the second key.
     Move(usize, usize, u32),
 }
 
@@ -69,9 +69,9 @@ pub(crate) struct SearchFailure {
     pub(crate) tried: SearchExtent,
     /// The number of answered calls in the longest order that the search found.
     pub(crate) explained: usize,
-    /// The state of the store after the longest explained sequence of calls.
+    /// The state of the store after the longest sequence of calls that the search could put in an order.
     pub(crate) state: KeyStates,
-    /// The calls that could have come next in the order, but whose answers do not fit the state.
+    /// The candidates for the next place in the order; each was rejected because its answer does not fit the state.
     pub(crate) stuck: Vec<Call>,
 }
 
@@ -84,7 +84,8 @@ pub(crate) enum SearchExtent {
 }
 
 impl fmt::Display for SearchFailure {
-    /// Writes the state at which the search failed, then the calls that could have come next.
+    /// Formats the failed search: the state in which it got stuck, and the calls that were candidates for the next
+    /// place in the order.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tried {
             SearchExtent::All => write!(f, "no order explains more than {} calls", self.explained)?,
@@ -132,16 +133,16 @@ pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFail
 type PlacedCalls = [u16; MAX_CLIENTS];
 
 struct Search {
-    /// The answered calls of each client in the order of time; each client makes one call at a time.
+    /// The answered calls of each client, oldest first; a client has at most one call in flight.
     clients: Vec<Vec<Call>>,
     /// The calls that got no answer.
     unknown: Vec<Call>,
     placed: PlacedCalls,
     /// The calls without an answer that are already in the order, one bit for each call.
     used: u128,
-    /// The visited states from which no order continues, each with the unanswered calls that the order already
-    /// contained. The search turns back if it reaches a state that it has visited with the same or fewer unanswered
-    /// calls in the order.
+    /// Dead ends of the search: for each visited state, the sets of unanswered calls (in the order so far) with which
+    /// the search failed to continue. The search does not continue from a state that it has already reached with a
+    /// subset of the unanswered calls that the order contains now.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -187,8 +188,8 @@ impl Search {
         if explained > self.best.explained {
             self.best = SearchFailure { explained, state, stuck: self.stuck(), tried: self.best.tried };
         }
-        // If the answer of a call matches the current state and the call changes nothing, append the call to the order
-        // at once: its position does not affect the other calls.
+        // A call that changes nothing and whose answer matches the current state is appended to the order at once,
+        // because a later position cannot help any other call.
         if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
             return self.with(next, state);
         }
@@ -208,8 +209,8 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The calls that can come next in the order: those that began before the earliest end of all calls not yet in the
-    /// order. The calls are sorted by their end, because calls mostly happened in that order. Calls without an answer
+    /// The calls that may come next in the order: a call may come next if it began before every other remaining call
+    /// ended. The calls are sorted by their end, because calls mostly happened in that order. Calls without an answer
     /// come last in the returned list.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
@@ -223,7 +224,7 @@ impl Search {
         known.map(|(.., client)| NextCall::OfClient(client)).chain(unknown.map(|(i, _)| NextCall::Unknown(i))).collect()
     }
 
-    /// The answered calls that can be next in the order, for the report of a failure.
+    /// For the failure report: the answered calls that may come next in the order.
     fn stuck(&self) -> Vec<Call> {
         let of = |next: &NextCall| match next {
             NextCall::OfClient(client) => self.next_of(*client).copied(),
@@ -267,7 +268,7 @@ mod tests {
     use super::*;
 
     fn call(times: (u64, u64), action: Action, seen: ObservedAnswer) -> Call {
-        // Each call gets a client of its own, so only the start and end times restrict the order of the calls.
+        // Each call is treated as the only call of a separate client, so only start and end times restrict the order.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }
@@ -404,7 +405,7 @@ mod tests {
         made
     }
 
-    /// Changes the answer of one late read in the simulated calls to a number that no client wrote.
+    /// Falsifies a simulated history: changes the answer of one read near its end to a number that no client wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
         let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();

@@ -30,7 +30,7 @@ pub(crate) const FAILED_PREFIX: &str = "failed ";
 /// The first word of the output line of a child process whose store breaks a rule. After the word `breaks`, the child's
 /// output line contains the broken rule and the fault.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
-/// The environment variable with a folder that a child process may use in its role.
+/// The environment variable with the path of a folder that a child process may use.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
 
 /// Creates the command that runs this program as a child process with a role.

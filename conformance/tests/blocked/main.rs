@@ -26,7 +26,7 @@ enum Place {
     Tasks,
     /// Making a new blocking store blocks the thread.
     Making,
-    /// The fixture's cleanup after a test case blocks its thread.
+    /// Cleaning up the fixture after a test case blocks the thread.
     ClearingUp,
 }
 

@@ -20,7 +20,7 @@ pub(crate) enum Breakage {
 pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
     (Breakage::AcknowledgesEarly, "S3", "D01_acknowledged_writes"),
     (Breakage::ShowsEarly, "S4", "D04_nothing_seen_is_lost"),
-    // After a commit was written only in part, opening the store fails.
+    // Fault `RowByRow`: a commit that was written only in part makes opening the store fail.
     (Breakage::RowByRow, "S3", "D02_acknowledged_txns"),
     (Breakage::OpByOp, "S5", "D03_prefix_of_many_writers"),
     (Breakage::SyncsNothing, "S3", "D09_synced_before_acknowledged"),

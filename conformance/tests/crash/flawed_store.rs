@@ -17,7 +17,7 @@ pub(crate) struct FlawedStore {
     inner: Arc<dyn Store>,
     way: Breakage,
     txns: AtomicU64,
-    /// The compaction mark that was last set through this store handle.
+    /// The `revision` of the last `compact` call on this wrapper.
     mark: AtomicI64,
 }
 

@@ -53,7 +53,7 @@ struct Held {
     way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // The store's temporary folder is set only in the process that created the store and must remove its files.
+    // `Some` only in the process that created the store, because this process must delete the folder.
     _folder: Option<TempDir>,
 }
 
@@ -157,7 +157,7 @@ fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::re
     Err(format!("{rule} is broken, and the case says {last:#?}").into())
 }
 
-/// The test cases for the correct store: all cases about processes, crashes and files.
+/// The test cases that run on the store without an injected fault: all cases about processes, crashes and files.
 const CASES: [&str; 24] = [
     "H14", "H17", "R11", "D01", "D02", "D03", "D04", "D05", "D06", "D08", "D09", "D11", "D13", "D14", "D15", "M01",
     "M02", "M03", "M04", "M05", "M06", "M07", "R10", "W26",

@@ -63,8 +63,8 @@ impl FileTable {
             apply(&mut rows, &commit);
         }
         let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-        // Broken stores do not rewrite their log: some let two processes in at once, and one of them would go on
-        // writing to the replaced file.
+        // Broken stores never rewrite their log: some allow two processes to open the store at once, and one of them
+        // would still append to the old file after a rewrite.
         if way == Breakage::Healthy && whole > 4 * live + SMALL {
             log = rewritten(path, &rows).map_err(io)?;
         }
@@ -104,7 +104,8 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // The sleep takes most of a commit's time, so most kills hit a partly written commit.
+                    // While it writes a commit, the table sleeps for most of the time, so that most kills hit a partly
+                    // written commit.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
@@ -125,8 +126,8 @@ impl Table for FileTable {
 }
 
 /// Writes a new log file with a single commit, which contains the current rows. Opening the table reads the whole log
-/// file, so a log with many superseded rows would be slow to open. A test that kills compacting processes a hundred
-/// times opens the log as often; without the rewriting, this test would take six times as long.
+/// file, so a log with many superseded rows would be slow to open. This rewriting speeds up the test that kills
+/// compacting processes a hundred times and reopens the log each time; it took six times as long without it.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");

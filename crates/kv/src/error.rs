@@ -17,7 +17,7 @@ pub enum Operation {
     Open,
     /// [`Store::range`](crate::Store::range).
     Range,
-    /// [`Store::txn`](crate::Store::txn), including transactions that only read.
+    /// A call of [`Store::txn`](crate::Store::txn), even if the transaction contains only reads.
     Txn,
     /// [`Store::watch`](crate::Store::watch).
     Watch,

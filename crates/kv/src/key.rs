@@ -44,7 +44,8 @@ impl Key {
         Self(bytes.into())
     }
 
-    /// The smallest key that sorts after all keys with this prefix; `None` if the prefix has only 0xff bytes or none.
+    /// The smallest key that sorts after all keys with this prefix; `None` if the prefix is empty or consists of 0xff
+    /// bytes.
     pub fn prefix_end(&self) -> Option<Self> {
         let last = self.0.iter().rposition(|byte| *byte != 0xff)?;
         let mut bytes = self.0[..=last].to_vec();

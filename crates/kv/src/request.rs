@@ -332,9 +332,10 @@ impl Txn {
         Self::default()
     }
 
-    /// Creates a transaction that changes nothing, but fails if the caller has no permission to write one of `keys`.
-    /// The transaction deletes the keys under a compare that never holds: etcd checks the permissions before the
-    /// compare. Deletions need no disk space, so the transaction cannot trigger etcd's space alarm.
+    /// Creates a transaction that changes nothing, but fails if the caller has no permission to write one of `keys`. To
+    /// check the permissions without changing the store, the transaction deletes the keys behind a compare that never
+    /// holds: etcd checks the permissions before the compare. Deletions need no disk space, so this permission check
+    /// cannot trigger etcd's space alarm.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =
@@ -377,8 +378,8 @@ impl Txn {
 pub struct WatchRequest {
     /// The range of keys to watch, which must not be empty.
     pub range: Range,
-    /// The first revision whose events the watch delivers; at least 1. A watch cannot start at "now": a caller reads at
-    /// revision R, and then watches from R + 1.
+    /// The first revision whose events the watch delivers; at least 1. A watch cannot start at "now": to see all later
+    /// changes, read the range, and start the watch at the revision of the answer plus 1.
     pub start: Revision,
     /// Says whether watch events contain the previous state of their keys.
     pub prev: Prev,
@@ -443,7 +444,7 @@ pub struct RangeResponse {
     pub kvs: Vec<Kv>,
     /// The number of keys in the range, whatever the limit.
     pub count: u64,
-    /// True if the range contains more keys than the answer does.
+    /// True if the limit cut the answer: the range contains further keys.
     pub more: bool,
 }
 

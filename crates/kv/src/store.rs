@@ -93,7 +93,7 @@ const MAX_PAGE_KEYS: usize = 500;
 
 /// The state of a key range at one revision, and a watch of all later changes.
 pub struct Snapshot {
-    /// The revision at which the keys in `kvs` were read.
+    /// The revision at which the range was read: `kvs` is the state of the range at this revision.
     pub revision: Revision,
     /// The keys of the range as of `revision`, in ascending order.
     pub kvs: Vec<Kv>,
@@ -107,13 +107,13 @@ impl Debug for Snapshot {
     }
 }
 
-/// The result of a write that happens only if its key is in a given state.
+/// The result of a conditional write (create, update or delete): done, or refused with the key's current state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionalOutcome {
     /// The conditional write happened at this revision.
     Done(Revision),
-    /// Nothing was written, because the key was not in the required state. The value is the key's current state, or
-    /// `None` if the key is absent.
+    /// Nothing was written, because the key was not in the required state. Contains the key's current entry, or `None`
+    /// if the key is absent.
     Found(Option<Kv>),
 }
 

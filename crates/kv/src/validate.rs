@@ -251,7 +251,8 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // The first transaction has exactly the maximum size; the second has one more byte in each value.
+        // `of(MAX_REQUEST_BYTES)` has exactly the maximum size; in the second transaction, each value is one byte
+        // longer.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

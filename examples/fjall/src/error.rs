@@ -20,8 +20,7 @@ fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
         },
         fjall::Error::Locked => ErrorKind::Locked,
         fjall::Error::Poisoned => ErrorKind::CommitIo,
-        // The fjall errors that are not mapped above mean that a file is missing, or that a part of a file is not in
-        // fjall's format.
+        // All other fjall errors mean that a file is missing, or that a part of a file is not in fjall's format.
         _ => ErrorKind::Corrupt,
     }
 }

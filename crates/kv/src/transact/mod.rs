@@ -49,7 +49,7 @@ impl Deadline {
         self.budget.saturating_sub(self.start.elapsed())
     }
 
-    /// The remaining time in which new attempts may start, which is until four fifths of the time limit have passed.
+    /// The time left for starting new attempts, which ends when four fifths of the time limit have passed.
     pub fn remaining_for_work(&self) -> Duration {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
@@ -139,20 +139,20 @@ pub struct Committed<T> {
 ///
 /// - If an unanswered commit writes a key that existed, the commit has a guard on the mod revision of this key. The
 ///   guard on the mod revision holds until the first change of the guarded key, and never again. The guard on the mod
-///   revision lets the commit happen at most once, so `transact!` may safely send it again. If the resent commit fails,
-///   `transact!` reads the key's first change after the guarded revision, which was made by this commit or by another
-///   writer.
+///   revision lets the commit happen at most once, so `transact!` may safely send it again. If the commit was sent
+///   again and fails, `transact!` finds the guarded key's first change after the guarded revision, and checks whether
+///   this commit or another writer made that change.
 /// - If all written keys were absent before a commit, the commit could happen twice: its guards hold again once the
 ///   created keys are deleted. Before `transact!` sends a key-creating commit again, it checks each state that one of
-///   the written keys has had since the attempt began. If the commit wrote one of the key's past states, the
+///   the written keys has had since the attempt began. If the commit wrote one of these states of the key, the
 ///   transaction has happened, even if the key was changed or deleted later. If the history of the written key was
 ///   compacted, or has too many states, the outcome of the commit stays unknown.
 ///
-/// A change of a key counts as the transaction's own if all written keys have the written values at the revision of the
-/// change. In two situations, `transact!` misjudges the outcome: a commit is applied late, or another writer's
-/// transaction is identical. A commit that guards only absent keys may be applied late, if it is still in flight when
-/// its guards hold again. If another writer's transaction has exactly the same keys and values, `transact!` mistakes
-/// this transaction for its own.
+/// A change of a key is attributed to this transaction if, at the revision of that change, every key that the
+/// transaction writes has the value that it writes. In two situations, `transact!` misjudges the outcome: a commit is
+/// applied late, or another writer's transaction is identical. If a commit that only requires keys to be absent is
+/// still in flight, it may be applied later, when these keys have been deleted. If another writer's transaction has
+/// exactly the same keys and values, `transact!` mistakes this transaction for its own.
 ///
 /// `transact!` is a macro because the future of an async closure with a reference argument is not `Send`.
 ///
@@ -277,8 +277,8 @@ fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Sleeps for a random time, at most `longest`; the maximum grows with the number of attempts, so that writers rarely
-/// collide again.
+/// Sleeps for a random time. The maximum grows with each attempt, up to `longest` and `MAX_PAUSE`, so that competing
+/// writers rarely collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
@@ -293,7 +293,8 @@ impl Transaction {
         // Deletions of absent keys are dropped, because they would change nothing.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // A peek reads a newer revision than the attempt, so only a commit can confirm its result.
+            // A peek reads a newer revision than the attempt; only the guards of the attempt's commit can show that
+            // what the peek read still holds.
             return Ok(if self.relied_on_peek { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         if self.is_older_than_a_peek() {
@@ -363,11 +364,11 @@ const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the unanswered commit has happened.
 enum SettleClue {
-    /// Before the commit, the written key existed and was last written at this revision. The key's first change after
-    /// the contained revision shows whether the commit has happened.
+    /// Before the commit, the written key existed and was last written at this revision. Whether the commit has
+    /// happened follows from the key's first change after this revision.
     Changed(Key, Revision),
-    /// All written keys were absent before the commit, so if the commit has happened, it created this key. The search
-    /// has covered the key's history up to the contained revision.
+    /// The commit requires that all keys that it writes are absent, so if it has happened, it created this key. The
+    /// key's history has been searched up to this revision.
     Created(Key, Revision),
 }
 
@@ -388,8 +389,8 @@ enum SettleFailure {
 }
 
 impl Transaction {
-    /// Finds out whether an unanswered commit has happened, by sending the commit again unless its request has ended,
-    /// and by reading the history of a written key.
+    /// Finds out whether an unanswered commit has happened: reads the history of one written key, and sends the commit
+    /// again if the first request may still be in flight.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -511,8 +512,8 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // The search continues before the oldest creation found, because the key existed without interruption from
-            // that creation to the states that were read.
+            // At each state that was read, the key existed since its creation without interruption. So the states back
+            // to the oldest creation are known, and the search goes on just before it.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }

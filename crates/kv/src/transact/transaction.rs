@@ -14,8 +14,8 @@ use crate::request::{Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn
 use crate::store::{Store, StoreExt};
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a range that a transaction guards against all changes. The limit exists because each etcd
-/// member checks all keys of a guarded range when it applies the commit.
+/// Maximum number of keys in a range that a transaction guards against all changes. The size is limited because each
+/// etcd member checks every key of a guarded range when it applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
 /// Maximum number of keys in a range that a transaction guards only against the creation of keys.
 /// `MAX_CREATION_GUARDED_KEYS` is higher than [`MAX_GUARDED_KEYS`] because guards against creation are rare.
@@ -299,7 +299,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Returns true if earlier reads of the attempt show the state of the key.
+    /// Returns true if the attempt has already read the key, or a range that contains it, so that no request is needed.
     fn knows(&self, key: &Key) -> bool {
         self.seen.contains_key(key)
             || self.listed.iter().any(|range| range.contains(key.as_bytes()))
@@ -332,7 +332,7 @@ impl Transaction {
     }
 
     /// Reads ranges; in the first call of an attempt, one transaction reads all of them and fixes the attempt's
-    /// revision. After the first call of `fetch`, further calls read at the attempt's revision.
+    /// revision. Later calls of `fetch` in the same attempt read at this revision.
     async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -491,7 +491,8 @@ impl Transaction {
         Ok(keys)
     }
 
-    /// If the attempt has read the range or a wider range, returns the keys of the range and the revision of that read.
+    /// If the attempt has already read this range (or a range that contains it), returns the keys in this range and the
+    /// revision at which they were read.
     fn keys_in(&self, range: &Range) -> Option<(Vec<Key>, Revision)> {
         if let Some(keys) = self.keys.get(range) {
             return Some((keys.clone(), self.at));
@@ -508,8 +509,8 @@ impl Transaction {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
-    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Each state of a key
-    /// that `read_newest` returns has the revision of the answer in which it arrived.
+    /// Reads keys, and the keys in ranges, at the latest revision, in as few requests as possible. Returns each key's
+    /// state with the revision of the store's answer that contained it.
     async fn read_newest(
         &mut self,
         keys: &[Key],

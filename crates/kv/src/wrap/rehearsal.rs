@@ -47,7 +47,7 @@ impl<S: Store> Rehearsal<S> {
     async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
-            // The key of this read does not matter, because only the store's revision in the answer is needed.
+            // Read an arbitrary key: only the store's revision in the answer is needed.
             let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
             state.base = self.inner.range(request).await?.revision;
             state.newest = state.base;

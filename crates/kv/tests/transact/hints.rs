@@ -1,4 +1,4 @@
-//! Tests peeks at the latest revision in an attempt that reads an older revision.
+//! Tests `peek`, which reads at the latest revision, in attempts that read at an older revision.
 
 use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Committed, Content, Error, Key, Range, Revision, Store, StoreExt, Value, transact};
@@ -35,7 +35,7 @@ async fn peek_guards_absent_key_without_reading_it() {
 
 #[tokio::test]
 async fn peek_alone_is_no_answer_without_commit() {
-    /// The value that a transaction body without writes saw, and the revision of its attempt.
+    /// What the body of a read-only transaction read: the value, and the revision of the attempt.
     type Answer = (Option<Value>, Revision);
     let (other, key) = (Key::from("other"), Key::from("k"));
     for ending in ["a value", "an error", "a deletion of nothing"] {
@@ -43,7 +43,8 @@ async fn peek_alone_is_no_answer_without_commit() {
         store.put("k", "old").await.unwrap();
         let saw: Result<Committed<Answer>, Box<dyn std::error::Error>> = transact!(shared(&store), options(), |tx| {
             tx.snapshot_get(&other).await?;
-            // In the first attempt, the key `k` exists at the attempt's revision but is absent at the peek.
+            // In the first attempt, the key `k` exists at the attempt's revision, but is already deleted when the
+            // attempt peeks.
             store.delete(Range::key("k")).await?;
             tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?;
             let seen = (tx.get(&key).await?, tx.revision());
@@ -116,7 +117,8 @@ async fn peek_settles_lost_reply_for_earlier_keys() {
 
 #[tokio::test]
 async fn creation_guard_fails_for_new_keys_only() {
-    // Each row of the table consists of a write between the read and the commit, and the expected number of attempts.
+    // Each tuple has the write that another client makes between the transaction's read and its commit, and the number
+    // of attempts that the transaction then takes.
     for (key, is_new, is_deletion, expected) in
         [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
     {

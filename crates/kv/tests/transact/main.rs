@@ -70,7 +70,7 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());
         assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
-        // `Range::All` was not prefetched, but `snapshot_list` reads it at the revision of the prefetch.
+        // `prefetch` did not read `Range::All`, so `snapshot_list` reads it now, at the revision that `prefetch` fixed.
         let all = tx.snapshot_list(&Range::All).await?;
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)
@@ -208,7 +208,7 @@ async fn transact_writes_nothing_when_body_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_settles_lost_replies_and_requests() {
-    // The first transaction of each attempt is its read, and the second transaction is its commit.
+    // The faults of each attempt are for its transactions in order: the first reads, and the second commits.
     for faults in [
         vec![None, Some(Fault::ReplyLost)],
         vec![None, Some(Fault::RequestLost)],

@@ -13,7 +13,7 @@ use super::{options, shared};
 #[derive(Clone, Debug)]
 enum WriterAction {
     Write(Txn),
-    /// The other writer compacts the store at its latest revision.
+    /// The writer that interferes with the transaction under test compacts the store at its latest revision.
     Compact,
 }
 
@@ -85,7 +85,7 @@ impl Store for Contended {
     }
 }
 
-/// Reads another key and creates every absent key of `keys`, in one transaction.
+/// In one transaction, reads the key `config` and creates every key of `keys` that is absent.
 async fn create(store: &Contended, keys: &[&str]) -> Result<Committed<()>, Error> {
     let keys: Vec<Key> = keys.iter().map(|key| Key::from(*key)).collect();
     transact!(shared(store), options(), |tx| {

@@ -28,7 +28,7 @@ const OPENINGS: usize = 20;
 /// Maximum time to wait for a store that another process uses, or for a daemon to start listening.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// The environment variables that set how long the long tests (torture, kills and power cuts) run, with their values.
+/// The environment variables, with their values, that set how much the torture, kill and power-cut tests do.
 const LONG_SETTINGS: [(&str, &str); 3] =
     [("MARGAY_TORTURE_OPS", "20000"), ("MARGAY_CRASH_ROUNDS", "100"), ("MARGAY_POWER_ROUNDS", "60")];
 /// The scoreboard's table rows for the long tests, each with its test program and test name.
@@ -43,7 +43,7 @@ struct Place {
     location: Location,
     /// The folder with the store's files; `None` for a store without files.
     folder: Option<PathBuf>,
-    /// The servers and temporary folders that must live as long as the store under measurement.
+    /// Keeps the measured store's servers and temporary folders alive as long as this value.
     _kept: Vec<Box<dyn Any>>,
 }
 

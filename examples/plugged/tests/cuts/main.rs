@@ -1,4 +1,4 @@
-//! Runs the plugin and the daemon on a plugged example store, on a disk whose power is cut.
+//! Tests the plugin and the daemon with one of the example stores of `examples/plugged`, on a disk whose power is cut.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/tested.rs"]

@@ -1,4 +1,5 @@
-//! Kills plugin processes with SIGKILL at random moments, on a plugged example store.
+//! Kills plugin processes with SIGKILL at random moments; their store is one of the example stores of
+//! `examples/plugged`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/tested.rs"]

@@ -1,4 +1,4 @@
-//! The programs under test: those of `examples/plugged`, linked under the names of Margay's own programs. The
+//! The programs under test: the programs of `examples/plugged`, linked under the names of Margay's own programs. The
 //! environment variable `MARGAY_PLUGGED` names the store on which the tests run; by default, the first plugged store.
 
 use std::io::ErrorKind;
@@ -9,8 +9,8 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// For each store on which the tests can run: its name, and the path in the store's folder of the file to which it
-/// writes commits.
+/// For each store that can be tested: its name, and the file (relative to the store's folder) to which it writes its
+/// commits.
 const PLUGGED: [(&str, &str); 4] =
     [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
@@ -25,7 +25,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
     ] {
         match symlink(program, folder.join(name)) {
-            // Another test program may already have created this link to the program under test.
+            // Another test binary may already have created this symbolic link to the program under test.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.unwrap(),
         }
@@ -33,7 +33,8 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Sections of the book whose sessions cannot run on a plugged store, each with the reason; `*` means the whole page.
+/// Sections of the book whose shell sessions are skipped on the stores of `examples/plugged`, each with the reason; `*`
+/// stands for all sections of a page.
 pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("back-up-and-restore.md", "Move", "redb's store and sled's would be one"),
     ("beside-calico.md", "*", "its store is Calico's etcd, which Calico's network names"),
