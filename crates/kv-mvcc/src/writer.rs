@@ -173,7 +173,7 @@ fn refuse(job: WriteJob, inner: &StoreCore) {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
         // A compaction succeeds even if the store is closed before the compacted rows are removed: the compaction mark
-        // is durable, and no caller relies on the removal.
+        // is durable, and a compaction does not promise when rows are removed.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
