@@ -54,8 +54,8 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         // The umask may have removed bits from the new folder's mode, so the mode is set again.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // If the folder exists now, another process has created the folder first. If the path is a file, the function
-        // returns the error.
+        // If the folder exists now, another process has created the folder first. If a file exists at the path, the
+        // function returns the error `AlreadyExists`.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }

@@ -4,9 +4,9 @@
 //! [`peek`] needs no lock, so it works even while another process holds the store lock or hangs while holding it.
 //!
 //! When a store is replaced, the new store appears at the path of the old store in one step. The new store is built in
-//! the folder `PATH.restoring` beside the old store, where no program opens a store. The complete store is then renamed
-//! to the path of the old store. A process that is killed before the rename leaves `PATH.restoring` behind, and the
-//! next replacement removes this folder.
+//! the folder `PATH.restoring` beside the old store, where no program opens a store. Once the new store is complete, it
+//! is renamed to the path of the old store. A process that is killed before the rename leaves `PATH.restoring` behind,
+//! and the next replacement removes this folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -308,8 +308,8 @@ impl FolderStaging {
         &self.store
     }
 
-    /// Takes the lock of the store to be replaced. The lock is held until the result is dropped or passed to
-    /// [`finish`](Self::finish). Returns `None` if the folder of the old store is missing or empty.
+    /// Takes the lock of the store to be replaced. The returned value holds the store lock until it is dropped or
+    /// passed to [`finish`](Self::finish). Returns `None` if the folder of the old store is missing or empty.
     ///
     /// # Errors
     /// `Locked` if the store lock did not become free in time; `Unsupported` if the folder contains something other
@@ -352,8 +352,8 @@ impl FolderStaging {
             .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
-        // The new store first gets the path `aside`, and then the kernel exchanges it with the old store. The old store
-        // must never be in the staging folder, because that folder is removed later.
+        // The new store is first renamed to `aside`; then the kernel exchanges `aside` and the old store's path. The
+        // old store must never be in the staging folder, because that folder is removed later.
         fs::rename(&self.store, &aside).map_err(io)?;
         if let Err(errno) = renameat_with(CWD, &aside, CWD, path, RenameFlags::EXCHANGE) {
             let _ = fs::rename(&aside, &self.store);

@@ -31,8 +31,8 @@ pub trait Engine: Send + Sync {
     /// temporary files keeps all of them in one folder with the name `entry`.
     fn entry(&self) -> &'static str;
 
-    /// The engine's data files that are never empty, as paths relative to the store's folder. The list of files is
-    /// empty only if the engine keeps no data on disk.
+    /// The engine's data files that are never empty, as paths relative to the store's folder. `files` returns an empty
+    /// list only if the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
     /// How commits of the engine become durable. Choose `Journal` for an engine that needs more than one sync per
@@ -252,7 +252,7 @@ pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) ->
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // Some engines write to their files while opening. Opening a store to release addresses therefore frees
+            // Some engines write to their files while opening. Opening a store with the purpose `Release` frees
             // reserved space if the disk is full. Freeing reserved space needs no lock, because only the length of the
             // file `ballast` changes.
             Err(error)

@@ -9,9 +9,10 @@
 //! still wait for the lock holder.
 //!
 //! Two callers never hold the store lock at the same time, although drawing a ticket takes several steps. Proof by
-//! contradiction: assume that the holders of two tickets `a < b` both hold the store lock. The process that drew ticket
-//! `b` found byte `a` unlocked, so byte `a` was locked after byte `b`. A process that has locked byte `a` then searches
-//! for locked higher bytes; it would have found byte `b`, given up ticket `a` and drawn another ticket.
+//! contradiction: assume that the holders of two tickets `a < b` both hold the store lock. The process that drew the
+//! higher ticket `b` found the lower byte `a` unlocked, so byte `a` was locked after byte `b`. The process that locked
+//! byte `a` then looked for locked bytes above `a`. Having found byte `b`, it would have given ticket `a` back and
+//! drawn another.
 //!
 //! Open file description locks belong to the open file and not to the process. If one process opens a store twice, the
 //! two openings queue like two processes.
@@ -32,8 +33,9 @@ use nix::libc;
 
 /// The lock of a store, released when this value is dropped or the process ends.
 ///
-/// A child process that was forked without exec shares the open queue file and thus the lock. If the parent drops its
-/// `StoreLock`, the child loses the lock as well; if the parent is killed instead, the child keeps the lock.
+/// A child process that was forked without exec shares the open queue file and thus the lock. If the process that
+/// forked drops its `StoreLock`, its forked child loses the lock as well; if that process is killed, the child keeps
+/// the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
@@ -117,10 +119,11 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 
 /// Waits until all bytes of the queue file before byte `ticket` are unlocked.
 ///
-/// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread shares the open
-/// queue file and thus the file's locks. If the deadline passes before the lock is acquired, dropping the caller's
-/// `StoreLock` gives back the ticket immediately. The waiting thread may outlive the call of `wait_for`. By then its
-/// read locks cover only bytes that other processes have unlocked, and it closes the file when it ends.
+/// The kernel's wait for a file lock has no time limit, so a separate thread waits. The waiting thread uses the same
+/// open queue file as its caller, and so holds the same locks. If the deadline passes before the lock is acquired,
+/// dropping the caller's `StoreLock` gives back the ticket immediately. If the waiting thread outlives the call of
+/// `wait_for`, its read locks cover only bytes that other processes have unlocked, and the thread closes the file when
+/// it ends.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -240,8 +243,8 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {
-        // Read locks of waiting processes do not conflict with a probe for a read lock, so the probe finds only
-        // tickets.
+        // A probe for a read lock finds only tickets, which are write locks; it does not conflict with the read locks
+        // of waiting processes.
         let mut probe = flock(LockMode::Read, ByteRange { start: from, len: to - from });
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
         if i32::from(probe.l_type) == libc::F_UNLCK {
@@ -287,16 +290,16 @@ fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     }
 }
 
-/// Maximum time to search for the lock holder. The time is limited because a host may run thousands of processes, and
-/// the caller has already waited until its own timeout.
+/// Maximum time to search for the lock holder. The search for the lock holder has a time limit, because a host may run
+/// thousands of processes and the caller's own timeout is already over.
 const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Finds the process that holds the store lock of the queue file `path`. Returns the process id and name, for example
 /// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owners of open file description locks. But the file
-/// `/proc/PID/fdinfo/FD` lists the locks of an open file, including open file description locks. The process with a
-/// write lock on the lowest byte holds the store lock. Only root can see the open files of other users' processes.
+/// The kernel's list of locks does not name the owners of open file description locks. The file `/proc/PID/fdinfo/FD`
+/// lists the locks of an open file, including open file description locks. The process with a write lock on the lowest
+/// byte holds the store lock. Only root can see the open files of other users' processes.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -320,8 +323,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
             first.push((pid, process.path()));
         }
     }
-    // A newly forked child shares its parent's open files until it executes its own program, so the found processes are
-    // checked again.
+    // A newly forked child shares its parent's open files until it executes its own program, so a process that was
+    // found to hold the lowest ticket is checked a second time.
     first.into_iter().find_map(|(pid, process)| {
         let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
         (ticket_of(&process, path, &queue) == Some(lowest)).then(|| format!("{pid} ({})", name.trim()))

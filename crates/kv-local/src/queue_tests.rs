@@ -52,8 +52,8 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
         wait_for_tickets(&path, 6);
-        // A process that finds a higher ticket after drawing one returns its ticket and draws another one, so the
-        // number of tickets may vary.
+        // A waiter that draws a ticket and then sees a higher one gives its ticket back and draws again, so the number
+        // of tickets drawn varies.
         while drawn().len() != 6 {}
         assert_eq!(drawn()[0], 0, "the first one has the lock");
         drop(lock);
@@ -146,7 +146,8 @@ fn role_path() -> PathBuf {
     env::var_os("QUEUE_PATH").unwrap().into()
 }
 
-/// Acquires and releases the store lock repeatedly while a file `go`, but no file `stop`, exists.
+/// Waits until the file `go` exists, and then acquires and releases the store lock repeatedly until the file `stop`
+/// exists.
 fn compete(path: &Path, while_locked: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
@@ -262,7 +263,8 @@ fn queue_replaces_killed_holder_at_once() {
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
-        // Checks that killing the holder releases its lock; otherwise this thread would wait until its deadline.
+        // Killing the process that holds the store lock must release the lock; otherwise the test's thread would wait
+        // until its deadline.
         let waiting = scope.spawn(|| take(&path, LONG).map(drop));
         wait_for_tickets(&path, 2);
         holder.kill();
@@ -409,8 +411,8 @@ fn queue_names_no_process_just_started_by_holder() {
     };
     let child = process("7", 0);
     fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-    // Reading the FIFO `comm` blocks the search for the lock holder until the child process has executed its own
-    // program.
+    // The child's file `comm` is a FIFO: the search for the lock holder blocks on reading `comm` until the test has
+    // removed the child's open queue file, as an exec would do.
     let name = child.join("comm");
     nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
     thread::scope(|scope| {

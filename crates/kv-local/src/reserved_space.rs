@@ -24,8 +24,8 @@ use kv::ErrorKind;
 use kv_mvcc::SpaceReserve;
 
 const RESERVED_BYTES: u64 = 1 << 20;
-/// Number of bytes of reserved space that one step frees. Opening the store and releasing an address need less space
-/// than one step frees, with either engine.
+/// Number of bytes of reserved space that one step frees. Freeing one such part of the reserved space is enough to open
+/// a store and release an address, with either engine.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
 /// Number of bytes of reserved space that are restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
@@ -52,8 +52,7 @@ impl ReservedSpace {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
-    /// Restores the freed reserved space that is still free, until the file `ballast` has its full size or the disk is
-    /// full.
+    /// Allocates the missing part of the file `ballast` again, until the file has its full size or the disk is full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
             // If the disk has no room now, the next opening of the store restores the missing part of `ballast`.
@@ -143,8 +142,8 @@ impl SpaceReserve for ReservedSpace {
                 }
                 Ok(())
             }
-            // The process has access to the store but cannot read the file `ballast`. The disk counts as not full here;
-            // if it is full, a later write fails.
+            // If a process with access to the store cannot read the file `ballast`, the disk counts as not full; on a
+            // full disk, a later write fails.
             Err(_) => Ok(()),
         }
     }

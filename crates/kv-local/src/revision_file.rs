@@ -10,8 +10,8 @@
 //!
 //! A process that closes the store also records a fingerprint in `head`, computed from the inode numbers, sizes and
 //! change times of the store's files. A process that opens the store detects from the fingerprint whether the files
-//! were changed after the last close, for example by a copy, a repair, or a killed process. The opening process checks
-//! all keys of the store only if the files were changed.
+//! were changed after the last close, for example by a copy, a repair, or a killed process. Opening a store checks all
+//! keys only if the store's files have changed since the last clean close.
 //!
 //! Two entries of `head` say which journal records and which checkpoints of the engine are known to be durable (see
 //! [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created, so a commit that
@@ -48,7 +48,7 @@ pub(crate) struct RevisionFile {
 }
 
 impl RevisionFile {
-    /// Opens or creates the file `head`. `files` are the paths of the files for the fingerprint: the engine's files and
+    /// Opens or creates the file `head`. `files` lists the paths that the fingerprint covers: the engine's files and
     /// the journal.
     pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
@@ -90,7 +90,7 @@ impl RevisionFile {
         self.seen
     }
 
-    /// The numbers of the durable journal record and checkpoint that the file `head` contains.
+    /// The record number and the checkpoint number that the file `head` records as durable.
     pub(crate) fn noted(&self) -> DurableParts {
         let number = |at| read(&self.file, at).unwrap_or_default();
         DurableParts { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
@@ -104,13 +104,14 @@ impl RevisionFile {
 
     pub(crate) fn note(&self, writes: &[Write]) {
         if let Some(revision) = kv_mvcc::revision_of(writes) {
-            // If writing to `head` fails, later damage of the store may go unnoticed, but this commit is valid.
+            // A failed write to `head` does not affect the commit; only later damage of the store may go unnoticed.
             let _ = self.file.write_all_at(&encode(revision), 0);
         }
     }
 }
 
-/// Returns a number that changes whenever one of the files is written, replaced or renamed.
+/// Returns a fingerprint of the store's files: a number that changes whenever any of them is written, replaced or
+/// renamed.
 fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in files {
@@ -173,8 +174,8 @@ impl JournalFile {
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // Undoes the partial extension. If shortening the file fails, too, the next opening of the store
-                // extends the rest.
+                // Cuts the file `journal` back to its old length after it could be extended only in part. If a partly
+                // extended file cannot be cut back, the next opening of the store completes the extension.
                 let _ = file.set_len(length);
                 return Err(error);
             }

@@ -202,7 +202,7 @@ impl StoreFolder {
             return Ok(FolderContents::Unnamed);
         }
         // If the folder contains a store of an engine other than the requested one, this call fails. Creating a new
-        // store here, or reporting a missing store, would hide the existing store.
+        // store in a folder with another engine's store, or reporting a missing store, would hide the existing store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
@@ -225,9 +225,9 @@ impl StoreFolder {
         self.io(REVISION_FILE, RevisionFile::open(&self.path(REVISION_FILE), files))
     }
 
-    /// Fails if a store that was created with a journal has none, or one that is too short. A new journal could hide
-    /// that the newest commits are gone, because the file `head`, which records the newest revision, may be lost as
-    /// well.
+    /// Fails if a store that was created with a journal has none, or one that is too short. Replacing a lost journal by
+    /// an empty one could hide that the newest commits are gone, because the file `head`, which records the newest
+    /// revision, may be lost as well.
     pub(crate) fn check_journal(&self) -> Result<()> {
         match fs::metadata(self.path(JOURNAL_FILE)) {
             Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
@@ -242,7 +242,7 @@ impl StoreFolder {
     }
 
     /// Opens the journal. Creates a missing journal for a new store, and for a store of an earlier Margay version.
-    /// Fails if the journal is missing although the file `head` has entries about one.
+    /// Fails if the file `head` mentions a journal record or checkpoint but the journal is missing.
     pub(crate) fn open_journal(&self, revision_file: Arc<RevisionFile>) -> Result<JournalFile> {
         if !self.exists(JOURNAL_FILE)? && revision_file.noted() != DurableParts::default() {
             return Err(self.label.damaged("its file journal is missing"));
@@ -306,8 +306,8 @@ impl Identity {
         Self { engine: engine.to_owned(), format: FOLDER_FORMAT, id }
     }
 
-    /// Parses the content of the file `store.id`; `None` if it is damaged. The id is optional in an unknown layout
-    /// version, whose lines may have a different meaning.
+    /// Parses the content of the file `store.id`; `None` if it is damaged. A `store.id` of an unknown layout version
+    /// need not contain an id, because its lines may have a different meaning.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;

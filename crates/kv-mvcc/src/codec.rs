@@ -69,7 +69,7 @@ pub(crate) const ID_KEY: &[u8] = b"mid";
 pub(crate) const STATE_KEY: &[u8] = b"mstate";
 pub(crate) const RETENTION_KEY: &[u8] = b"mretention";
 
-/// The row key of the row that holds the live key `key` of the store.
+/// Returns the row key under which the table records the store key `key` while that key is live.
 pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(1 + key.len());
     row.push(CURRENT);
@@ -98,7 +98,7 @@ pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
 }
 
-/// The key of a row with one chunk of the value that was written at log position `place`.
+/// Returns the row key of chunk number `chunk` of the value that was written at log position `place`.
 pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     let mut row = Vec::with_capacity(17);
     row.push(VALUE);
@@ -316,7 +316,8 @@ pub(crate) struct LogRow {
     /// The commit time of the change in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry of the key before the change. The store keeps the value of this entry until the log row is removed.
+    /// The entry of the key before the change. The store keeps the value of the key's previous entry until this log row
+    /// is removed.
     pub(crate) prev: Option<Pointer>,
 }
 
@@ -361,8 +362,8 @@ pub(crate) struct StateRow {
     /// The wrapping sum of [`fingerprint`] over all live keys. If the recorded sum differs from the sum over the live
     /// keys, the engine has lost a key.
     pub(crate) digest: u64,
-    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store may
-    /// still keep history from before the clients' oldest revision.
+    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. The store may keep
+    /// history that is older than the oldest revision that clients of etcd's API may read.
     pub(crate) client_mark: u64,
     /// The number of commits that made no new revision: changes of leases and of the limits on history. Two different
     /// states of a store at the same revision differ in `other_changes`.
@@ -524,7 +525,7 @@ impl StateRow {
 }
 
 /// A 64-bit hash of a live key and the position of its last write (FNV-1a, then the final mix of MurmurHash3). Sums of
-/// fingerprints are stored on disk, so the hash function must never change.
+/// these key hashes are stored on disk, so the hash function must never change.
 pub(crate) fn fingerprint(key: &[u8], place: LogPosition) -> u64 {
     let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

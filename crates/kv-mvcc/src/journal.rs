@@ -40,8 +40,8 @@ use crate::table::{Merge, Table, View, Visit, Write};
 /// The size of a journal file in bytes.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
-/// The key of the row in the engine's table that contains the numbers of the last checkpoint and of the last journal
-/// record in it. The journal's row sorts after all other rows of the table.
+/// The key of the engine's row that records the number of the last checkpoint, and the number of the last journal
+/// record that this checkpoint contains. The journal's row sorts after all other rows of the table.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
 /// The storage of a journal, usually a file.
@@ -66,8 +66,8 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// Any I/O error.
     fn sync(&self) -> io::Result<()>;
 
-    /// Returns the numbers that [`Medium::note`] saved last, or zeros if none were saved. After a power failure the
-    /// numbers may be older ones.
+    /// Returns the numbers that [`Medium::note`] saved last, or zeros if none were saved. After a power failure,
+    /// `noted` may return numbers that were saved earlier than the last ones.
     fn noted(&self) -> DurableParts;
 
     /// Saves the numbers of the newest durable record and checkpoint. The saved record and checkpoint numbers must
@@ -209,8 +209,7 @@ impl JournaledTable {
 
     /// Moves the rows of the journal and the new `writes` to the engine in one commit.
     fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
-        // Holds the overlay's lock, so that no view combines the table that contains the new `writes` with the overlay
-        // from before them.
+        // Keeps the overlay locked during the commit, so that no view combines the new table with the old overlay.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
@@ -237,8 +236,8 @@ impl fmt::Debug for JournaledTable {
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // The overlay's lock is held while the view is opened; otherwise a checkpoint could move rows from the overlay
-        // to the table after one is read and before the other.
+        // Without the overlay's lock, a checkpoint could move rows to the table after the table's view is opened and
+        // before the overlay is read.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))

@@ -64,8 +64,7 @@ impl MvccStore {
         Ok(found.into_iter().map(|(id, lease)| Lease { id, ttl: Duration::from_secs(lease.ttl) }).collect())
     }
 
-    /// Returns, in ascending order, the keys that are attached to a lease. The list is empty if there is no lease with
-    /// this id.
+    /// Returns, in ascending order, the keys that are attached to a lease. Returns no keys if the lease does not exist.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.
@@ -74,12 +73,12 @@ impl MvccStore {
     }
 
     /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The store keeps
-    /// its history as the [retention](crate::Retention) says. If the store's format has no clients' mark,
-    /// `compact_for_clients` compacts the history instead.
+    /// its history as the [retention](crate::Retention) says. In a store of format 1, which has no separate compaction
+    /// mark for clients, `compact_for_clients` compacts the history instead.
     ///
     /// # Errors
-    /// `Compacted` if `to` is at or below the clients' mark, `FutureRevision` if `to` is above the newest revision; any
-    /// error of a commit.
+    /// `Compacted` if `to` is at or below the compaction mark of etcd's clients, `FutureRevision` if `to` is above the
+    /// newest revision; any error of a commit.
     pub async fn compact_for_clients(&self, to: Revision) -> Result<()> {
         if !self.has_leases() {
             return self.compact(to).await;
@@ -180,7 +179,7 @@ impl StoreCore {
 
 impl MvccStore {
     /// Writes a new store format number to the table. Before raising the format, the caller must rewrite all rows that
-    /// the new format encodes differently. Raising the format blocks the calling thread.
+    /// the new format encodes differently. Raising a store's format blocks the calling thread.
     ///
     /// # Errors
     /// `Closed` if the store was closed; any error of the table.

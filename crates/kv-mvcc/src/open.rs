@@ -160,7 +160,7 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
             Err(VerifyStop::Changed) => {}
         }
     }
-    // Commits interrupted all attempts with short views, so one long view now blocks commits until the check ends.
+    // If commits interrupted every check in short views, the store is checked in one long view, which blocks commits.
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;
     (VerifyPass { table, store, state, held: Some(rows) }).run().map_err(|stop| match stop {
@@ -184,14 +184,14 @@ impl From<Error> for VerifyStop {
 struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The state of the store at the start of the pass; if a commit changes the state, the result of the pass is
-    /// discarded.
+    /// The store's state when this check of the store started; if a commit changes the state, the check is stopped and
+    /// started again.
     state: StateRow,
     /// The view that all pages of one check read, or `None` if each page opens its own view.
     held: Option<Rows<'t>>,
 }
 
-/// The numbers of bytes and rows of the values that were found intact.
+/// How many bytes and rows the intact values have in total.
 #[derive(Default)]
 struct ValueTotals {
     bytes: u64,

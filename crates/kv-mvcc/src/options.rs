@@ -80,12 +80,13 @@ pub enum Blocking {
     #[default]
     OnThreads,
     /// Runs blocking work on the calling thread, for short-lived processes that do only one thing. A CNI plugin, for
-    /// example, has no other tasks, and starting threads would take a tenth of its run time.
+    /// example, does nothing else during a store call, and starting threads for the call would take a tenth of the
+    /// plugin's run time.
     InPlace,
 }
 
 impl Blocking {
-    /// Runs blocking work on the threads that the option selects.
+    /// Runs blocking work on the threads that this [`Blocking`] value selects.
     ///
     /// # Errors
     /// [`JoinError`] if the runtime shuts down before the blocking work is done.
@@ -100,7 +101,7 @@ impl Blocking {
 /// How thoroughly a store is checked when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inspection {
-    /// Checks that the newest revision exists; in a store of ordinary size, also checks that all keys exist.
+    /// Checks that the newest revision exists, and in a store of at most 4,096 keys, also that all keys exist.
     #[default]
     Entries,
     /// Checks only that the newest revision exists in the log, which suffices if the table was checked and closed
@@ -118,10 +119,11 @@ pub enum Inspection {
 pub struct Retention {
     /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
-    /// Maximum age of a revision; `None` means unlimited. The age limit applies only if the clock is within a day of
-    /// the newest revision, and if the last expired and the first kept revision are at most a day apart. Otherwise, the
-    /// clock may have jumped. After more than a day without writes, revisions from before the pause are removed only
-    /// once the maximum age has passed since the end of the pause.
+    /// Maximum age of a revision; `None` means unlimited. To guard against clock jumps, the age limit applies only if
+    /// the store's clock is at most a day away from the time of the newest revision. The age limit also requires that
+    /// the last expired and the first kept revision were made at most a day apart. After more than a day without
+    /// writes, revisions from before the pause are removed only once the maximum age has passed since the end of the
+    /// pause.
     pub age: Option<Duration>,
     /// Maximum total size in bytes of the log rows and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,

@@ -191,8 +191,9 @@ impl ViewSlice {
 }
 
 /// For a key that has changed since the pinned revision, the key's first log row after this revision contains the entry
-/// as of the pinned revision. From the log, the reader collects the pinned revision's entries of all keys that changed
-/// later, in one view after another. Unchanged keys still have the same rows as at the pinned revision.
+/// as of the pinned revision. For each key that changed after the pinned revision, the reader takes the key's entry as
+/// of the pinned revision from the log, in a series of views. A key that has not changed since the pinned revision
+/// still has the rows that it had then.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,

@@ -177,7 +177,8 @@ impl<'t> Rows<'t> {
                 ControlFlow::Break(())
             }
         })?;
-        // If the next log position would start a new revision, the log ended at the revision before.
+        // `next` is the position after the last log row; if it is the first position of a revision, the log ends with
+        // the revision before.
         let reached = if next.sub > 0 { next.revision } else { next.revision - 1 };
         if damage.is_none() && !broken && reached < newest {
             damage = Some(Damage(format!("the log ends at revision {reached}, before the newest, {newest}")));

@@ -105,7 +105,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// Makes the revision of `place` the newest revision of the staged state, if changes are staged at this revision.
+    /// If changes are staged at the revision of `place`, makes it the staged state's newest revision.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;

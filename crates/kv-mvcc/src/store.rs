@@ -29,8 +29,8 @@ use crate::table::{Table, Write};
 use crate::watch::{WatchIndex, watch as watch_log};
 use crate::writer::{JobQueue, WriteJob};
 
-/// Maximum number of attempts to read at the latest revision when compaction overtakes the read. The last attempt holds
-/// a single view to the end, so commits wait for the read.
+/// Maximum number of attempts to read at the latest revision when compaction overtakes the read. The last attempt to
+/// read reads everything in one view, so commits wait until the read ends.
 const MAX_READ_ATTEMPTS: usize = 4;
 
 /// A store with history and watches, whose rows are in an ordered table. Clones of a store are handles to the same
@@ -384,9 +384,9 @@ pub struct OldestRevision {
 /// The part of the history that consists of changes to one group of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
-    /// The number of changes to the keys that this share covers.
+    /// The number of changes to the keys of the group.
     pub changes: u64,
-    /// The size in bytes of the log rows of these changes, and of the values that the changes superseded.
+    /// The size in bytes of the log rows of the group's changes, and of the values that the changes superseded.
     pub bytes: u64,
 }
 
@@ -412,7 +412,7 @@ impl MvccStore {
     }
 
     /// Computes how much of the history each group of keys has caused. The callback `group` returns the name of a key's
-    /// group. Once there are 1,024 groups, keys of further groups count for the group with the empty name.
+    /// group. Keys of groups beyond the first 1,024 are counted in the group with the empty name.
     ///
     /// # Errors
     /// `Corrupt` if a row is damaged; any error of the table.

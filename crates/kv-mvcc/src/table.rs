@@ -9,8 +9,8 @@ use kv::Result;
 
 /// Maximum size of the value of a row in bytes. The store splits larger values over several rows.
 ///
-/// The limit suits the engine sled, which stores 17 rows together as one page. sled writes a page of more than 128 KiB
-/// to a separate file that it never syncs, and such a page makes a commit 18 times slower.
+/// A row's value is limited to 6 KiB because the engine sled stores 17 rows together as one page. sled writes a page of
+/// more than 128 KiB to a separate file that it never syncs, and such a page makes a commit 18 times slower.
 pub const MAX_ROW_BYTES: usize = 6 * 1024;
 
 /// A write of one row of a table: a new value or a removal.

@@ -29,10 +29,10 @@ use crate::rows::{ROWS_PER_TIME_CHECK, Rows};
 use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
 
-/// Maximum time that a watch scans the log at once.
+/// Maximum time for one scan of the log by a watch.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// After a commit, a quiet watch waits this long before it reports its progress. A report after each commit would be
-/// expensive with a thousand quiet watches.
+/// After a commit, a quiet watch waits this long before it reports its progress. Reporting progress after each commit
+/// would be expensive with a thousand quiet watches.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum size in bytes of the events that one scan of the log returns; a scan always returns at least one event.
 const MAX_SCAN_BYTES: usize = 1024 * 1024;
@@ -117,7 +117,8 @@ impl LogWatcher {
                 self.is_behind = true;
                 self.skip_to(from);
             }
-            // A watch is ahead of the index if it started at a future revision, or has read further than the index.
+            // A watch is ahead of the watch index if it started at a future revision, or has already read revisions
+            // that the index has not passed.
             WatchNews::Passed(passed) if passed < next => self.wait().await,
             WatchNews::Passed(passed) => {
                 self.is_behind = false;
@@ -146,7 +147,7 @@ impl LogWatcher {
         if self.inner.published().state.revision < self.cursor.next.revision {
             self.registration.woken().await;
         }
-        // If the watched range has changed, the event is delivered without waiting for the progress interval.
+        // A change in the watched range is delivered at once, without waiting for the progress interval.
         if !self.registration.has_changed() {
             let _ = timeout(PROGRESS_INTERVAL, self.registration.woken()).await;
         }
@@ -184,8 +185,8 @@ pub struct Changes {
 
 impl MvccStore {
     /// Reads the events that a watch would deliver up to now, one part per call. Use `changes` instead of a watch if
-    /// the store must be released between two parts, or if no future changes are needed. One call of `changes` takes
-    /// about 5 ms, or as long as reading a single revision takes.
+    /// the store must be released between two parts, or if no future changes are needed. A call of `changes` ends after
+    /// about 5 ms, but always reads at least one whole revision.
     ///
     /// # Errors
     /// `Compacted` if the request starts below the compaction mark; an error for an invalid request; any error of the
@@ -198,7 +199,7 @@ impl MvccStore {
             loop {
                 let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
-                // If a revision was read only in part, the next call starts again at this revision.
+                // If a call of `changes` ends within a revision, the next call starts again at that revision.
                 let next = cursor.partial.as_ref().map_or(revision(cursor.next.revision), |batch| batch.revision);
                 if next > start || found.newest < start.get().unsigned_abs() {
                     return Ok(Changes { batches: found.ready.into(), next, newest: revision(found.newest) });
@@ -351,7 +352,7 @@ impl IndexedRange {
 struct RangeIndex {
     keys: SlotList,
     prefixes: SlotList,
-    /// Number of watched prefixes of each length in bytes.
+    /// For each prefix length in bytes, the number of watched prefixes of that length.
     lengths: Vec<usize>,
     others: Vec<(Range, usize)>,
 }

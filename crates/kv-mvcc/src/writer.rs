@@ -9,10 +9,11 @@
 //! Each commit also removes a few rows of expired history from the table.
 //!
 //! When the disk is full, all writes to the store fail. On a host with a full disk, releasing addresses matters most,
-//! so a handle for [`Purpose::Release`] frees disk space for its write. Before the handle uses reserved space, it drops
-//! history, which frees space within the engine's files. If dropping history does not suffice, the handle frees parts
-//! of the store's [`SpaceReserve`], one at a time, until the write succeeds or the reserve is empty. A handle with any
-//! other purpose than `Release` never uses the reserve, and refuses to write while a part of the reserve is missing.
+//! so a handle for [`Purpose::Release`] frees disk space for its write. Before the writer uses reserved space, it drops
+//! history, which frees space within the engine's files. If dropping history does not free enough space, the writer
+//! releases the store's [`SpaceReserve`] in parts until the write succeeds or the reserve is empty. A store handle with
+//! any other purpose than `Release` never uses the reserved disk space, and refuses to write while a part of it is
+//! missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -38,9 +39,9 @@ const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change of the table that is not a transaction, for example a grant of a lease. The closure itself sends the result
-/// to the caller that waits for the change. The closure's argument for the table is `None` if the store was closed
-/// before the closure ran.
+/// A change of the table that is not a transaction, for example a grant of a lease. A `TableTask` itself sends the
+/// result to the caller that waits for the change. A `TableTask` gets `None` instead of the table if the store was
+/// closed before the task ran.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 pub(crate) enum WriteJob {
@@ -171,8 +172,8 @@ fn refuse(job: WriteJob, inner: &StoreCore) {
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
-        // Sweeping a closed store counts as done: the compaction mark is already durable, and a compaction does not
-        // promise that the rows are gone.
+        // A compaction succeeds even if the store is closed before the compacted rows are removed: the compaction mark
+        // is durable, and a compaction does not promise when rows are removed.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
@@ -205,8 +206,8 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The error is only logged: the compaction mark is durable, so the compaction has succeeded. Later
-                    // commits remove the rows below the compaction mark.
+                    // An error of removing compacted rows is only logged: the compaction mark is durable, so the
+                    // compaction has succeeded. Later commits remove the rows below the compaction mark.
                     tracing::warn!(
                         %error,
                         "cannot delete compacted revisions from the store; trying again at later commits"
@@ -273,9 +274,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Adds the removal of some expired history to the rows of a commit. While the disk reserve is short, a release
-    /// removes the whole history, not just expired rows: the releases' own history would otherwise use up the reserve
-    /// at each checkpoint of the journal.
+    /// Adds the removal of some expired history to the rows of a commit. While reserved disk space is missing, an
+    /// address release drops the whole history instead of only expired rows; otherwise the history that releases add
+    /// would use up the reserve at the journal's checkpoints.
     ///
     /// # Errors
     /// Any error of reading the log.
@@ -325,8 +326,8 @@ impl StoreCore {
         self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { compacted: mark, ..old })
     }
 
-    /// Drops all history before the newest revision, and removes some of its rows. Returns false if no row could be
-    /// removed.
+    /// Drops all history before the newest revision, and removes some of the dropped rows. Returns false if no row
+    /// could be removed.
     fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
         Ok(self.sweep_some(table, purpose, |state| state.revision)? != SweepProgress::Nothing)
     }
@@ -452,8 +453,8 @@ const MIN_SWEPT_ROWS: usize = 32;
 const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// Maximum number of expired rows that one commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
-/// Limit on the distance between the clock and the newest revision's time, and between the times of neighbouring
-/// revisions. If two of these times are further apart, the ages of revisions are not trusted.
+/// Maximum plausible distance between the store's clock and the newest revision's time, and between the times of
+/// neighbouring revisions. If a distance exceeds `MAX_CLOCK_GAP`, the ages of revisions are not trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Maximum number of expired rows to remove in a commit that writes `writes` rows.
@@ -502,8 +503,8 @@ impl ExpiredHistory {
     ///
     /// The times of two neighbouring revisions can be far apart because there were no writes, or because the clock has
     /// jumped. After a jump of the clock, all earlier revisions look old. After a forward jump of the clock, revisions
-    /// that only look old are kept until the maximum age has passed since the jump. Therefore the age limit applies
-    /// only if the newest expired and the oldest kept revision were made less than a day apart.
+    /// that only look old are kept until the maximum age has passed since the jump. To guard against clock jumps, the
+    /// age limit applies only if the newest expired and the oldest kept revision were made at most a day apart.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -521,8 +522,8 @@ impl ExpiredHistory {
                 (end, kept) = (middle, Some(found));
             }
         }
-        // `kept` is `None` if even the newest revision has expired. The newest revision is kept nevertheless, and its
-        // time is within a day of the clock.
+        // `kept` is `None` if even the newest revision has expired. The newest revision is kept even if it has expired;
+        // its time is at most a day away from the store's clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
@@ -581,8 +582,8 @@ pub(crate) fn sweep(
 }
 
 impl StoreCore {
-    /// Queues a transaction and waits for the transaction's response. If a release fails because the disk is full,
-    /// frees disk space and tries the release again.
+    /// Queues a transaction and waits for the transaction's response. If an address release fails because the disk is
+    /// full, frees disk space and tries the release again.
     ///
     /// # Errors
     /// Any error of the transaction; `NoSpace` if the disk is full and no disk space can be freed.
@@ -614,14 +615,14 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // Dropping history now saves the rest of the reserved disk space for later releases. If dropping history fails
-        // for lack of space, the release itself may still fit into the freed space.
+        // If history is dropped first, the rest of the reserved disk space remains for later releases. If dropping
+        // history fails for lack of space, the release itself may still fit into the freed space.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
 
-    /// Frees a part of the reserved disk space if the error `full` reports a full disk, the write is a release, and a
-    /// part is left.
+    /// For an address release that failed because of a full disk, frees a part of the reserved disk space, if any is
+    /// left.
     fn release_reserved_space(&self, full: &Error, purpose: Purpose) -> bool {
         let given_up =
             purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.release_part());

@@ -152,8 +152,7 @@ impl Model {
 #[derive(Clone, Debug)]
 enum Step {
     Txns(Vec<Txn>),
-    /// Compacts the history this many revisions before the newest revision; a negative number is a revision in the
-    /// future.
+    /// Compacts the history at the newest revision minus this number; a negative number names a future revision.
     Compact(i64),
     Reopen,
 }
@@ -178,7 +177,7 @@ fn range() -> impl Strategy<Value = Range> {
 fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         8 => "[a-c]{0,2}".prop_map(Value::from),
-        // The value is about as long as the longest value of one row, or needs three rows.
+        // The value has about the maximum length that fits into one row, or needs three rows.
         1 => (MAX_ROW_BYTES - 6..MAX_ROW_BYTES + 2).prop_map(|len| Value::from(vec![7; len])),
         1 => Just(Value::from(vec![9; 2 * MAX_ROW_BYTES + 1])),
     ]

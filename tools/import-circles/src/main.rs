@@ -1,8 +1,8 @@
 //! Finds import circles in a crate: lists of source files of which each needs the next, and the last needs the first.
 //!
 //! The command `import-circles 3 FOLDER...` fails if the crate in one of the folders has an import circle of more than
-//! three files. A source file needs another file if it names an item that the other file itself defines. Items that the
-//! other file only re-exports do not count. Tests are ignored.
+//! three files. A source file needs another file if it names an item that the other file itself defines. Naming an item
+//! that another file only re-exports does not make a file need that other file. Tests are ignored.
 
 mod source;
 

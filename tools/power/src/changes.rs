@@ -32,7 +32,7 @@ impl File {
         Self { durable: content.clone(), seen: content, changes: Vec::new() }
     }
 
-    /// Returns the visible content of the file, which programs read.
+    /// Returns the file's content as programs currently read it.
     pub(crate) fn content(&self) -> &[u8] {
         &self.seen
     }
@@ -153,7 +153,7 @@ impl Folder {
         Self { durable: names.clone(), seen: names, changes: Vec::new() }
     }
 
-    /// Returns the visible entries of the folder, which programs see.
+    /// Returns the folder's entries as programs currently see them.
     pub(crate) fn names(&self) -> &Names {
         &self.seen
     }

@@ -213,8 +213,8 @@ impl State {
         self.hangs && self.is_on()
     }
 
-    /// Counts a change of the disk or a sync. Returns false if the disk's power is cut, or if the counted operation
-    /// cuts the power.
+    /// Counts an operation, which is a change of the disk or a sync. Returns false if the disk's power is off, or if
+    /// counting the operation cuts the power.
     pub(crate) fn begin(&mut self) -> bool {
         match &mut self.power {
             Power::Cut => return false,

@@ -514,7 +514,8 @@ mod tests {
         replay
     }
 
-    /// Applies the next revision to the state of [`held`], and returns the violation that the checker must find.
+    /// Applies the next revision to the state that [`held`] builds, and returns the violation that the checker must
+    /// find.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
         // Sets the key version of each event to 2, so that the checker treats the event as a change of an existing key.

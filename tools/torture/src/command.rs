@@ -202,8 +202,8 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part of the run that is broken on purpose, to prove that the torture detects it. Only runs in
-    /// [`Mode::InProcess`] can be sabotaged.
+    /// Which part of the run is broken on purpose, to prove that the checks detect it. Only runs in [`Mode::InProcess`]
+    /// can be sabotaged.
     pub sabotage: Sabotage,
 }
 

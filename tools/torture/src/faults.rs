@@ -116,7 +116,8 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // The sender never learns the outcome of the delayed commit, but the checker sees its revision.
+        // The caller whose commit was delayed never learns the outcome, but the checker sees the revision that the
+        // commit made.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
@@ -153,7 +154,7 @@ pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> 
     }
 }
 
-/// The part of a run that is broken on purpose, to prove that the torture detects it.
+/// The part of a run that is broken on purpose, to prove that the checks detect it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
     /// No part of the run is broken on purpose.
@@ -170,9 +171,9 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    /// Returns `n`: on average, one commit in `n` is delayed. With [`Sabotage::Intents`], commits are delayed often:
-    /// only a commit that happens after the DEL makes a missing record visible, and the torture must find one within
-    /// seconds.
+    /// Returns `n`: on average, one commit in `n` is delayed. [`Sabotage::Intents`] delays many commits, because the
+    /// missing record of a pending commit shows only if the commit happens after the DEL. A run with
+    /// [`Sabotage::Intents`] must find such a commit within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }

@@ -11,9 +11,9 @@ const REMEMBERED: usize = 24;
 /// Whether a store event gives an address to a container or takes the address away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// From the revision of this event on, the container holds the address.
+    /// The address, and the container that holds it from the event's revision on.
     Given(IpAddr, String),
-    /// From the revision of this event on, the container no longer holds the address.
+    /// The address, and the container that no longer holds it from the event's revision on.
     Taken(IpAddr, String),
 }
 
@@ -155,9 +155,9 @@ impl Ledger {
         left
     }
 
-    /// Records the changes of one revision of the store. If a container's acknowledged DEL must be visible at the
-    /// revision, the ledger checks the container and forgets it. The closure `held` returns the addresses that a
-    /// container holds at the revision.
+    /// Records the changes of one revision of the store. Once a container's acknowledged DEL must be visible, checks
+    /// that the container holds no address and removes it from the ledger. The closure `held` returns the addresses
+    /// that a container holds at revision `revision`.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {

@@ -9,7 +9,8 @@
 //! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
 //!   has begun.
 //! - The counts in handle documents match the blocks, and the affinity documents match the owners in the blocks.
-//! - The lists in a block agree with each other, and each write of a block increases its sequence number by one.
+//! - In a block document, the lists of assigned and free addresses agree, and each write of a block increases its
+//!   sequence number by one.
 //! - After its DEL, a container holds no address and never gets one again.
 //! - After all containers have been deleted, the store contains no documents.
 //!
@@ -38,7 +39,7 @@ pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use soak::{SoakPlan, SoakReport, soak};
 
-/// A violation that the torture found, or the reason why the torture could not continue.
+/// A violation that a torture run found, or the reason why the run could not continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 

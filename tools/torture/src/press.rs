@@ -1,6 +1,6 @@
 //! Disturbs the daemon in three ways: clients that never read, clients that restart their watches, and processes that
-//! open the store directly. During the disturbance no call of any other client may hang, and the clients' throughput
-//! must not drop too far while other processes open the store directly.
+//! open the store directly. While some clients misbehave, no call of a well-behaved client may hang, and the clients'
+//! throughput must not drop too far while other processes open the store directly.
 
 use std::fmt;
 use std::future::Future;
@@ -191,8 +191,8 @@ impl Press {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command `margay store status` fails if the daemon does not release the store within two seconds. This
-            // failure is ignored here, because the measured duration already shows that the command waited too long.
+            // The command `margay store status` fails if the daemon does not release the store within two seconds. A
+            // failed command is ignored: its measured duration already shows that it waited too long.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),

@@ -1,11 +1,11 @@
 //! Runs the workers as processes that are killed with SIGKILL, for example between sending a commit and receiving its
 //! response.
 //!
-//! A run of the torture with worker processes consists of rounds. Each round starts some worker processes under new
-//! names, kills each of them a little later, and then deletes the containers of the killed workers, as a container
-//! runtime would. A worker prints each operation before it starts, and its result afterwards; what a killed worker has
-//! written can still be read from the pipe. While workers use an embedded store, no other process opens it, so the
-//! checker checks the new revisions after each round. On etcd, the checker follows the store during the whole run.
+//! A torture run with worker processes consists of rounds. Each round starts some worker processes under new names,
+//! kills each of them a little later, and then deletes the containers of the killed workers, as a container runtime
+//! would. A worker prints each operation before it starts, and its result afterwards; what a killed worker has written
+//! can still be read from the pipe. While workers use an embedded store, no other process opens it, so the checker
+//! checks the new revisions after each round. On etcd, the checker follows the store during the whole run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -184,7 +184,8 @@ impl Process {
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // Sending fails if the receiver was dropped after the worker's first line; the error is ignored.
+                // The receiver may be dropped after it got the message for the worker's first line, so a send error is
+                // ignored.
                 let _ = tell.send(());
             }
         });

@@ -28,14 +28,14 @@ pub(crate) const POOL_V6: &str = "fd00::/122";
 /// How many times faster than real time the allocators' clock runs, so that another node may take over an empty block
 /// after less than a second.
 const FASTER: i32 = 60;
-/// The time at which the fast clock equals real time: 2026-01-01.
+/// The time at which the accelerated clock of a run equals real time, in seconds since 1970: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
 
 pub(crate) fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// Returns a fast clock that shows the same time in every process.
+/// Returns a clock that runs faster than real time and shows the same time in every process.
 fn clock() -> Clock {
     let epoch = OffsetDateTime::from_unix_timestamp(EPOCH).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     Arc::new(move || epoch + (OffsetDateTime::now_utc() - epoch) * FASTER)
@@ -104,8 +104,8 @@ pub(crate) struct Session {
 }
 
 impl Access {
-    /// Creates the access to a store that the worker keeps open. The allocator records its pending commits in
-    /// `intents`.
+    /// Returns the worker's access to a store that stays open during the whole run. The allocator records its pending
+    /// commits in `intents`.
     pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn PendingCommits>) -> Self {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }

@@ -213,8 +213,8 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // Removes the address before the DEL, because the daemon may assign the address again as soon as the DEL
-            // has released it.
+            // Removes the address from the map of held addresses before sending the DEL, because the daemon may assign
+            // the address again as soon as the DEL has released it.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,

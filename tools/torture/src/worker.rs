@@ -1,4 +1,4 @@
-//! Runs one worker of the torture. The worker adds and deletes containers like the container runtime of a node, and
+//! Runs one worker of a torture run. The worker adds and deletes containers like the container runtime of a node, and
 //! moves blocks between nodes like an operator.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -37,7 +37,7 @@ const DEL_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) enum Deaths {
     /// The worker drops the futures of some calls before they are complete.
     Dropped,
-    /// The worker does not interrupt its own calls, because the torture kills its whole process.
+    /// The worker never cancels its own calls, because the program `torture` kills the worker's whole process.
     FromOutside,
 }
 
@@ -119,8 +119,8 @@ impl<W: Witness> Worker<W> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }
-        // The upper limit of the delay is a random power of two, so some futures are dropped before the store's first
-        // response and others much later.
+        // A call is dropped after a random delay, whose upper limit is a random power of two: some calls are dropped
+        // before the store's first response, others much later.
         let scale = self.rng.u32(4..15);
         let life = Duration::from_micros(self.rng.u64(..1 << scale));
         let done = tokio::time::timeout(life, call).await.ok();
@@ -227,8 +227,8 @@ impl<W: Witness> Worker<W> {
 
     fn which(&mut self) -> ReleaseIf {
         // Releasing the affinity of a block whose addresses are in use leaves the block without an owner until it is
-        // empty. Most affinity releases are therefore limited to empty blocks; in small pools, the blocks would
-        // otherwise lose their owners for long.
+        // empty. Most calls release only affinities to empty blocks, so that the blocks of small pools do not stay
+        // without owners for long.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -325,7 +325,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Counts an error that the torture expects; fails on any other error.
+    /// Counts an error that is expected in a torture run; fails on any other error.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {

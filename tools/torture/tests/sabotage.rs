@@ -1,4 +1,4 @@
-//! Proves that the torture can fail: it must detect broken stores, and allocators that record no pending commits.
+//! Proves that a torture run can fail: it must detect broken stores, and allocators that record no pending commits.
 
 #![allow(clippy::print_stdout, reason = "prints the violations that were found")]
 

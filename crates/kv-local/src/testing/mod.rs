@@ -234,8 +234,8 @@ pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
 /// The number of keys that one [`step`] writes.
 const KEYS_PER_STEP: usize = 5;
 
-/// The value that [`step`] number `n` writes to all its keys. Depending on `n`, the value is short or longer than a
-/// row.
+/// The value that [`step`] number `n` writes to all its keys: depending on `n`, it fits into one row or is split over
+/// several rows.
 fn value(n: u64) -> Vec<u8> {
     let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
     n.to_be_bytes().into_iter().cycle().take(length).collect()

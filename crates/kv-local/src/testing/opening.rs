@@ -31,7 +31,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_files_are_private", store_files_are_private),
 ];
 
-/// The requirement on opening a store with a journal, with the name of its test.
+/// The name and the function of the test that a store with a journal does not open without the journal.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
@@ -180,7 +180,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
         assert!(error.to_string().contains("in the way"), "{error}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    // Folders are created at the paths of the store's files.
+    // The test replaces one file of the store after another by a folder, so that opening the store fails.
     let store = folder.path().join("store");
     small_store(engine, &store);
     for name in ["queue", "store.id"] {
@@ -291,8 +291,8 @@ fn identity_is_restored_when_lost(engine: &dyn Engine) {
     assert!(!identity.exists());
 }
 
-/// An interrupted creation leaves the creation marker and maybe some of the engine's files in the folder. The next
-/// attempt to create the store must start from the beginning.
+/// An interrupted creation leaves the creation marker and maybe some of the engine's files in the folder. A
+/// half-created store is not continued: the next attempt must create the store from scratch.
 fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in

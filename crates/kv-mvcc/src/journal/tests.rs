@@ -383,8 +383,8 @@ fn journal_is_refused_when_not_of_table() {
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
-    // The commits of this loop fill the journal more than once. After these commits, the test restores `good`, the copy
-    // of the engine's table from before them.
+    // The commits of this loop fill the journal more than once. After the commits, the test restores the engine's table
+    // from `good`, a copy made before the commits.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

@@ -4,8 +4,8 @@ use futures::StreamExt;
 use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use kv_mvcc::{MvccStore, memory};
 
-/// Returns the batches that a watch delivers up to the newest revision. The newest revision must have changed the
-/// watched range, or the call never returns.
+/// Returns the batches that a watch delivers up to the newest revision. Never returns if the newest revision did not
+/// change the watched range.
 async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     let newest = store.status().revision;
     let mut stream = store.watch(request).await.unwrap();

@@ -81,8 +81,8 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Generates the random steps of a test of the clock. In each step, the test waits some seconds, may change the error
-/// of the clock, and makes a revision.
+/// Generates random steps for a clock test. In each step, the test waits some seconds, may change the error of the
+/// clock, and makes a revision.
 fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
     prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {
@@ -94,8 +94,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// While the clock is ten years ahead, neither the first nor the second commit may remove history. At the second
-/// commit, the newest revision already has a wrong time.
+/// While the store's clock is ten years ahead, neither the first nor any later commit may remove history. Because the
+/// clock jumped before the first commit, the newest revision already has a wrong time at the second commit.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);

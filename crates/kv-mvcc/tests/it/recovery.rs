@@ -168,7 +168,8 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
 async fn transaction_is_refused_whole_when_touching_too_much() {
     let table = Wrapped::default();
     let store = table.store(Options { retention: Retention::UNBOUNDED, ..Options::default() });
-    // About 3,900 of the longest keys reach the limit of 48 MiB of rows, because each key is written three times.
+    // Each key is written three times, so about 3,900 keys of maximum length reach the limit of 48 MiB of rows per
+    // commit.
     for i in 0..4100 {
         let key = format!("{i:0>width$}", width = kv::MAX_KEY_BYTES);
         store.txn(put(&key)).await.unwrap();

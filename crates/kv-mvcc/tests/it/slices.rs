@@ -21,7 +21,7 @@ async fn slow() -> (Wrapped, MvccStore) {
         let ops = chunk.iter().map(|i| Op::put(format!("k{i:03}"), "old"));
         store.txn(Txn::new().with_success(ops)).await.unwrap();
     }
-    // Compaction shortens the log, so that the test's writes scan fewer of the slow rows.
+    // Compaction shortens the log, so that the test's writes scan fewer rows of the slow table.
     let newest = store.put("k-last", "old").await.unwrap();
     store.compact(newest).await.unwrap();
     table.set_row_micros(50);
@@ -56,7 +56,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     let (task, stop) = disturb(&store);
     for content in [Content::Full, Content::KeysOnly] {
         let read = RangeRequest::new(Range::All).with_content(content).with_limit(900);
-        // On a busy machine, it can happen that no write falls into some of the reads.
+        // On a busy machine, some reads may end before any write has run.
         let mut overlapped = false;
         for _ in 0..200 {
             let (views, before) = (table.views(), store.status().revision);
@@ -81,8 +81,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     store.verify().await.unwrap();
 }
 
-/// On this slow table, a view of the read expires before the read has processed as many log rows as the next commit
-/// adds.
+/// The table is so slow that, per view, a read processes fewer log rows than the next commit adds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_ends_when_log_grows_faster() {
     let (table, store) = slow().await;

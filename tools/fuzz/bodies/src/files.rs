@@ -1,4 +1,4 @@
-//! Checks stores on disk of which one file is damaged. A damaged store must be read correctly or rejected.
+//! Checks stores on disk in which one file is damaged. A damaged store must be read correctly or rejected.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::store::block_on;
 const STORES: [(&dyn Engine, &[u8]); 2] =
     [(&Redb, include_bytes!("../../stores/redb.pack")), (&Sled, include_bytes!("../../stores/sled.pack"))];
 
-/// The number of transactions that each packed store contains.
+/// The number of transactions in each of the packed stores of [`STORES`].
 const STEPS: u64 = 12;
 
 /// Silences the panic hook: some engines panic over damaged files, and the store turns these panics into errors. Panics
@@ -197,12 +197,14 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
-/// The size in bytes of the pieces into which files are split for packing. Pieces that contain only zeros are left out.
+/// The size in bytes of the pieces into which files are split for packing. A packed file does not contain the pieces
+/// that are all zeros.
 const PIECE: usize = 64;
 
 /// Packs several files into one byte string. For each file, the byte string contains the lengths of its path and
-/// content, its path, and its pieces that are not all zeros. Each piece is preceded by its number. The number
-/// `u32::MAX` marks the end of a file. Lengths and piece numbers have 4 bytes, in little-endian order.
+/// content, its path, and its pieces that are not all zeros. In a packed file, each piece is preceded by its number,
+/// and the piece number `u32::MAX` marks the end. In a packed file, lengths and piece numbers are 4-byte little-endian
+/// integers.
 fn pack(files: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     let number = |number: usize| u32::try_from(number).unwrap().to_le_bytes();
     let mut packed = Vec::new();

@@ -87,7 +87,7 @@ fn damage(rows: &[(Vec<u8>, Vec<u8>)], input: &mut Unstructured<'_>) -> Result<W
             let more = input.bytes(input.len().min(9))?;
             payload.splice(place..place, more.iter().copied());
         }
-        // Writes the content of another row under this row's key, because the store might be able to decode such a row.
+        // Replaces a row's content by that of another row, which the store might be able to decode under the wrong key.
         4 => {
             let (other_key, other) = &rows[usize::from(input.arbitrary::<u8>()?) % rows.len()];
             payload = fuzzing::unseal(other_key, other).unwrap_or(other).to_vec();

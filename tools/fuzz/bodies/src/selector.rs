@@ -30,7 +30,7 @@ pub fn selector(data: &[u8]) {
     let matches = selector.matches(&labels);
     let combined = |text: String| text.parse::<Selector>().map(|selector| selector.matches(&labels));
     if !text.trim_matches([' ', '\t']).is_empty() {
-        // Parsing these selectors around `text` fails only if the result is too long or nested too deeply.
+        // Parsing a selector that embeds `text` fails only if the selector becomes too long or nested too deeply.
         assert_ne!(combined(format!("!({text})")), Ok(matches), "{text}");
         assert!(combined(format!("({text}) || all()")).is_ok_and(|all| all) || text.len() > 90, "{text}");
         assert_ne!(combined(format!("({text}) && all()")), Ok(!matches), "{text}");

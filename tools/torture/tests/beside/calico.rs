@@ -200,7 +200,8 @@ impl Calico {
                 return Ok(assigned);
             }
             let cidr = block.value.cidr.clone();
-            // The handle counts the requested number of addresses, even if the block has fewer free addresses.
+            // Calico's client adds the number of requested addresses to the handle's count, even if the block has fewer
+            // free addresses.
             self.increment(handle, &cidr, count).await?;
             match self.update(&mut block).await {
                 Ok(()) => return Ok(assigned),
@@ -233,8 +234,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts a number from a handle's count of addresses in a block. As in Calico, errors and a subtraction that
-    /// would make the count negative are ignored.
+    /// Subtracts a number from a handle's count of addresses in a block. As in Calico, a failure is ignored, and a
+    /// count that would become negative is left unchanged.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };

@@ -1,5 +1,5 @@
-//! Decodes IPAM documents as Calico's client does. When the client writes a document back, fields that it does not know
-//! are lost.
+//! Decodes IPAM documents as Calico's client does. When Calico's client writes a document back, fields that the client
+//! does not know are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -175,8 +175,8 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Releases the addresses for which `test` returns true. Returns the released addresses, each with the handle that
-    /// held it.
+    /// Releases the block's addresses for which `test` returns true. Returns the released addresses, each with the
+    /// handle that held it.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {

@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 /// Notifications that the caller of a store has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// Notifies that the caller has halted, for a while or for ever, so that no other caller waits for it.
+    /// Tells the test that this caller has halted, for a while or for ever, so that no other caller waits for it.
     pub(crate) stopped: Notify,
-    /// Notifies that the caller has halted for ever.
+    /// Tells the test that this caller has halted for ever.
     pub(crate) gone: Notify,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Halting {
 }
 
 impl Halting {
-    /// Wraps a store. Returns the wrapper, and the notifications that the wrapper's caller has halted.
+    /// Wraps a store. Returns the store wrapper, and the [`Fate`] that is notified when the wrapper's caller halts.
     pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
         let fate = Arc::<Fate>::default();
         let random = Mutex::new(fastrand::Rng::with_seed(seed));

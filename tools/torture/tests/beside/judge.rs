@@ -81,8 +81,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the assigned addresses whose handle document does not count their block. Releasing the handle would not
-    /// release the returned addresses, because its document does not count them.
+    /// Returns the assigned addresses whose handle document does not count their block. Releasing a handle does not
+    /// release addresses that the handle's document does not count.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -106,7 +106,7 @@ impl Judge {
     /// Applies the changes of the next revision and checks the new state of the documents.
     ///
     /// # Errors
-    /// An error for the violated rule, which names the keys that the revision changed.
+    /// An error that names the violated rule and the keys that the revision changed.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();

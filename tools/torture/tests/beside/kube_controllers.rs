@@ -63,8 +63,8 @@ impl KubeControllers {
         Self { pods, seen: BTreeMap::new() }
     }
 
-    /// Checks all assigned addresses of the cluster once. Returns the addresses that the check released, with their
-    /// handles.
+    /// Checks all assigned addresses of the cluster once. Returns the addresses that this check of kube-controllers
+    /// released, with their handles.
     pub(crate) async fn look(&mut self, calico: &Calico) -> Vec<(IpAddr, String)> {
         let listed = calico.store.list(Range::Prefix(BLOCKS.into())).await.unwrap();
         let blocks: Vec<Block> =

@@ -115,7 +115,8 @@ impl Worker {
         request
     }
 
-    /// Runs a call of Calico's client. Returns `None` if the client of Calico has halted before one of its store calls.
+    /// Makes a call with Calico's client. Returns `None` if the client of Calico has halted before one of its store
+    /// calls.
     async fn calicos<T, F>(&mut self, pod: &str, pool: Pool, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,

@@ -64,7 +64,8 @@ impl Worker {
         noting(&self.store, side, &self.authors, &Commits::default())
     }
 
-    /// Runs a call of Calico's client. Returns `None` if the client of Calico has halted before one of its store calls.
+    /// Makes a call with Calico's client. Returns `None` if the client of Calico has halted before one of its store
+    /// calls.
     async fn calicos<T, F>(&mut self, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -77,8 +78,8 @@ impl Worker {
         self.left.behind(fate, work(writer)).await
     }
 
-    /// Adds a container with Calico's client and deletes it again. If the client halts during the ADD, Margay deletes
-    /// the container.
+    /// Adds a container with Calico's client and deletes it again. If Calico's client halts during the ADD, the
+    /// container's DEL is sent to Margay.
     async fn calico_round(&mut self, round: usize) {
         let container = format!("{}-{round}", self.name);
         let handle = format!("net.{container}");

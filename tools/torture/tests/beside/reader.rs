@@ -153,7 +153,7 @@ async fn readers_cut_anywhere_rebuild_commits() {
     let half = from_list + 60;
     lister.follow(from_list, half).await;
     work.await.unwrap();
-    // The last revision changes only this key, so a reader that has seen the key has seen the whole revision.
+    // The last revision changes only the key `last`, so a reader that has seen that key has seen the whole revision.
     plain.put(format!("{PREFIX}last"), "1").await.unwrap();
     let (to, expected) = stored(&plain).await;
     resumer.follow(from, to).await;

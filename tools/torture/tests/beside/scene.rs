@@ -104,7 +104,8 @@ impl Found {
     }
 }
 
-/// Returns the store's current revision and all its keys. The test judges only revisions after the returned one.
+/// Returns the store's current revision and all its keys. The test judges only revisions after the revision that this
+/// function returns.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
@@ -147,8 +148,8 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // The release of a node's blocks looks them up by affinity, so an empty block without an affinity may remain. When
-    // another node claims the network of such a block, it finds that the block already exists.
+    // The release of a node's blocks looks them up by affinity, so an empty block without an affinity may remain. A
+    // node that claims the network of a block without an affinity finds that the block already exists.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

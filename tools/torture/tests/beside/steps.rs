@@ -27,7 +27,7 @@ enum Start {
     Old,
 }
 
-/// A call of Calico's client. The call runs on host `a`, except in variants whose name contains another host.
+/// A call that Calico's client makes. Calls run on host `a`, unless the name of the enum variant contains another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -40,7 +40,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// A call of Margay. The call runs on host `a`, except in variants whose name contains another host.
+/// A call that Margay makes. Calls run on host `a`, unless the name of the enum variant contains another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,
@@ -153,7 +153,8 @@ async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(
     clean_up(store).await
 }
 
-/// Runs one scenario with every order of its store requests. Returns the number of different orders.
+/// Runs one scenario with every order of its store requests. Returns the number of different orders of store calls that
+/// were run.
 async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     let mut releases = Vec::new();
     match calicos {
@@ -196,8 +197,8 @@ async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     .await
 }
 
-/// Runs all pairs of a Calico call and a Margay call from the state `start`, and prints the number of orders of each
-/// pair.
+/// Runs all pairs of a Calico call and a Margay call from the state `start`, and prints in how many orders the store
+/// calls of each pair were run.
 async fn all(start: Start, calicos: &[Theirs], own: &[Own]) {
     let mut runs = 0;
     for calicos in calicos {

@@ -155,8 +155,8 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// A closure that runs an actor's operations on the given store. The closure's future resolves to the outcome of the
-/// operations, as text.
+/// A closure that runs an actor's operations on the given store. The future that an actor's closure returns resolves to
+/// the outcome of the operations, as text.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
 /// An actor of a run: its side (Calico or Margay), and what it does with the store.
@@ -233,7 +233,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         }
         let awake = waiting.iter().filter(|actor| !asleep.contains(actor));
         let mut possible: Vec<Choice> = awake.map(|actor| Choice::Next(*actor)).collect();
-        // Only the callers of Calico's side may halt for ever; Margay's callers always finish.
+        // Only actors that run Calico's client may halt for ever; actors that run Margay always finish.
         if waiting.iter().all(|actor| sides[*actor] == Side::Calicos) {
             possible.push(Choice::Die);
         }
@@ -245,8 +245,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // Sleep sets: if another run has already tried an actor's next call, the actor waits until a store call runs
-        // that does not commute with this call.
+        // Sleep sets: once another run has tried an actor's next call at this point, the actor sleeps until a store
+        // call runs that does not commute with the actor's own call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
