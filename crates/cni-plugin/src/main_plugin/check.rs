@@ -184,7 +184,7 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
 }
 
 /// Time limit for the datastore's answer to the test with the option `-t`.
-const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
+const DATASTORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the returned output
 /// is empty.
@@ -212,7 +212,7 @@ fn check_datastore(invocation: &Invocation, text: &[u8]) -> Result<()> {
         own_netns: OwnNetns::Accepted,
     };
     let mut setup = MainContext::new(invocation, call, json, text.to_vec())?;
-    setup.store.patience = DATASTORE_TEST_TIMEOUT;
+    setup.store.patience = DATASTORE_TIMEOUT;
     let unreachable = |error: CniError| match error.code() {
         Code::TryAgain => CniError::internal("error getting ClusterInformation: context deadline exceeded"),
         _ => error,
@@ -231,5 +231,5 @@ fn kubernetes_answers(setup: &MainContext<'_>, session: &Session) -> Result<()> 
     }
     let failed = |what: &'static str| move |error: CniError| CniError::internal(format!("{what}: {}", error.message()));
     let mut client = setup.kubernetes.client().map_err(failed("error building K8s client config"))?;
-    session.run(client.version(DATASTORE_TEST_TIMEOUT)).map_err(failed("unable to connect to K8s server"))
+    session.run(client.version(DATASTORE_TIMEOUT)).map_err(failed("unable to connect to K8s server"))
 }
