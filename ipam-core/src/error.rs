@@ -354,7 +354,7 @@ pub enum OverlapError {
     /// A block was not created, because one commit cannot guard the keys of all stored blocks that might overlap with
     /// the new block.
     #[error(
-        "block {block} cannot be made: more than 4,096 other blocks are stored around it; delete the empty ones with: \
+        "block {block} cannot be made: more than 4,096 other blocks are stored near it; delete the empty ones with: \
          margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"
     )]
     TooManyAround {

@@ -165,15 +165,15 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
     let Some((key, revision, value)) = unchanged else {
         tracing::warn!(
-            "the store may still apply an unanswered commit later: the commit has no condition on an existing key, so \
-             margay cannot make it fail"
+            "the store may still apply an unanswered commit later; margay cannot prevent this, because the commit \
+             depends on no existing key that margay could rewrite"
         );
         return Ok(());
     };
     tracing::info!(
         %key,
-        "a commit got no answer; rewriting a key that it depends on, so that the commit fails if the store processes \
-         it later"
+        "a commit got no answer; rewriting a key that the commit depends on, so that the store rejects the commit if \
+         the commit arrives late"
     );
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);

@@ -501,7 +501,7 @@ impl OtherHandles {
                 handle,
                 node,
                 ?addresses,
-                "this container ID has addresses on another registered node; keeping these addresses"
+                "this container ID has addresses on another node that is registered; not releasing those addresses"
             );
         }
         released

@@ -84,8 +84,8 @@ impl dyn Allocator + '_ {
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
             tracing::info!(
-                "STATUS did not check for a free address: the allowed pools depend on a pod's namespace, and STATUS \
-                 has no pod"
+                "STATUS did not check for a free address: which pools are allowed depends on the namespace of a pod, \
+                 and a STATUS call names no pod"
             );
         }
         Ok(())

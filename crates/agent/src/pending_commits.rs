@@ -216,7 +216,7 @@ impl PendingCommits for PendingCommitFolder {
                     %error,
                     id = id.0,
                     "the outcome of a commit is known now, but the file that records the commit cannot be deleted; the \
-                     container's next ADD or DEL tries again"
+                     container's next ADD or DEL tries to delete the file again"
                 );
             }
             _ => {}

@@ -49,7 +49,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", requires = "listen")]
     pub(crate) advertise: Vec<String>,
 
-    /// PEM file with the TLS certificate of etcd's API
+    /// PEM file with the server certificate for --listen
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) cert_file: Option<PathBuf>,
 
@@ -61,7 +61,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) client_ca_file: Option<PathBuf>,
 
-    /// Allow --listen http:// on loopback; any program on this machine can then use etcd's API
+    /// Allow --listen http:// on loopback; then any local program can read and change the store
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
@@ -83,7 +83,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Exceed --history-revisions to keep revisions younger than AGE [default with --listen: 5m]
+    /// Keep revisions younger than AGE, despite --history-revisions [default with --listen: 5m]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 

@@ -53,7 +53,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
 
-    /// Before the changes, list the addresses that are in use now
+    /// First list the addresses that are in use now, then show changes
     #[arg(long)]
     pub(crate) list: bool,
 

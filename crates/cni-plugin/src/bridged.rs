@@ -290,8 +290,9 @@ fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let mut name = None;
     if ranges::is_whereabouts(&ipam.whereabouts) {
         if !sets.is_empty() || is_auto {
-            return Err(CniError::config("ipam defines its addresses twice")
-                .with_details("use either range and ipRanges (whereabouts), or subnet and ranges (host-local)"));
+            return Err(CniError::config("ipam defines its addresses twice").with_details(
+                "use either range and ipRanges (whereabouts plugin), or subnet and ranges (host-local)",
+            ));
         }
         sets = ranges::read_whereabouts(&ipam.whereabouts)?;
         name = ranges::network_name(&ipam.whereabouts)?;

@@ -147,8 +147,8 @@ impl ProbeRun<'_> {
             if let Err(error) = self.by.allocator.del(&self.time_left(), del) {
                 tracing::warn!(
                     %error,
-                    "the ADD failed after a probe found an address in use, and its addresses cannot be released; they \
-                     stay assigned until DEL"
+                    "the ADD failed after a probe found an address in use; the container's addresses cannot be \
+                     released, and stay assigned until DEL"
                 );
             }
         }
@@ -181,8 +181,8 @@ impl ProbeRun<'_> {
         };
         tracing::warn!(
             why,
-            "cannot read the container's current addresses from the store, so a probe could find the container itself; \
-             assigning the new addresses without a probe"
+            "cannot read the container's current addresses from the store; assigning the new addresses without a \
+             probe, because the container itself could answer a probe"
         );
         None
     }

@@ -69,7 +69,7 @@ pub(crate) fn sticky(
         },
     };
     let Some(name) = name else {
-        tracing::debug!("no sticky name is set for the workload; assigning any free address");
+        tracing::debug!("the workload has no name for a sticky address; assigning any free address");
         return Ok(None);
     };
     Sticky::check_name(&name).map_err(|reason| CniError::config(reason).with_details(quoted(&name)))?;

@@ -372,8 +372,8 @@ impl LeaseClock {
             {
                 tracing::warn!(
                     %error,
-                    "cannot read the leases of etcd's API from the store; keys of expired leases stay until a retry \
-                     succeeds"
+                    "cannot read from the store the leases of clients of the etcd API that margay serves; keys of \
+                     expired leases stay until a retry succeeds"
                 );
                 let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;

@@ -141,7 +141,7 @@ fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
             return Err(IncompleteScan::new(
-                "this process has no /proc of its own; mount one, or run it on the machine itself",
+                "this process has no /proc of its own; mount one, or run margay on the node, outside of containers",
             ));
         }
         Some(ProcessView::Container(inode)) => Some(inode),

@@ -115,7 +115,10 @@ impl QueueWorker {
                 // have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
-                    tracing::debug!(%error, "the daemon cannot open the store; waiting plugins open the store directly");
+                    tracing::debug!(
+                        %error,
+                        "the daemon cannot open the store; plugins that wait for the daemon open the store directly"
+                    );
                     self.waiting.drain(..).for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
             }

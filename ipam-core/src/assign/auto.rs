@@ -417,8 +417,8 @@ impl FamilyAssigner<'_> {
                     tracing::warn!(
                         pool = pool.name(),
                         %obstacle,
-                        "cannot create a block in one part of the pool, because a stored block overlaps with it or too \
-                         many blocks are stored around it; trying another part"
+                        "cannot create a block in one part of the pool: a stored block overlaps with this part, or too \
+                         many blocks are stored near this part; trying another part"
                     );
                 }
             }

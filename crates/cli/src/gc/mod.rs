@@ -60,7 +60,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Release addresses of containers missing from every given list of the runtime's pods (- for stdin)
+    /// Release addresses of containers whose pod is in none of these lists of the runtime's pods (- for stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
@@ -68,15 +68,15 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// File with all nodes that still exist (- for stdin)
+    /// File that names all existing nodes (- for stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
-    /// Free all addresses of the node named by --node
+    /// Free all addresses of --node NAME
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
-    /// Move addresses of the node named by --node to NEW
+    /// Move the addresses of --node NAME to the node NEW
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
@@ -88,11 +88,11 @@ pub(crate) struct Gc {
     #[arg(long)]
     pub(crate) empty: bool,
 
-    /// Run the two --netns scans 60 s apart in one command
+    /// With --netns, do both scans in one run, 60 s apart
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// With --free or --move-to, the node that loses its addresses; otherwise, this machine's node name
+    /// This machine's node name; with --free or --move-to, the node whose addresses are freed or moved
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
@@ -108,7 +108,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     all_blocks: bool,
 
-    /// Folder for the results of network namespace scans, kept until the next boot
+    /// Folder that keeps the results of network namespace scans until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }
@@ -500,7 +500,7 @@ impl Machine {
             None => Ok(evidence),
             Some(_) => {
                 Err(CommandFailure::new("nothing was freed: in a container nothing is seen of the machine around it")
-                    .hint("run margay gc with --gone or --free on the machine itself, or in a pod with hostPID"))
+                    .hint("run margay gc with --gone or --free on the node, outside of pods, or in a pod with hostPID"))
             }
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct Install {
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Once calico-ipam is replaced, replace calico; --undo restores calico
+    /// Replace (--undo: restore) the calico plugin; replace calico-ipam first
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 
@@ -62,7 +62,7 @@ pub(crate) struct Install {
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
-    /// Install into DIR, which the runtime searches first; keep Calico's file
+    /// Install in DIR, which the runtime searches first; keep Calico's plugin
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     own_folder: Option<PathBuf>,
 

@@ -79,8 +79,8 @@ impl PluginPath {
                 "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
             ))
             .hint(
-                "pass the plugin folders of the container runtime that the kubelet uses with --cni-bin-dir DIR; repeat \
-                 the option for each folder, in search order",
+                "use --cni-bin-dir DIR to name each plugin folder, in search order, of the container runtime that the \
+                 kubelet uses",
             )),
             (Some(path), _) | (None, Some(path)) => Ok(path),
             (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: PathSource::Default }),
@@ -115,9 +115,11 @@ impl PluginPath {
                     self.listed()
                 ))
                 .hint(format!(
-                    "install without --own-folder; or update to containerd 2.1, and set bin_dirs in {} to both the \
-                     existing plugin folder and the --own-folder folder",
-                    config.display()
+                    "install without --own-folder. To use --own-folder, update to containerd 2.1, and list both plugin \
+                     folders in bin_dirs in {}: first {}, then {}",
+                    config.display(),
+                    folder.display(),
+                    self.listed()
                 )))
             }
             _ => Ok(()),
@@ -244,8 +246,6 @@ fn parse(file: &Path, text: &str) -> CommandResult<Table> {
 }
 
 fn unreadable(file: &Path, error: impl fmt::Display) -> CommandFailure {
-    CommandFailure::new(format!("cannot tell from {} where plugins are: {error}", file.display())).hint(
-        "pass the plugin folders of the container runtime with --cni-bin-dir DIR; repeat the option for each \
-         folder, in search order",
-    )
+    CommandFailure::new(format!("cannot tell from {} where plugins are: {error}", file.display()))
+        .hint("use --cni-bin-dir DIR to name each plugin folder of the container runtime, in search order")
 }

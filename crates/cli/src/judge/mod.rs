@@ -52,8 +52,8 @@ pub(crate) struct Conformance {
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store first, because some test cases need an empty store; to confirm, repeat the
-    /// HOST:PORT or path in the store URL
+    /// Delete every key in the store first, because some test cases need an empty store; to confirm, give the
+    /// HOST:PORT or path of the store URL as the value
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }
@@ -331,7 +331,7 @@ fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandRe
         Some(host) => Err(CommandFailure::new(format!(
             "--erase-everything names {typed:?}, which is not where the store at {location} is; nothing was deleted"
         ))
-        .hint(format!("if every key in the store may be deleted, confirm with: --erase-everything {host}"))),
+        .hint(format!("to allow margay to delete every key in the store, use: --erase-everything {host}"))),
         None => Err(CommandFailure::new(format!("{location} has nothing to erase"))
             .hint("run the command without --erase-everything")),
     }

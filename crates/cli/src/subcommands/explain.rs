@@ -50,7 +50,7 @@ pub(crate) struct Explain {
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// Namespace of the pod, assumed to have the labels kubernetes.io/metadata.name=NAME and
+    /// Namespace of the pod; margay assumes that the namespace has the labels kubernetes.io/metadata.name=NAME and
     /// projectcalico.org/name=NAME
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,

@@ -95,7 +95,7 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "SELECTOR")]
     pub(crate) namespace_selector: Option<String>,
 
-    /// Assign from the pool only for networks that name the pool
+    /// Use the pool only in networks whose CNI configuration names the pool
     #[arg(long)]
     pub(crate) manual: bool,
 

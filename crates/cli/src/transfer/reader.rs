@@ -300,7 +300,7 @@ impl ImportPlan {
             (None, 0 | 1) => nodes.first().cloned().unwrap_or_else(|| to.clone()),
             (None, _) => {
                 return Err(CommandFailure::new("there are several nodes in the file")
-                    .hint(format!("choose the node to rename to {to} with --from-node; candidates: {}", list())));
+                    .hint(format!("use --from-node to choose which node gets the name {to}; candidates: {}", list())));
             }
         };
         if from == to {

@@ -37,7 +37,7 @@ impl Api {
         let daemon = Daemon::start_as(lab, command);
         let said = || {
             let log = daemon.own_log();
-            let (_, rest) = log.rsplit_once("with etcd's API at http")?;
+            let (_, rest) = log.rsplit_once("serving the etcd API at http")?;
             let (url, _) = rest.split_once('\n')?;
             Some(url.split_once("://")?.1.to_owned())
         };

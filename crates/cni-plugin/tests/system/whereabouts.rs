@@ -46,5 +46,5 @@ fn range_and_subnet_together_are_refused() {
     let conf = lab.conf_with("macvlan", json!({"range": "10.6.0.0/24", "subnet": "10.7.0.0/24"}));
     let refusal = Call::new("ADD", "c1", &conf).run().refusal();
     assert_eq!(refusal.code, 7);
-    refusal.says(&["ipam defines its addresses twice", "either range and ipRanges (whereabouts), or subnet"]);
+    refusal.says(&["ipam defines its addresses twice", "either range and ipRanges (whereabouts plugin), or subnet"]);
 }

@@ -106,13 +106,13 @@ pub(super) fn accept_connections(
 
 async fn accept_at(offer: ApiListener, room: Arc<Semaphore>, connected: mpsc::Sender<ApiConnection>) {
     let ApiListener { listener, tls, .. } = offer;
-    let acceptor = Acceptor::new("etcd's API", listener, room, ExcessPolicy::IsAccepted);
+    let acceptor = Acceptor::new("the etcd API that margay serves", listener, room, ExcessPolicy::IsAccepted);
     loop {
         match acceptor.next().await {
             (client, Some(place)) => admit(client, tls.as_ref(), place, &connected),
             (_, None) => tracing::warn!(
                 most = MAX_CLIENTS,
-                "rejected a client of etcd's API, because too many clients are connected"
+                "rejected a client of the etcd API that margay serves, because too many clients are connected"
             ),
         }
     }
@@ -133,8 +133,12 @@ fn admit(
     tokio::spawn(async move {
         match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => hand_on(Box::new(stream), place, &connected),
-            Ok(Err(error)) => tracing::warn!(%error, "the TLS handshake with a client of etcd's API failed"),
-            Err(_) => tracing::warn!("a client of etcd's API did not complete its TLS handshake"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a TLS handshake failed with a client of the etcd API that margay serves");
+            }
+            Err(_) => {
+                tracing::warn!("a client of the etcd API that margay serves did not complete its TLS handshake");
+            }
         }
     });
 }
@@ -270,11 +274,15 @@ impl ReloadingTls {
             current.0 = stamp;
             match self.files.load() {
                 Ok(config) => {
-                    tracing::info!("loaded the changed certificates of etcd's API");
+                    tracing::info!("loaded the changed TLS certificates for the etcd API that margay serves");
                     current.1 = Arc::new(config);
                 }
                 Err(why) => {
-                    tracing::warn!(why, "cannot load the new certificates of etcd's API; keeping the old certificates");
+                    tracing::warn!(
+                        why,
+                        "cannot load the changed TLS certificates for the etcd API that margay serves; keeping the old \
+                         certificates"
+                    );
                 }
             }
         }

@@ -75,7 +75,7 @@ pub(crate) async fn offer(
         urls.push(offer.url().to_owned());
         offers.push(offer);
     }
-    let said = format!(", with etcd's API at {}", urls.join(" and "));
+    let said = format!(", and serving the etcd API at {}", urls.join(" and "));
     let advertised = if options.advertise.is_empty() { urls } else { options.advertise.clone() };
     let mut api = Api::new(Arc::new(ServedStore::new(daemon.shared_store.clone(), advertised)));
     if let Some(interval) = options.watch_progress_interval {
@@ -86,7 +86,7 @@ pub(crate) async fn offer(
     tasks.spawn(async move { leases.end_leases().await });
     tasks.spawn(async move {
         if let Err(error) = api.server().serve_with_incoming(connections).await {
-            tracing::error!(%error, "the server of etcd's API has stopped");
+            tracing::error!(%error, "margay's server for the etcd API has stopped");
         }
     });
     Ok(said)

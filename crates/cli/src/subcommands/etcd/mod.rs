@@ -62,10 +62,10 @@ Examples:
   margay etcd compact
   margay etcd compact --keep 0s
 
-Run it from a timer (margay-compact.timer does), on as many nodes as you like: each run notes the newest revision, and
-a later run deletes the history before it. The nodes, kube-apiserver and Calico's kube-controllers share one key, so
-that only one of them compacts. --keep 0s deletes the whole history at once. The members' files do not shrink:
-etcd uses the space again, and only etcdctl defrag --cluster gives it back to the disk.")]
+Run it from a timer (margay-compact.timer does), on as many nodes as you like: each run notes the newest revision
+number, and a later run deletes the history before it. The nodes, kube-apiserver and Calico's kube-controllers share
+one key, so that only one of them compacts. --keep 0s deletes the whole history at once. The members' files do not
+shrink: etcd uses the space again, and only etcdctl defrag --cluster gives it back to the disk.")]
     Compact(EtcdCompact),
     /// Estimate the database size of an etcd cluster from the number of nodes and pods and the rate of changes
     #[command(after_help = plan::HELP)]
@@ -82,14 +82,14 @@ pub(crate) struct EtcdStatus {
     #[arg(long, value_name = "BYTES")]
     quota: Option<u64>,
 
-    /// Folder in which `margay etcd` saves revisions and database sizes for its next run
+    /// Folder in which `margay etcd` saves revision numbers and database sizes for its next run
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     notes: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EtcdCompact {
-    /// Keep at least the history of the last TIME
+    /// Keep all history younger than TIME
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
     keep: Duration,
 
@@ -97,7 +97,7 @@ pub(crate) struct EtcdCompact {
     #[arg(long)]
     all_stores: bool,
 
-    /// Folder in which `margay etcd` saves revisions and database sizes for its next run
+    /// Folder in which `margay etcd` saves revision numbers and database sizes for its next run
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     notes: PathBuf,
 }
@@ -207,9 +207,10 @@ impl StoreCommand for EtcdCompact {
         })
         .await?;
         write_private(&EtcdNotes::path(&self.notes, cluster), &notes).map_err(|error| {
-            CommandFailure::new(format!("cannot note the newest revision in {}: {error}", self.notes.display())).hint(
-                "run the command as root, so that it can save the newest revision to a file; a later run compacts up \
-                 to that revision",
+            let folder = self.notes.display();
+            CommandFailure::new(format!("cannot record the newest revision number in {folder}: {error}")).hint(
+                "run the command as root, so that it can record the newest revision number in a file; a later run \
+                 compacts up to that number",
             )
         })?;
         let keep = self.keep.as_secs();
@@ -227,7 +228,9 @@ impl StoreCommand for EtcdCompact {
             CompactionOutcome::TooEarly { noted_seconds_ago: ago } => (
                 "too-early",
                 None,
-                format!("Nothing to do: the newest revision of {at} was noted {ago} s ago, and {keep} s are kept"),
+                format!(
+                    "Nothing to do: the newest revision number of {at} was noted {ago} s ago, and {keep} s are kept"
+                ),
             ),
             CompactionOutcome::OtherCompactor => (
                 "other-compactor",

@@ -51,7 +51,7 @@ pub(crate) struct EtcdPlan {
     #[arg(long, value_name = "N", value_parser = parse_rate)]
     churn: f64,
 
-    /// How long the compactor keeps history, such as 1h
+    /// Assume that compaction keeps all history younger than TIME, such as 1h
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
     keep: Duration,
 }

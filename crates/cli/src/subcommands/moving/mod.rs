@@ -110,7 +110,7 @@ pub(crate) struct Import {
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 
-    /// Current name, in the file, of the node that --as-node renames
+    /// Node in the file to rename; --as-node gives the new name
     #[arg(long, value_name = "OLD", requires = "as_node")]
     from_node: Option<String>,
 
@@ -132,7 +132,7 @@ pub(crate) enum TakeOverSubcommand {
     /// Take over the addresses that podman's containers have in one network
     #[command(after_help = take_over::PODMAN_HELP)]
     Podman(FromPodman),
-    /// Take over the addresses that whereabouts assigned in one network
+    /// Take over the addresses that the whereabouts plugin assigned in one network
     #[command(after_help = whereabouts::HELP)]
     Whereabouts(FromWhereabouts),
 }

@@ -32,7 +32,7 @@ The pools must be there: margay pool create NAME CIDR --manual.";
 
 #[derive(Debug, Args)]
 pub(crate) struct FromWhereabouts {
-    /// File with the whereabouts IPPools and the pods, in kubectl's YAML or JSON, or - for stdin
+    /// File with the pods and the whereabouts plugin's IPPool resources, in kubectl's YAML or JSON, or - for stdin
     pub(crate) file: PathBuf,
 
     /// Take over only the addresses of this range: CIDR or FIRST-LAST/BITS; repeatable
@@ -166,7 +166,7 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
         }
     }
     if records.pools.is_empty() {
-        return Err(wrong("it has no IPPool of whereabouts".to_owned()));
+        return Err(wrong("it has no IPPool of the whereabouts plugin".to_owned()));
     }
     if let Some(range) = ranges.iter().find(|range| records.pools.iter().all(|pool| pool.range != range.net)) {
         let found: Vec<String> = records.pools.iter().map(|pool| pool.range.to_string()).collect();

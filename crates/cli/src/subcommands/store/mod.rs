@@ -85,13 +85,14 @@ Examples:
   margay store create --store redb:///var/lib/margay/ipam.redb
   margay store create --format 2
 
-The first pool makes the store, too, in format 1. Format 2 keeps the leases of etcd's API (margay serve --listen).")]
+The first pool makes the store, too, in format 1. Format 2 also
+keeps the leases of the etcd API that margay serve --listen serves.")]
     Create(CreateStore),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateStore {
-    /// Store format: 1 (every margay version can read it) or 2 (also stores leases of etcd's API)
+    /// Store format: 1 (every margay version can read it) or 2 (also stores leases of the etcd API that margay serves)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     format: u32,
 }
@@ -221,7 +222,7 @@ impl StoreCommand for Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct Compact {
-    /// Number of revisions to keep readable, including the newest
+    /// Number of revisions to keep, including the newest
     #[arg(long, value_name = "N", default_value = "1")]
     keep: NonZeroU64,
 

@@ -181,8 +181,8 @@ items:
         assert!(left_out.iter().any(|found| found == line), "{line}: {left_out:#?}");
     }
     for (content, why) in [
-        (&b""[..], "it has no IPPool of whereabouts"),
-        (b"kind: List\nitems: null\n", "it has no IPPool of whereabouts"),
+        (&b""[..], "it has no IPPool of the whereabouts plugin"),
+        (b"kind: List\nitems: null\n", "it has no IPPool of the whereabouts plugin"),
         (b"\0\0", "it holds nothing but zero bytes"),
         (b"\xff\xfe[\0]\0", "it begins with a byte order mark"),
         (b"\x1f\x8b\x08", "it is compressed with gzip"),

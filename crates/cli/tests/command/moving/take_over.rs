@@ -242,11 +242,11 @@ fn take_over_from_whereabouts_without_pods_is_for_one_node() {
     );
     assert!(refused.contains("hint: pass the pods and only one of these IPPools at a time"), "{refused}");
     for (text, expected) in [
-        ("kind: List\nitems: []\n", "it has no IPPool of whereabouts"),
+        ("kind: List\nitems: []\n", "it has no IPPool of the whereabouts plugin"),
         ("kind: IPPool\nmetadata: {name: a}\nspec: {range: x}\n", "the range x of IPPool a is not a CIDR"),
         ("kind: [\n", "cannot understand"),
         ("kind: 1\n", "records.yaml: "),
-        ("", "it has no IPPool of whereabouts"),
+        ("", "it has no IPPool of the whereabouts plugin"),
     ] {
         fs::write(&file, text).unwrap();
         let failure = at(&location, &args).failure();
