@@ -7,7 +7,9 @@ use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::NewPool;
 use ipam_core::samples::oldest_revision;
 use ipam_core::timestamps::{go_string, parse_rfc3339};
-use ipam_operator::compaction::{COMPACTION_KEY, CompactionMark, CompactionOutcome, compact_older, time_after};
+use ipam_operator::compaction::{
+    COMPACTION_KEY, CompactionMark, CompactionOutcome, MemberSize, compact_older, find_in_cluster, time_after,
+};
 use kv::{Compare, Op, Revision, Store, StoreExt, Txn};
 
 use crate::world::{World, attachment, soon};
@@ -136,4 +138,28 @@ async fn history_age_is_that_of_the_next_assignment() {
     world.ipam.release_attachment(&attachment("a", "c5"), &[], soon()).await.unwrap();
     assert_eq!(time_after(store, newest).await.unwrap(), None);
     assert_eq!(time_after(store, revisions[3].0).await.unwrap(), Some(revisions[4].1));
+}
+
+#[tokio::test]
+async fn history_and_members_of_a_full_cluster_are_found() {
+    let world = World::new().await;
+    world.add(NewPool::new("net", "10.0.0.0/26".parse().unwrap()).with_block_size(26)).await;
+    let mut request = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
+    request.attributes.insert("timestamp".into(), go_string(parse_rfc3339("2026-11-20T00:00:00Z").unwrap()));
+    world.assign(&request).await.unwrap();
+    let store = &**world.ipam.store();
+    let newest = store.put("/x", "y").await.unwrap();
+    let find = async |bytes_in_use: u64, problems: &[&str], now: &str| {
+        let problems = problems.iter().map(|problem| (*problem).to_owned()).collect();
+        let member = MemberSize { endpoint: "http://a:1".into(), bytes_in_use, quota_bytes: 1000, problems };
+        let now = parse_rfc3339(now).unwrap();
+        let found = find_in_cluster(store, newest, &[member], now).await.unwrap();
+        found.into_iter().map(|finding| finding.code.as_str()).collect::<Vec<_>>()
+    };
+    let (same_day, next_day) = ("2026-11-20T23:59:59Z", "2026-11-21T00:00:01Z");
+    assert_eq!(find(610, &["alarm:NOSPACE "], same_day).await, ["CLU-01", "CLU-02"]);
+    assert_eq!(find(609, &[], same_day).await, [""; 0]);
+    assert_eq!(find(109, &[], next_day).await, [""; 0]);
+    assert_eq!(find(110, &[], next_day).await, ["CLU-03"]);
+    assert_eq!(find(990, &["alarm:NOSPACE "], next_day).await, ["CLU-01", "CLU-02", "CLU-03"]);
 }
