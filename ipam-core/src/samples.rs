@@ -193,7 +193,7 @@ pub async fn oldest_revision(store: &dyn Store, newest: Revision) -> kv::Result<
     let (mut gone, mut there) = (0, newest.get());
     while gone + 1 < there {
         let middle = if gone == 0 { 1 } else { gone + (there - gone) / 2 };
-        let request = RangeRequest::new(Range::Key(Key::from("/"))).with_at(Revision::new(middle));
+        let request = RangeRequest::new(Range::Key(Key::from("/calico/"))).with_at(Revision::new(middle));
         match store.range(request).await {
             Ok(_) => there = middle,
             Err(error) => match error.kind() {

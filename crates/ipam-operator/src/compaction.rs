@@ -99,8 +99,8 @@ pub async fn compact_older(
     if age < keep.as_secs() {
         return Ok((CompactionOutcome::TooEarly { noted_seconds_ago: age }, mark));
     }
-    // If the store's newest change is the write of [`COMPACTION_KEY`], only compactions have changed the store.
-    if mark.newest <= seen.oldest || seen.newest == seen.key_revision {
+    // A compaction writes [`COMPACTION_KEY`], so an idle store has one revision more than its compacted history.
+    if mark.newest <= seen.oldest + 1 {
         return Ok((CompactionOutcome::NothingToDo, seen));
     }
     let write = Txn::new()
@@ -145,6 +145,8 @@ impl CompactionMark {
 pub struct MemberSize {
     /// The member's endpoint.
     pub endpoint: String,
+    /// The size of the member's database file, in bytes.
+    pub bytes: u64,
     /// The number of bytes in use in the member's database file.
     pub bytes_in_use: u64,
     /// The database size at which the member refuses writes, in bytes.
@@ -155,6 +157,9 @@ pub struct MemberSize {
 
 /// The share of the quota, in percent, above which [`Code::QuotaNearlyUsed`] is reported.
 const MAX_PERCENT_IN_USE: u64 = 60;
+/// The size of the database file as a share of the quota, in percent, above which [`Code::QuotaNearlyUsed`] is reported
+/// as well. etcd compares the size of the file with the quota, including unused pages.
+const MAX_PERCENT_SIZE: u64 = 90;
 /// The share of the quota, in percent, above which [`Code::NobodyCompacts`] is reported.
 const MAX_PERCENT_UNCOMPACTED: u64 = 10;
 /// The age of the oldest readable revision above which [`Code::NobodyCompacts`] is reported.
@@ -180,6 +185,9 @@ pub async fn find_in_cluster(
         if percent(member) > MAX_PERCENT_IN_USE {
             let used = format!("{} % of the quota of {} MiB", percent(member), member.quota_bytes >> 20);
             findings.push(Finding::new(Code::QuotaNearlyUsed, subject(), format!("{used} are in use")));
+        } else if member.bytes.saturating_mul(100) / member.quota_bytes.max(1) > MAX_PERCENT_SIZE {
+            let what = "the file has nearly the size of the quota, although little is in use: etcdctl defrag --cluster";
+            findings.push(Finding::new(Code::QuotaNearlyUsed, subject(), what));
         }
     }
     if members.iter().any(|member| percent(member) > MAX_PERCENT_UNCOMPACTED) {

@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 use super::codec::{Field, document};
 use super::handle::{renamed_node_handle, same_handle};
-use super::short_attributes::{expand, shorten};
+use super::short_attributes::{expand, is_shortened, shorten};
 use crate::attachment::{INTERFACE, NETWORK, NODE, OWN_NODE, namespace_of, node_of, pod_of};
 use crate::timestamps::StoredTime;
 
@@ -155,7 +155,7 @@ impl Attribute {
     /// Replaces all attributes of the holder. An empty map is stored as an absent field.
     pub(super) fn set_attributes(&mut self, mut attributes: BTreeMap<String, String>) {
         let is_in_handle = attributes.get(NETWORK).map(String::as_str) == self.network_in_handle();
-        if is_in_handle && attributes.contains_key(INTERFACE) {
+        if is_in_handle && is_shortened(&attributes) {
             attributes.remove(NETWORK);
         }
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
@@ -364,10 +364,12 @@ mod tests {
         // The container's id contains a dot, so the network cannot be derived from the handle and is stored.
         let entry = Attribute::new(
             Some("a.b.c"),
-            [(NETWORK, "a"), (INTERFACE, "eth0")].map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            [(NETWORK, "a"), (INTERFACE, "eth0"), ("node", "n")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
         );
         let json = serde_json::to_string(&entry).unwrap();
-        assert_eq!(json, r#"{"handle_id":"a.b.c","secondary":{"margay":"","margay.io/net":"a"}}"#);
+        assert_eq!(json, r#"{"handle_id":"a.b.c","secondary":{"margay":"","margay.io/net":"a","node":"n"}}"#);
         assert_eq!((read(&json).network(), entry.network()), (Some("a"), Some("a")));
     }
 

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use crate::attachment::{BOOT, INTERFACE, NETNS};
+use crate::attachment::{BOOT, INTERFACE, NETNS, NODE};
 
 /// The stored attribute that replaces Margay's attributes for boot, network namespace and the interface `eth0`.
 const SHORT: &str = "margay";
@@ -25,11 +25,18 @@ const NETNS_DEVICE: &str = "4:";
 /// The first inode number that Linux uses for namespaces (`PROC_DYNAMIC_FIRST`).
 const FIRST_INODE: u64 = 0xF000_0000;
 
+/// Returns whether the attributes of an allocation are stored in the short form: on Calico's networks, whose allocations
+/// have the attribute `node`. On other networks the attributes stay written out, because there an earlier version of
+/// Margay on the same machine must find its containers' addresses, and few of these networks are on etcd.
+pub(super) fn is_shortened(attributes: &BTreeMap<String, String>) -> bool {
+    attributes.contains_key(NODE) && attributes.contains_key(INTERFACE) && !attributes.contains_key(SHORT)
+}
+
 /// Returns the attributes as they are stored, shortened where possible. Only the attributes of an attachment, which
 /// have an interface, are shortened. An attribute with an unusual value is not shortened.
 pub(super) fn shorten(attributes: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut stored = attributes.clone();
-    if !stored.contains_key(INTERFACE) || stored.contains_key(SHORT) {
+    if !is_shortened(&stored) {
         return stored;
     }
     if stored.get(INTERFACE).is_some_and(|interface| interface == IMPLIED_INTERFACE) {
@@ -117,15 +124,17 @@ mod tests {
 
     #[test]
     fn short_attributes_are_these_bytes() {
-        let pod = [("pod", "web"), (BOOT, "191b29e2"), (INTERFACE, "eth0"), (NETNS, "4:4026532265")];
-        assert_eq!(stored(&pod), pairs(&[("pod", "web"), (SHORT, "GRsp4g.1a9")]));
-        assert_eq!(stored(&[(INTERFACE, "eth0")]), pairs(&[(SHORT, "")]));
+        let pod = [("node", "a"), ("pod", "web"), (BOOT, "191b29e2"), (INTERFACE, "eth0"), (NETNS, "4:4026532265")];
+        assert_eq!(stored(&pod), pairs(&[("node", "a"), ("pod", "web"), (SHORT, "GRsp4g.1a9")]));
+        assert_eq!(stored(&[("node", "a"), (INTERFACE, "eth0")]), pairs(&[("node", "a"), (SHORT, "")]));
+        let of_bridge = [("margay.io/node", "a"), (INTERFACE, "eth0"), (BOOT, "191b29e2")];
+        assert_eq!(stored(&of_bridge), pairs(&of_bridge));
         assert_eq!(
-            stored(&[(INTERFACE, "net1"), (BOOT, "00000000")]),
-            pairs(&[(INTERFACE, "net1"), (SHORT, "AAAAAA")])
+            stored(&[("node", "a"), (INTERFACE, "net1"), (BOOT, "00000000")]),
+            pairs(&[("node", "a"), (INTERFACE, "net1"), (SHORT, "AAAAAA")])
         );
-        let unusual = [(INTERFACE, "eth0"), (BOOT, "191B29E2"), (NETNS, "5:4026532265")];
-        assert_eq!(stored(&unusual), pairs(&[(SHORT, ""), (BOOT, "191B29E2"), (NETNS, "5:4026532265")]));
+        let unusual = [("node", "a"), (INTERFACE, "eth0"), (BOOT, "191B29E2"), (NETNS, "5:4026532265")];
+        assert_eq!(stored(&unusual), pairs(&[("node", "a"), (SHORT, ""), (BOOT, "191B29E2"), (NETNS, "5:4026532265")]));
         let of_calico = [("pod", "web"), ("node", "a")];
         assert_eq!(stored(&of_calico), pairs(&of_calico));
     }
@@ -157,7 +166,7 @@ mod tests {
             netns in prop::option::of("4:40265[0-9]{5}|4:[0-9]{1,20}|[0-9:/]{0,12}"),
             other in prop::option::of("[a-z]{0,3}"),
         ) {
-            let given: BTreeMap<String, String> = [(INTERFACE, interface), (BOOT, boot), (NETNS, netns), ("pod", other)]
+            let given: BTreeMap<String, String> = [(INTERFACE, interface), (BOOT, boot), (NETNS, netns), ("node", other)]
                 .into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                 .collect();

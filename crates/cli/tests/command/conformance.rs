@@ -138,7 +138,7 @@ fn conformance_erases_only_when_place_was_typed_out() {
         for wrong in ["yes", "localhost", &path[1..], &lab.location.to_string()] {
             let said = judge(&lab.location, &format!("--case H0 --erase-everything {wrong}")).failure();
             assert!(said.contains("nothing was deleted\nhint: "), "{said}");
-            assert!(said.ends_with(&format!("with: --erase-everything {path}\n")), "{said}");
+            assert!(said.ends_with(&format!("use: --erase-everything {path}\n")), "{said}");
             assert_eq!(keys(&lab.location), before);
         }
         let run = judge(&lab.location, &format!("--case H0 --erase-everything {path}"));

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use etcd_client::{AlarmAction, AlarmType, Client, Compare, CompareOp, Txn, TxnOp};
+use etcd_client::{AlarmAction, AlarmType, Client, Compare, CompareOp, ConnectOptions, Permission, Txn, TxnOp};
 use serde_json::{Value, json};
 use testkit::certificates::Certificates;
 
@@ -132,12 +132,12 @@ fn etcd_status_names_each_member_and_the_quota() {
         let notes = node.notes.path().to_str().unwrap();
         margay(args.split_whitespace().chain(["--notes", notes]).map(str::to_owned))
     };
-    let report = status("--quota 1000000").json();
+    let report = status("--quota 2000000").json();
     let rows = report["members"].as_array().unwrap();
     assert_eq!(rows.len(), 3);
     let roles: Vec<_> = rows.iter().map(|row| row["role"].as_str().unwrap()).collect();
     assert_eq!(roles.iter().filter(|role| **role == "leader").count(), 1, "{roles:?}");
-    assert!(rows.iter().all(|row| row["quota_bytes"] == json!(1_000_000) && row["bytes"].as_u64() > Some(0)));
+    assert!(rows.iter().all(|row| row["quota_bytes"] == json!(2_000_000) && row["bytes"].as_u64() > Some(0)));
     let [_, _, mut last] = members;
     last.stop();
     let done = status("");
@@ -155,7 +155,10 @@ fn etcd_commands_do_nothing_on_embedded_stores() {
         margay(["--store", &store].into_iter().chain(args.split_whitespace()).map(str::to_owned))
     };
     for args in ["etcd status", "etcd compact"] {
-        assert!(run(args).failure().contains("is not a cluster\nhint: use margay store status"), "{args}");
+        assert!(
+            run(args).failure().contains("is not a cluster\nhint: an embedded store deletes old history itself"),
+            "{args}"
+        );
     }
     assert!(!Path::new(&folder.path().join("s")).exists());
     let empty = format!("--cni-conf-dir {} etcd compact --all-stores", folder.path().display());
@@ -244,4 +247,65 @@ fn etcd_check_warns_before_quota_is_used_up() {
     let node = Node::new(&etcd);
     assert_eq!(node.margay("etcd compact --keep 0s -o json").json()["outcome"], json!("compacted"));
     until(&[]);
+}
+
+#[test]
+fn etcd_commands_need_the_documented_rights_only() {
+    let etcd = Etcd::start().unwrap();
+    write(&etcd, 5);
+    let grant = |role: &'static str, key: &'static str, end: &'static str| {
+        with_client(&etcd, async |mut client| {
+            let mut right = Permission::read_write(key);
+            if !end.is_empty() {
+                right = right.with_range_end(end);
+            }
+            client.role_grant_permission(role, right).await.unwrap();
+        });
+    };
+    with_client(&etcd, async |mut client| {
+        for role in ["root", "margay"] {
+            client.role_add(role).await.unwrap();
+            client.user_add(role, "hidden", None).await.unwrap();
+            client.user_grant_role(role, role).await.unwrap();
+        }
+    });
+    grant("margay", "/calico/", "/calico0");
+    grant("margay", "/margay/", "/margay0");
+    with_client(&etcd, async |mut client| client.auth_enable().await.unwrap());
+    let run = |args: &str| {
+        let store = etcd.url().replace("http:", "etcd:");
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
+        command.args(["--store", &store]).args(args.split(' ')).arg("--notes").arg(folder.path());
+        command.env_clear().env("ETCD_USERNAME", "margay").env("ETCD_PASSWORD", "hidden").output().unwrap()
+    };
+    let status = run("etcd status -o json");
+    assert!(status.status.success(), "{status:?}");
+    let compact = run("etcd compact --keep 0s");
+    let said = String::from_utf8(compact.stderr).unwrap();
+    assert!(!compact.status.success() && said.contains("compact_rev_key"), "{said}");
+    let options = ConnectOptions::new().with_user("root", "hidden");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = Client::connect([etcd.url()], Some(options)).await.unwrap();
+        client.role_grant_permission("margay", Permission::read_write("compact_rev_key")).await.unwrap();
+    });
+    let compact = run("etcd compact --keep 0s");
+    assert!(compact.status.success(), "{compact:?}");
+    assert!(String::from_utf8(compact.stdout).unwrap().starts_with("Successfully compacted"));
+}
+
+#[test]
+fn etcd_compaction_without_notes_deletes_nothing() {
+    let etcd = Etcd::start().unwrap();
+    write(&etcd, 10);
+    let store = etcd.url().replace("http:", "etcd:");
+    let run = |keep: &str| {
+        // `/proc` takes no files.
+        let args = ["--store", &store, "etcd", "compact", "--keep", keep, "--notes", "/proc/no/such/folder"];
+        margay(args)
+    };
+    assert!(run("10m").failure().contains("run the command as root"));
+    assert_eq!(Node::new(&etcd).margay("etcd status -o json").json()["oldest_revision"], json!(1));
+    assert!(run("0s").answer().starts_with("Successfully compacted"));
 }

@@ -107,7 +107,7 @@ fn keep(stream: UnixStream) {
 
 #[test]
 fn fallback_when_daemon_has_other_version() {
-    with_listener(all_is_well, "or has another version", |folder, mut stream| {
+    with_listener(all_is_well, "or is not the same version as the plugin", |folder, mut stream| {
         let hello = Hello { program: "9.9.9".to_owned(), ..hello(folder) };
         greet(&mut stream, &hello);
         keep(stream);

@@ -52,11 +52,13 @@ async fn compaction_of_two_nodes_keeps_the_interval() {
     assert_eq!(oldest_revision(&store, newest).await.unwrap(), noted);
     assert_eq!(store.get(COMPACTION_KEY).await.unwrap().unwrap().value.as_bytes(), noted.to_string().as_bytes());
     assert_eq!(other.run(&store, 601).await, CompactionOutcome::OtherCompactor);
-    assert_eq!(other.run(&store, 1201).await, CompactionOutcome::NothingToDo, "only the key has changed");
-    // The second compactor takes over when the first compactor no longer runs.
-    write(&store, 5).await;
-    assert_eq!(other.run(&store, 1801).await, CompactionOutcome::Compacted { oldest: newest.next() });
-    assert_eq!(other.run(&store, 2401).await, CompactionOutcome::NothingToDo);
+    assert_eq!(other.run(&store, 1201).await, CompactionOutcome::Compacted { oldest: newest.next() });
+    assert_eq!(other.run(&store, 1801).await, CompactionOutcome::NothingToDo, "only the key has changed");
+    // The second compactor goes on after the first has ended.
+    let newest = write(&store, 5).await;
+    assert_eq!(other.run(&store, 2401).await, CompactionOutcome::NothingToDo, "the changes are too young");
+    assert_eq!(other.run(&store, 3001).await, CompactionOutcome::Compacted { oldest: newest });
+    assert_eq!(other.run(&store, 3601).await, CompactionOutcome::NothingToDo);
 }
 
 #[tokio::test]
@@ -111,8 +113,9 @@ async fn compaction_starts_anew_after_another_store_or_clock() {
     );
     assert_eq!(ours.run(&restored, 3000).await, CompactionOutcome::Compacted { oldest: Revision::new(3) });
     let newest = write(&restored, 1).await;
-    assert_eq!(ours.run(&restored, 4000).await, CompactionOutcome::Compacted { oldest: Revision::new(4) });
-    assert_eq!(oldest_revision(&restored, newest.next()).await.unwrap(), Revision::new(4));
+    assert_eq!(ours.run(&restored, 4000).await, CompactionOutcome::NothingToDo, "the change is too young");
+    assert_eq!(ours.run(&restored, 5000).await, CompactionOutcome::Compacted { oldest: newest });
+    assert_eq!(oldest_revision(&restored, newest.next()).await.unwrap(), newest);
 }
 
 #[tokio::test]
@@ -151,7 +154,13 @@ async fn history_and_members_of_a_full_cluster_are_found() {
     let newest = store.put("/x", "y").await.unwrap();
     let find = async |bytes_in_use: u64, problems: &[&str], now: &str| {
         let problems = problems.iter().map(|problem| (*problem).to_owned()).collect();
-        let member = MemberSize { endpoint: "http://a:1".into(), bytes_in_use, quota_bytes: 1000, problems };
+        let member = MemberSize {
+            endpoint: "http://a:1".into(),
+            bytes: bytes_in_use,
+            bytes_in_use,
+            quota_bytes: 1000,
+            problems,
+        };
         let now = parse_rfc3339(now).unwrap();
         let found = find_in_cluster(store, newest, &[member], now).await.unwrap();
         found.into_iter().map(|finding| finding.code.as_str()).collect::<Vec<_>>()

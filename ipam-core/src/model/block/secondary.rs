@@ -37,7 +37,7 @@ impl Block {
     /// Margay's attribute names, or has no holder.
     pub fn use_own_names_of(&mut self, address: IpAddr) -> bool {
         let (Some(entry), Some(ordinal)) = (self.attributes_of(address), self.ordinal(address)) else { return false };
-        let mut attributes = entry.attributes().clone();
+        let mut attributes = entry.attributes_with_network();
         if !use_own_names(&mut attributes) {
             return false;
         }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 pub(crate) use self::plan::EtcdPlan;
-use crate::command::{CommandAnswer, Invocation, StandaloneCommand, StoreCommand, runtime};
+use crate::command::{CommandAnswer, Format, Invocation, StandaloneCommand, StoreCommand, runtime};
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow, printable, table};
 use crate::private_file::{read_private, write_private};
@@ -38,6 +38,13 @@ Examples:
   margay etcd status
   margay etcd compact --keep 10m
   margay etcd plan --nodes 100 --pods-per-node 30 --churn 20";
+
+fn parse_watch_interval(text: &str) -> Result<Duration, String> {
+    parse_duration(text).and_then(|interval| match interval.is_zero() {
+        true => Err("at least 1s".to_owned()),
+        false => Ok(interval),
+    })
+}
 
 /// The role of a member that has not answered.
 const NO_ANSWER: &str = "no answer";
@@ -64,7 +71,7 @@ Examples:
 
 Run it from a timer (margay-compact.timer does), on as many nodes as you like: each run notes the newest revision
 number, and a later run deletes the history before it. The nodes, kube-apiserver and Calico's kube-controllers share
-one key, so that only one of them compacts. --keep 0s deletes the whole history at once. The members' files do not
+one key, so that only one of them compacts. --keep 0s deletes the whole history at once, also if another program compacts. The members' files do not
 shrink: etcd uses the space again, and only etcdctl defrag --cluster gives it back to the disk.")]
     Compact(EtcdCompact),
     /// Estimate the database size of an etcd cluster from the number of nodes and pods and the rate of changes
@@ -75,11 +82,11 @@ shrink: etcd uses the space again, and only etcdctl defrag --cluster gives it ba
 #[derive(Debug, Args)]
 pub(crate) struct EtcdStatus {
     /// Repeat the status at this interval, until interrupted
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_watch_interval)]
     watch: Option<Duration>,
 
     /// Database quota of each member in bytes [default: as the member reports, else 2147483648]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1 << 20..))]
     quota: Option<u64>,
 
     /// Folder in which `margay etcd` saves revision numbers and database sizes for its next run
@@ -131,7 +138,8 @@ pub(crate) async fn find_in_cluster(at: StoreAccess<'_>, newest: Revision) -> Co
         let sizes: Vec<MemberSize> = rows
             .map(|row| MemberSize {
                 endpoint: row.endpoint,
-                bytes_in_use: row.bytes_in_use,
+                bytes: row.bytes.unwrap_or_default(),
+                bytes_in_use: row.bytes_in_use.unwrap_or_default(),
                 quota_bytes: row.quota_bytes,
                 problems: if row.role == NO_ANSWER { Vec::new() } else { row.problems },
             })
@@ -145,7 +153,8 @@ pub(crate) async fn find_in_cluster(at: StoreAccess<'_>, newest: Revision) -> Co
 pub(crate) async fn sample_members(at: StoreAccess<'_>, samples: &mut Samples) -> CommandResult<()> {
     let reports = with_cluster(at, async |_, cluster| cluster.members().await).await?;
     for row in reports.into_iter().map(|report| MemberRow::of(report, None)).filter(|row| row.role != NO_ANSWER) {
-        samples.of_member(&row.endpoint, row.bytes, row.bytes_in_use, row.quota_bytes, row.problems.len());
+        let (bytes, in_use) = (row.bytes.unwrap_or_default(), row.bytes_in_use.unwrap_or_default());
+        samples.of_member(&row.endpoint, bytes, in_use, row.quota_bytes, row.problems.len());
     }
     Ok(())
 }
@@ -198,21 +207,25 @@ impl StandaloneCommand for EtcdCompact {
 #[async_trait(?Send)]
 impl StoreCommand for EtcdCompact {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
-        let (cluster, outcome, notes) = with_cluster(at, async |store, cluster| {
-            let id = cluster.about().await?.cluster;
-            let mut notes: EtcdNotes = read_private(&EtcdNotes::path(&self.notes, id)).unwrap_or_default();
-            let (outcome, mark) = compact_older(store, notes.compaction.take(), self.keep, SystemTime::now()).await?;
-            notes.compaction = Some(mark);
-            Ok((id, outcome, notes))
-        })
-        .await?;
-        write_private(&EtcdNotes::path(&self.notes, cluster), &notes).map_err(|error| {
+        let about = with_cluster(at, async |_, cluster| cluster.about().await).await?;
+        let path = EtcdNotes::path(&self.notes, about.cluster);
+        let mut notes: EtcdNotes = read_private(&path).unwrap_or_default();
+        // Nothing is deleted unless the revision for the next run can be recorded. Only `--keep 0s` needs no record.
+        let is_writable = write_private(&path, &notes);
+        is_writable.or_else(|error| if self.keep.is_zero() { Ok(()) } else { Err(error) }).map_err(|error| {
             let folder = self.notes.display();
             CommandFailure::new(format!("cannot record the newest revision number in {folder}: {error}")).hint(
                 "run the command as root, so that it can record the newest revision number in a file; a later run \
                  compacts up to that number",
             )
         })?;
+        let (outcome, mark) = with_cluster(at, async |store, _| {
+            compact_older(store, notes.compaction.take(), self.keep, SystemTime::now()).await
+        })
+        .await?;
+        notes.compaction = Some(mark);
+        // If the folder is not writable now, the next run only starts with a new record.
+        _ = write_private(&path, &notes);
         let keep = self.keep.as_secs();
         let (outcome, revision, text) = match outcome {
             CompactionOutcome::Compacted { oldest } => (
@@ -247,7 +260,12 @@ impl StoreCommand for EtcdCompact {
             }
         };
         let revision = revision.map(Revision::get);
-        CommandAnswer::new(text, &CompactionJson { store: at.to_string(), keep_seconds: keep, outcome, revision })
+        let answer =
+            CommandAnswer::new(text, &CompactionJson { store: at.to_string(), keep_seconds: keep, outcome, revision })?;
+        Ok(match about.problems.iter().any(|problem| problem.contains("NOSPACE")) {
+            true => answer.note("etcd still refuses changes: run etcdctl defrag --cluster, then etcdctl alarm disarm"),
+            false => answer,
+        })
     }
 }
 
@@ -266,7 +284,7 @@ impl StandaloneCommand for EtcdStatus {
         loop {
             invocation.run_on_store(&OneStatus(self))?;
             let Some(interval) = self.watch else { return Ok(0) };
-            writeln!(invocation.out)?;
+            writeln!(invocation.out, "{}", if invocation.options.output == Format::Yaml { "---" } else { "" })?;
             thread::sleep(interval);
         }
     }
@@ -306,12 +324,13 @@ struct MemberRow {
     endpoint: String,
     role: &'static str,
     version: String,
-    bytes: u64,
-    bytes_in_use: u64,
+    /// `None` if the member has not answered.
+    bytes: Option<u64>,
+    bytes_in_use: Option<u64>,
     quota_bytes: u64,
     /// True if `quota_bytes` is etcd's default quota, because neither the member nor the user has given a quota.
     quota_is_assumed: bool,
-    percent: u64,
+    percent: Option<u64>,
     problems: Vec<String>,
 }
 
@@ -323,7 +342,7 @@ impl MemberRow {
         };
         let reported = description.as_ref().and_then(|about| about.db_quota_bytes);
         let quota_bytes = quota.or(reported).unwrap_or(DEFAULT_QUOTA_BYTES).max(1);
-        let bytes = description.as_ref().map_or(0, |about| about.db_bytes);
+        let bytes = description.as_ref().map(|about| about.db_bytes);
         Self {
             endpoint: report.endpoint,
             role: description.as_ref().map_or(NO_ANSWER, |about| match about.role {
@@ -334,10 +353,10 @@ impl MemberRow {
             }),
             version: description.as_ref().map_or_else(String::new, |about| about.version.clone()),
             bytes,
-            bytes_in_use: description.as_ref().map_or(0, |about| about.db_bytes_in_use),
+            bytes_in_use: description.as_ref().map(|about| about.db_bytes_in_use),
             quota_bytes,
-            quota_is_assumed: quota.or(reported).is_none(),
-            percent: bytes.saturating_mul(100) / quota_bytes,
+            quota_is_assumed: description.is_some() && quota.or(reported).is_none(),
+            percent: bytes.map(|bytes| bytes.saturating_mul(100) / quota_bytes),
             problems: description.as_ref().map_or(problems, |about| about.problems.clone()),
         }
     }
@@ -349,10 +368,16 @@ impl TableRow for MemberRow {
             (Column::Text("MEMBER"), |row| printable(&row.endpoint)),
             (Column::Text("ROLE"), |row| row.role.to_owned()),
             (Column::Text("VERSION"), |row| printable(&row.version)),
-            (Column::Number("SIZE"), |row| HumanBytes(row.bytes).to_string()),
-            (Column::Number("IN USE"), |row| HumanBytes(row.bytes_in_use).to_string()),
+            (Column::Number("SIZE"), |row| {
+                row.bytes.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string())
+            }),
+            (Column::Number("IN USE"), |row| {
+                row.bytes_in_use.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string())
+            }),
             (Column::Number("QUOTA"), |row| HumanBytes(row.quota_bytes).to_string()),
-            (Column::Number("FILLED"), |row| format!("{} %", row.percent)),
+            (Column::Number("FILLED"), |row| {
+                row.percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent} %"))
+            }),
         ]
     }
 }
@@ -370,7 +395,11 @@ impl StoreCommand for OneStatus<'_> {
             let about = cluster.about().await?;
             let newest = about.revision;
             let oldest = oldest_revision(store, newest).await?;
-            let key = store.get(COMPACTION_KEY).await?;
+            let key = match store.get(COMPACTION_KEY).await {
+                // The user's role may lack the right to read the key, which only says who compacts.
+                Err(error) if matches!(error.kind(), kv::ErrorKind::Auth(_)) => None,
+                key => key?,
+            };
             let compacted_to =
                 key.as_ref().and_then(|kv| std::str::from_utf8(kv.value.as_bytes()).ok()?.parse::<i64>().ok());
             let compacted_by = match oldest.get() {
@@ -408,14 +437,20 @@ impl StoreCommand for OneStatus<'_> {
 }
 
 /// Returns how fast the database has grown since an earlier run, in bytes per hour, and saves the current size for
-/// later runs. Returns `None` unless a size was saved at least a second ago and no history has been deleted since then.
+/// later runs. Returns `None` unless a size was saved at least a minute ago and no history has been deleted since then.
 fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Option<u64> {
-    const MIN_SECONDS: u64 = 1;
+    const MIN_SECONDS: u64 = 60;
     let path = EtcdNotes::path(folder, about.cluster);
     let mut notes: EtcdNotes = read_private(&path).unwrap_or_default();
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SizeSample { at, bytes_in_use: about.db_bytes_in_use, oldest_revision: oldest.get() };
-    let before = notes.size.replace(now);
+    let before = notes.size;
+    let is_recent = before.is_some_and(|before| {
+        before.oldest_revision == now.oldest_revision && at.saturating_sub(before.at) < MIN_SECONDS
+    });
+    if !is_recent {
+        notes.size = Some(now);
+    }
     // If the current user cannot write the file with the cluster's size, only the growth of the database is missing in
     // later runs.
     _ = write_private(&path, &notes);

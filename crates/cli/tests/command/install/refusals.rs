@@ -129,7 +129,11 @@ fn install_is_refused_when_state_is_of_newer_version() {
     let state = tree.bin().join(".margay/state.json");
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
-    refused(&tree, &[], &["is not what this margay writes", "use the newer version of margay"]);
+    refused(
+        &tree,
+        &[],
+        &["is not what this margay writes", "a newer margay version made this installation: use that version"],
+    );
     // An installation whose state file has a newer format can still be undone.
     tree.install(&["--undo"]).ok();
     assert_eq!(tree.version(), "v3.28.0");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipam_core::Nodes;
 use ipam_core::assign::{AssignRequest, Gateway, RequestedAddresses};
-use ipam_core::model::IpamConfig;
+use ipam_core::model::{Attribute, IpamConfig};
 use ipam_operator::inspect::{AddressReporting, Code, Finding, Inspection, RepairResult};
 use kv::StoreExt;
 use serde_json::{Value, json};
@@ -404,11 +404,15 @@ fn held(content: &Content) -> Vec<(String, String)> {
             if let Some(entry) = entry.filter(|entry| entry.get("releasedAt").is_none()) {
                 // A repair may rename the attributes of a block entry, but must keep their values.
                 let mut entry = entry.clone();
-                if let Some(attributes) = entry.get_mut("secondary").and_then(Value::as_object_mut) {
+                if entry.get("secondary").is_some() {
+                    // The attributes are compared written out, because only Calico's networks have the short form.
+                    let mut attributes =
+                        serde_json::from_value::<Attribute>(entry.clone()).unwrap().attributes_with_network();
                     for name in ["node", "pod", "namespace"] {
                         let own = attributes.remove(&format!("margay.io/{name}"));
                         attributes.extend(own.map(|value| (name.to_owned(), value)));
                     }
+                    entry["secondary"] = serde_json::to_value(attributes).unwrap();
                 }
                 held.push((format!("{key} {ordinal}"), entry.to_string()));
             }
