@@ -49,7 +49,7 @@ async fn use_twice(job: &RoleJob<'_>) -> kv::Result<Checked> {
     Ok(Ok(()))
 }
 
-/// What a child process found in a store that may be damaged.
+/// The result of reading a possibly damaged store in a child process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DamageFinding {
     Right,

@@ -39,7 +39,7 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     holds("some work between the cuts", done > POWER_CUTS / 2, &done)
 }
 
-/// What the store did between two power cuts of the simulated disk.
+/// The store's actions between two power cuts of the simulated disk.
 struct WorkBeforeCut {
     /// The number of steps that the store acknowledged before the power cut.
     done: u64,

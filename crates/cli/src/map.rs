@@ -171,7 +171,7 @@ impl MapSection {
     }
 }
 
-/// What a character of the drawing says about one or several addresses.
+/// The meaning of a character of the drawing, for one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
     /// The use that the character shows. If its addresses have several uses, [`AddressSign::of`] chooses one.

@@ -17,7 +17,7 @@ use crate::place::{Settings, StorePlace, absolute_path};
 /// name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
-    /// What a program may assume about the stores of this driver.
+    /// The facts that a program may assume about the stores of this driver.
     fn facts(&self) -> DriverFacts;
 
     /// The form of this driver's store URLs for help and error messages, for example `redb:///path`, perhaps with a

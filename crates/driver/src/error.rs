@@ -56,7 +56,7 @@ pub enum ConfigError {
     ConfigFileSyntax {
         /// The path of the configuration file with the syntax error.
         file: PathBuf,
-        /// What is wrong in the configuration file, with the line number if known.
+        /// The fault in the configuration file, with the line number if known.
         reason: String,
     },
     /// The configuration file has an unsupported version.
@@ -121,7 +121,7 @@ pub enum ConfigError {
     InFile {
         /// The path of the configuration file with the invalid settings.
         file: PathBuf,
-        /// What is wrong with the settings in the configuration file.
+        /// The fault of the settings in the configuration file.
         #[source]
         error: Box<ConfigError>,
     },

@@ -23,8 +23,8 @@ use crate::inspect::{Code, Finding, Subject};
 /// revision as decimal text.
 pub const COMPACTION_KEY: &str = "compact_rev_key";
 
-/// What a compactor notes about the store before it waits. Its next run compares the `CompactionMark` with the store's
-/// current state.
+/// The facts that a compactor notes about the store before it waits. Its next run compares the `CompactionMark` with
+/// the store's current state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompactionMark {
     /// The revision that had last written [`COMPACTION_KEY`] when the [`CompactionMark`] was taken; 0 if the key did
@@ -192,12 +192,7 @@ pub async fn find_in_cluster(
     }
     if members.iter().any(|member| percent(member) > MAX_PERCENT_UNCOMPACTED) {
         let oldest = oldest_revision(store, newest).await?;
-        let time = match time_after(store, oldest).await {
-            // While this call read the history, another program compacted the revision `oldest`.
-            Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => None,
-            time => time?,
-        };
-        if let Some(time) = time.filter(|time| now - *time > MAX_HISTORY_AGE) {
+        if let Some(time) = time_after(store, oldest).await?.filter(|time| now - *time > MAX_HISTORY_AGE) {
             let since = format!("revision {oldest} is still readable, and was written before {}", rfc3339(time));
             findings.push(Finding::new(Code::NobodyCompacts, Subject::History, since));
         }
@@ -214,12 +209,20 @@ const MAX_BLOCKS: i64 = 1000;
 /// be found. A store does not record the times of its revisions, but a block records the times of its assignments. The
 /// revision was committed at or before the returned time.
 ///
-/// Returns `None` if no assignment after the revision is found. Reads at most 16 versions of a block, and sends about
-/// 25 small requests to the store for each version.
+/// Returns `None` if no assignment after the revision is found, or if the history was compacted while it was read.
+/// Reads at most 16 versions of a block, and sends about 25 small requests to the store for each version.
 ///
 /// # Errors
-/// `Compacted` if the store's history no longer contains the revision; any other store error.
+/// Any store error.
 pub async fn time_after(store: &dyn Store, revision: Revision) -> Result<Option<OffsetDateTime>> {
+    match find_time_after(store, revision).await {
+        // Another program compacted the history while it was read.
+        Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => Ok(None),
+        found => found,
+    }
+}
+
+async fn find_time_after(store: &dyn Store, revision: Revision) -> Result<Option<OffsetDateTime>> {
     let blocks = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None)))
         .with_content(Content::KeysOnly)
         .with_limit(MAX_BLOCKS);

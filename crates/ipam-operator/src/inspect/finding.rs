@@ -352,7 +352,7 @@ codes! {
         "for NOSPACE: margay etcd compact --keep 0s, etcdctl defrag --cluster, etcdctl alarm disarm", "";
     QuotaNearlyUsed = "CLU-02", Problem, "More than 60 % of an etcd member's quota is in use. At 100 % etcd refuses changes.",
         "margay etcd status; then margay etcd compact, or a larger --quota-backend-bytes", "";
-    NobodyCompacts = "CLU-03", Problem, "Nobody has deleted etcd's history for a day, and more than 10 % of the quota is in use.",
+    NobodyCompacts = "CLU-03", Problem, "No program has deleted etcd's history for a day, and more than 10 % of the quota is in use.",
         "on one or more nodes: systemctl enable --now margay-compact.timer", "";
     ReleasedInFuture = "COO-01", Problem, "Addresses are in cooldown since a time in the future.", "",
         "restarts the cooldown of the addresses";

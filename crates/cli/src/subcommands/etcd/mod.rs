@@ -31,7 +31,7 @@ use crate::store::{StoreAccess, StoreUse};
 use crate::times::parse_duration;
 
 pub(crate) const HELP: &str = "\
-An etcd keeps every change until somebody compacts its history, and refuses all
+An etcd keeps every change until its history is compacted, and refuses all
 changes when its quota is used up.
 
 Examples:
@@ -71,8 +71,9 @@ Examples:
 
 Run it from a timer (margay-compact.timer does), on as many nodes as you like: each run notes the newest revision
 number, and a later run deletes the history before it. The nodes, kube-apiserver and Calico's kube-controllers share
-one key, so that only one of them compacts. --keep 0s deletes the whole history at once, also if another program compacts. The members' files do not
-shrink: etcd uses the space again, and only etcdctl defrag --cluster gives it back to the disk.")]
+one key, so that only one of them compacts. --keep 0s deletes the whole history at once, also if another program
+compacts. The members' files do not shrink: etcd uses the space again, and only etcdctl defrag --cluster gives it back
+to the disk.")]
     Compact(EtcdCompact),
     /// Estimate the database size of an etcd cluster from the number of nodes and pods and the rate of changes
     #[command(after_help = plan::HELP)]
@@ -407,12 +408,7 @@ impl StoreCommand for OneStatus<'_> {
                 oldest if compacted_to == Some(oldest) => CompactedBy::KeyHolder,
                 _ => CompactedBy::EtcdOrPerson,
             };
-            let oldest_time = match time_after(store, oldest).await {
-                Ok(time) => time,
-                // Another program compacted the history while this command was reading it.
-                Err(error) if matches!(error.kind(), kv::ErrorKind::Compacted { .. }) => None,
-                Err(error) => return Err(error),
-            };
+            let oldest_time = time_after(store, oldest).await?;
             let members: Vec<MemberRow> = reports.into_iter().map(|report| MemberRow::of(report, args.quota)).collect();
             Ok((members, about, oldest, compacted_by, oldest_time))
         });
@@ -478,7 +474,7 @@ impl ClusterReport {
         line(
             "Compacted",
             match self.compacted_by {
-                CompactedBy::Nobody => "never: if nobody does, run margay-compact.timer".to_owned(),
+                CompactedBy::Nobody => "never: if no other program will, enable margay-compact.timer".to_owned(),
                 CompactedBy::KeyHolder => format!(
                     "to revision {}, by a program that writes {COMPACTION_KEY} (kube-apiserver, kube-controllers, margay)",
                     self.oldest_revision
