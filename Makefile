@@ -46,6 +46,17 @@ bench: ## Measure against peers and floors in one run, and print ratios (PARTS=c
 	@cargo build --quiet --release -p bench
 	@cargo run --quiet --release -p bench -- $(PARTS) $(if $(RESULTS),--json $(RESULTS)) $(if $(BASELINE),--baseline $(BASELINE))
 
+.PHONY: kubernetes
+kubernetes: STORE = etcd
+kubernetes: ## Run a real Kubernetes on one node with Margay as its network, and play scenarios (NETWORK=calico|bridge|host-local, STORE=etcd|redb|sled, SERVE=1 with a daemon, SCENARIOS="few-pods ..."); the first time builds Kubernetes
+	@scripts/setup kubernetes
+	@scripts/build-kubernetes
+	@CRATES=pod/pod scripts/build-release
+	@cargo build --quiet --profile ci -p margay-cni-plugin -p margay-cli -p kubernetes-lab
+	@NETWORK=$(NETWORK) STORE=$(STORE) SERVE=$(SERVE) KUBERNETES_PROGRAMS=$$(scripts/build-kubernetes --folder) \
+		POD_PROGRAM=$(abspath $(or $(CARGO_TARGET_DIR),target))/programs/$(shell uname -m)/pod \
+		$(or $(CARGO_TARGET_DIR),target)/ci/kubernetes-lab $(SCENARIOS)
+
 .PHONY: fuzz
 fuzz: ## Feed every parser and damaged stores with invented input, 60 s each (FUZZ_SECONDS, FUZZ_TARGETS)
 	@scripts/setup fuzz

@@ -1,0 +1,178 @@
+//! The network of the pods: its configuration, its plugins and its store.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::machine::NODE;
+use crate::programs;
+
+/// The pools of the network.
+pub(crate) const POOL: (&str, &str) = ("lab", "10.45.0.0/24");
+pub(crate) const POOL_6: (&str, &str) = ("lab6", "fd00:45::/64");
+
+const ETCD: &str = "http://127.0.0.1:2379";
+/// The name of the network and of its file, as Calico's installer chooses them.
+pub(crate) const CONFLIST: &str = "etc/cni/net.d/10-calico.conflist";
+
+/// The main plugin of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// Margay's main plugin, as `calico` on etcd, else as `margay-cni`.
+    Routed,
+    /// The standard plugin `bridge` with Margay's IPAM plugin.
+    Bridge,
+    /// The standard plugins `bridge` and `host-local`, to compare with.
+    HostLocal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    Etcd,
+    Redb,
+    Sled,
+}
+
+impl Store {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::Redb => "redb",
+            Self::Sled => "sled",
+        }
+    }
+}
+
+/// What a run is about: the network's main plugin, its store, and whether the daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) network: Network,
+    pub(crate) store: Store,
+    pub(crate) serve: bool,
+    /// Whether plugins are called through the program that measures them.
+    pub(crate) timed: bool,
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.network {
+            Network::HostLocal => return f.write_str("bridge + host-local"),
+            Network::Routed => f.write_str("calico")?,
+            Network::Bridge => f.write_str("bridge")?,
+        }
+        write!(f, ", {}{}", self.store.name(), if self.serve { ", daemon" } else { "" })
+    }
+}
+
+impl Setup {
+    pub(crate) fn is_margay(self) -> bool {
+        self.network != Network::HostLocal
+    }
+
+    pub(crate) fn store_url(self) -> String {
+        match self.store {
+            Store::Etcd => "etcd://127.0.0.1:2379".to_owned(),
+            Store::Redb | Store::Sled => format!("{0}:///var/lib/margay/ipam.{0}", self.store.name()),
+        }
+    }
+
+    /// Returns the file name of the main plugin.
+    fn main_plugin(self) -> &'static str {
+        match (self.network, self.store) {
+            (Network::Routed, Store::Etcd) => "calico",
+            (Network::Routed, _) => "margay-cni",
+            (Network::Bridge | Network::HostLocal, _) => "bridge",
+        }
+    }
+
+    /// Returns the network's configuration. The object `ipam` has additional members for its section `ipam`.
+    pub(crate) fn conflist(self, ipam: &Value) -> Value {
+        let mut main = match self.network {
+            Network::Routed => json!({
+                "policy": {"type": "k8s"},
+                "kubernetes": {"kubeconfig": "/var/lib/kubernetes/plugin.conf"},
+                "ipam": {"type": if self.store == Store::Etcd { "calico-ipam" } else { "margay-ipam" }},
+            }),
+            Network::Bridge => json!({
+                "bridge": "cni0",
+                "isGateway": true,
+                "hairpinMode": true,
+                "ipam": {"type": "margay-ipam", "ipv4_pools": [POOL.0], "routes": [{"dst": "0.0.0.0/0"}]},
+            }),
+            Network::HostLocal => json!({
+                "bridge": "cni0",
+                "isGateway": true,
+                "hairpinMode": true,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": POOL.1}]], "routes": [{"dst": "0.0.0.0/0"}]},
+            }),
+        };
+        main["type"] = self.main_plugin().into();
+        if self.is_margay() {
+            let store = match self.store {
+                Store::Etcd => json!({"datastore_type": "etcdv3", "etcd_endpoints": ETCD}),
+                Store::Redb | Store::Sled => json!({
+                    "datastore_type": self.store.name(),
+                    "datastore_path": format!("/var/lib/margay/ipam.{}", self.store.name()),
+                }),
+            };
+            main.as_object_mut().unwrap().extend(store.as_object().unwrap().clone());
+            main["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
+        }
+        let portmap = json!({"type": "portmap", "snat": true, "capabilities": {"portMappings": true}});
+        json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "plugins": [main, portmap]})
+    }
+
+    /// Installs the plugins on the machine's disk. The network's configuration follows when its store is ready, because
+    /// a runtime that asks no STATUS reports the node as ready once the file is there.
+    pub(crate) fn write_files(self, disk: &Path) {
+        let bin = disk.join("opt/cni/bin");
+        let real = if self.timed { bin.join("timed") } else { bin.clone() };
+        fs::create_dir_all(&real).unwrap();
+        for plugin in ["bridge", "host-local", "portmap", "loopback"] {
+            testkit::copy::copy_program(programs::standard_plugins().join(plugin), &real.join(plugin));
+        }
+        testkit::copy::copy_program(programs::margay("margay-ipam"), &real.join("margay-ipam"));
+        for name in ["calico", "calico-ipam", "margay-cni"] {
+            symlink("margay-ipam", real.join(name)).unwrap();
+        }
+        if self.timed {
+            testkit::copy::copy_program(programs::pod(), &bin.join(self.main_plugin()));
+            for plugin in ["portmap", "loopback"] {
+                testkit::copy::copy_program(programs::standard_plugins().join(plugin), &bin.join(plugin));
+            }
+        }
+    }
+
+    /// Prepares the network's store, and then writes the network's configuration.
+    pub(crate) fn prepare_store(self, cluster: &Cluster) {
+        if self.is_margay() {
+            if self.store == Store::Etcd {
+                register_by_hand(cluster);
+            }
+            let store = self.store_url();
+            for (pool, cidr) in [POOL, POOL_6] {
+                cluster.run(&["margay", "--store", &store, "pool", "create", pool, cidr]);
+            }
+        }
+        cluster.set_network(&json!({}));
+    }
+}
+
+/// Writes what the plugins need on an empty etcd: what Calico's node agent writes otherwise.
+fn register_by_hand(cluster: &Cluster) {
+    let document = |kind: &str, name: &str, spec: Value| {
+        json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec})
+    };
+    let information = document("ClusterInformation", "default", json!({"datastoreReady": true}));
+    let node = document("Node", NODE, json!({}));
+    for (key, document) in [("clusterinformations/default", information), ("nodes/node1", node)] {
+        let key = format!("/calico/resources/v3/projectcalico.org/{key}");
+        cluster.run(&["etcdctl", "put", &key, &document.to_string()]);
+    }
+    fs::create_dir_all(cluster.disk().join("var-lib/calico")).unwrap();
+    fs::write(cluster.disk().join("var-lib/calico/nodename"), NODE).unwrap();
+}

@@ -1,0 +1,107 @@
+//! What the pods have in the store and on the machine, and what is left when they are gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use crate::cluster::Cluster;
+use crate::pods::Pod;
+
+/// What the machine has apart from pods: interfaces, routes, network namespaces and firewall rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Remains {
+    interfaces: BTreeSet<String>,
+    routes: BTreeSet<String>,
+    namespaces: BTreeSet<String>,
+    rules: BTreeSet<String>,
+}
+
+impl Cluster {
+    /// Returns the addresses in use according to Margay, each with the pod (`NAMESPACE/NAME`) that has it.
+    pub(crate) fn assigned(&self) -> Result<BTreeMap<IpAddr, String>, String> {
+        let report = self.margay(&["ipam", "check", "--show-all-ips"])?;
+        let mut assigned = BTreeMap::new();
+        for entry in report["addresses"].as_array().ok_or_else(|| format!("no addresses in {report}"))? {
+            let address = entry["ip"].as_str().and_then(|ip| ip.parse().ok()).ok_or_else(|| entry.to_string())?;
+            let owner = &entry["attributes"];
+            let text = |name: &str| owner[name].as_str().unwrap_or("-").to_owned();
+            if entry["state"] != "cooling down" {
+                assigned.insert(address, format!("{}/{}", text("namespace"), text("pod")));
+            }
+        }
+        Ok(assigned)
+    }
+
+    /// Compares the addresses of pods in the API with those in Margay's store.
+    pub(crate) fn compare_addresses(&self, pods: &[Pod]) -> Result<(), String> {
+        let mut shown = BTreeMap::new();
+        for pod in pods {
+            for &address in &pod.addresses {
+                if let Some(other) = shown.insert(address, format!("{}/{}", pod.namespace, pod.name)) {
+                    return Err(format!("{address} is {}'s and {other}'s", pod.name));
+                }
+            }
+        }
+        if !self.setup.is_margay() {
+            return Ok(());
+        }
+        let assigned = self.assigned()?;
+        if assigned == shown {
+            return Ok(());
+        }
+        let only = |of: &BTreeMap<IpAddr, String>, other: &BTreeMap<IpAddr, String>| {
+            of.iter().filter(|(ip, pod)| other.get(*ip) != Some(pod)).map(|(ip, pod)| format!("{ip} {pod}")).collect()
+        };
+        let (of_api, of_margay): (Vec<_>, Vec<_>) = (only(&shown, &assigned), only(&assigned, &shown));
+        Err(format!("only the API shows {of_api:?}, only Margay {of_margay:?}"))
+    }
+
+    #[track_caller]
+    pub(crate) fn remains(&self) -> Remains {
+        let lines = |text: String| -> BTreeSet<String> { text.lines().map(str::to_owned).collect() };
+        let links: Value = serde_json::from_str(&self.run(&["ip", "-json", "link"])).unwrap();
+        let links = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned());
+        let mut rules = BTreeSet::new();
+        for save in ["iptables-save", "ip6tables-save"] {
+            // The portmap plugin and the kubelet keep chains and rules that all pods share.
+            let of_pods = |line: &&str| line.contains("CNI-DN-") || line.contains("CNI-SN-");
+            rules.extend(self.run(&[save]).lines().filter(of_pods).map(str::to_owned));
+        }
+        let mut routes = lines(self.run(&["ip", "route"]));
+        routes.extend(lines(self.run(&["ip", "-6", "route", "show", "type", "unicast"])));
+        Remains {
+            // The bridge plugin keeps its bridge.
+            interfaces: links.filter(|name| name != "cni0").collect(),
+            routes: routes.into_iter().filter(|route| !route.contains("dev cni0")).collect(),
+            namespaces: lines(self.run(&["find", "/run/netns", "/var/run/netns", "-type", "f"])),
+            rules,
+        }
+    }
+
+    /// Checks that pods that are gone have left no address, handle, endpoint, interface, route, firewall rule or network
+    /// namespace.
+    pub(crate) fn nothing_is_left(&self, before: &Remains) -> Result<(), String> {
+        let after = self.remains();
+        if after != *before {
+            return Err(format!("the machine is not as before: {before:?} {after:?}"));
+        }
+        if !self.setup.is_margay() {
+            return Ok(());
+        }
+        let assigned = self.assigned()?;
+        if !assigned.is_empty() {
+            return Err(format!("addresses are left: {assigned:?}"));
+        }
+        let report = self.margay(&["ipam", "check"])?;
+        for count in ["handles", "endpoints"] {
+            if report["counts"][count] != 0 {
+                return Err(format!("{count} are left: {}", report["counts"]));
+            }
+        }
+        match report["problems"].as_u64() {
+            Some(0) => Ok(()),
+            _ => Err(format!("margay ipam check: {report}")),
+        }
+    }
+}
