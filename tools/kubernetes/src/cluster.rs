@@ -83,23 +83,36 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a Kubernetes, and waits until its node is ready.
-    pub(crate) fn start(setup: Setup) -> Self {
+    /// Creates the machine of a Kubernetes that has not been started.
+    pub(crate) fn new(setup: Setup) -> Self {
         let machine = Machine::new();
         write_files(&machine);
-        setup.write_files(machine.disk());
-        let boot = machine.boot();
-        let mut cluster = Self { parts: Vec::new(), boot, machine, setup };
+        Setup::write_files(machine.disk());
+        Self { parts: Vec::new(), boot: machine.boot(), machine, setup }
+    }
+
+    /// Starts Kubernetes for the first time, and waits until its node is ready.
+    pub(crate) fn start(&mut self) {
+        self.start_containerd();
         // The image is imported before the kubelet starts, which would not find it otherwise.
-        cluster.start_part("containerd");
-        wait_until("containerd", START_TIMEOUT, || cluster.attempt(&["ctr", "version"]));
-        cluster.run(&["sh", "-c", IMAGE]);
-        cluster.start_all();
-        cluster.apply(PLUGIN_ROLE);
-        cluster.setup.prepare_store(&cluster);
-        cluster.start_daemon();
-        cluster.wait_for_node();
-        cluster
+        self.run(&["sh", "-c", IMAGE]);
+        self.start_all();
+        self.apply(PLUGIN_ROLE);
+        self.setup.prepare_store(self);
+        self.start_daemon();
+        self.wait_for_node();
+    }
+
+    pub(crate) fn has_started(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    pub(crate) fn start_containerd(&mut self) {
+        self.start_part("containerd");
+        wait_until("containerd", START_TIMEOUT, || {
+            self.must_run();
+            self.attempt(&["ctr", "version"])
+        });
     }
 
     /// Starts everything that runs on the node apart from containerd and the daemon.
@@ -115,7 +128,7 @@ impl Cluster {
         }
     }
 
-    fn start_daemon(&mut self) {
+    pub(crate) fn start_daemon(&mut self) {
         if self.setup.serve {
             self.start_part("margay-serve");
             let store = self.setup.store_url();
@@ -132,10 +145,9 @@ impl Cluster {
     pub(crate) fn reboot(&mut self) {
         self.parts.clear();
         self.boot = self.machine.boot();
-        self.start_part("containerd");
-        wait_until("containerd", START_TIMEOUT, || self.attempt(&["ctr", "version"]));
-        self.start_daemon();
+        self.start_containerd();
         self.start_all();
+        self.start_daemon();
         self.wait_for_node();
     }
 
@@ -176,11 +188,6 @@ impl Cluster {
         self.parts.remove(place.unwrap_or_else(|| panic!("{name} does not run"))).end(signal);
     }
 
-    /// Returns a program's process id on the host.
-    pub(crate) fn process_of(&self, name: &str) -> Option<nix::unistd::Pid> {
-        self.parts.iter().find(|part| part.name == name)?.process()
-    }
-
     /// Panics if a program of the node has ended by itself.
     #[track_caller]
     pub(crate) fn must_run(&mut self) {
@@ -192,10 +199,9 @@ impl Cluster {
         let of = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let (program, rest) = match name {
             "containerd" => ("containerd", of(&["--config", "/etc/containerd/config.toml"])),
-            "etcd" => (
-                "etcd",
-                of(&["--data-dir", "/var/lib/etcd", "--logger", "zap", "--log-level", "warn", "--name", NODE]),
-            ),
+            "etcd" => {
+                ("etcd", of(&["--data-dir", "/var/lib/etcd", "--logger", "zap", "--log-level", "warn", "--name", NODE]))
+            }
             "kube-apiserver" => (
                 name,
                 of(&[
@@ -228,7 +234,12 @@ impl Cluster {
             ),
             "kube-scheduler" => (
                 name,
-                of(&[&kubeconfig("scheduler"), "--leader-elect=false", "--bind-address=127.0.0.1", "--profiling=false"]),
+                of(&[
+                    &kubeconfig("scheduler"),
+                    "--leader-elect=false",
+                    "--bind-address=127.0.0.1",
+                    "--profiling=false",
+                ]),
             ),
             "kubelet" => (
                 name,
@@ -281,17 +292,11 @@ impl Cluster {
         serde_json::from_str(&output).map_err(|error| error.to_string())
     }
 
-    #[track_caller]
-    pub(crate) fn get(&self, words: &[&str]) -> Value {
-        self.try_get(words).unwrap_or_else(|failure| panic!("{failure}"))
-    }
-
     /// Creates or changes the objects of a text in YAML or JSON.
     #[track_caller]
     pub(crate) fn apply(&self, text: &str) {
         let mut command = self.boot.command(&["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]);
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "kubectl apply: {}", String::from_utf8_lossy(&output.stderr));
@@ -313,10 +318,15 @@ impl Cluster {
 
     /// Writes the network's configuration, with additional members for its section `ipam`. The runtime notices it.
     pub(crate) fn set_network(&self, ipam: &Value) {
+        self.set_network_of(self.setup, ipam);
+    }
+
+    /// Writes the configuration of another set-up's network.
+    pub(crate) fn set_network_of(&self, setup: Setup, ipam: &Value) {
         let path = self.disk().join(CONFLIST);
         // Plugin folders are watched: the file appears complete.
         let new = path.with_extension("new");
-        fs::write(&new, self.setup.conflist(ipam).to_string()).unwrap();
+        fs::write(&new, setup.conflist(ipam).to_string()).unwrap();
         fs::rename(new, path).unwrap();
     }
 }

@@ -15,9 +15,8 @@ use tempfile::TempDir;
 
 /// The node's name, which is also the machine's host name.
 pub(crate) const NODE: &str = "node1";
-/// The node's addresses.
+/// The node's address.
 pub(crate) const NODE_ADDRESS: &str = "192.0.2.7";
-pub(crate) const NODE_ADDRESS_6: &str = "fd00:192::7";
 
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

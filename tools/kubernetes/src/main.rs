@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 mod cluster;
+mod compare;
 mod machine;
 mod network;
 mod pods;
@@ -29,7 +30,7 @@ use crate::scenarios::{ALL, Scenario};
 const USAGE: &str = "\
 usage: kubernetes-lab [SCENARIO...]
 variables: NETWORK=calico|bridge|host-local  STORE=etcd|redb|sled  SERVE=1
-scenarios (all by default):";
+scenarios (by default all but compare):";
 
 /// One row of the table.
 struct Outcome {
@@ -41,8 +42,7 @@ struct Outcome {
 
 fn main() -> ExitCode {
     let names: Vec<String> = env::args().skip(1).collect();
-    let chosen: Vec<&Scenario> =
-        ALL.iter().filter(|scenario| names.is_empty() || names.iter().any(|name| name == scenario.name)).collect();
+    let chosen: Vec<&Scenario> = ALL.iter().filter(|scenario| wanted(scenario, &names)).collect();
     let (Some(setup), false) = (setup(), chosen.len() < names.len()) else {
         eprintln!("{USAGE}");
         for scenario in ALL {
@@ -72,6 +72,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// Returns whether a scenario is among the named ones, or without names among the default ones.
+fn wanted(scenario: &Scenario, names: &[String]) -> bool {
+    if names.is_empty() { scenario.name != "compare" } else { names.iter().any(|name| name == scenario.name) }
+}
+
 /// Reads the set-up from the environment; None if a variable has an unknown value.
 fn setup() -> Option<Setup> {
     let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
@@ -88,47 +93,52 @@ fn setup() -> Option<Setup> {
         Some(_) => return None,
     };
     let serve = variable("SERVE").is_some_and(|value| value != "0");
-    Some(Setup { network, store, serve, timed: false })
+    Some(Setup { network, store, serve })
 }
 
 /// Plays scenarios on one cluster. After a failed scenario, the next one gets a new cluster.
 fn play(setup: Setup, scenarios: &[&'static Scenario]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     let mut running: Option<Cluster> = None;
-    for scenario in scenarios {
+    for scenario in scenarios.iter().filter(|scenario| (scenario.fits)(setup)) {
         if INTERRUPTED.load(Ordering::Relaxed) {
             break;
         }
-        if running.is_none() {
+        let mut cluster = running.take().unwrap_or_else(|| Cluster::new(setup));
+        if !cluster.has_started() {
             println!("starting Kubernetes: {setup}");
-            let begun = Instant::now();
-            running = catch_unwind(|| Cluster::start(setup)).ok();
-            if running.is_some() {
-                println!("its node is ready after {:.1} s", begun.elapsed().as_secs_f64());
+            let started = attempt("start", &mut cluster, setup, |cluster| {
+                cluster.start();
+                String::new()
+            });
+            if started.result.is_err() {
+                outcomes.push(started);
+                break;
             }
-        }
-        let Some(cluster) = &mut running else {
-            let result = Err("Kubernetes does not start".to_owned());
-            outcomes.push(Outcome { scenario: scenario.name, setup: setup.to_string(), time: Duration::ZERO, result });
-            break;
-        };
-        if !(scenario.fits)(cluster) {
-            continue;
+            println!("its node is ready after {:.1} s", started.time.as_secs_f64());
         }
         println!("{}: {}", scenario.name, scenario.shows);
-        let begun = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(cluster)));
-        let result = result.map_err(|panic| said(&*panic));
-        let time = begun.elapsed();
-        if let Err(failure) = &result {
-            let kept = logs_folder(scenario.name);
-            cluster.keep_logs(&kept);
-            println!("FAILED: {failure}\nthe logs of all programs are in {}", kept.display());
-            running = None;
+        let outcome = attempt(scenario.name, &mut cluster, setup, scenario.run);
+        if let Ok(seen) = &outcome.result {
+            println!("  {seen}");
+            running = Some(cluster);
         }
-        outcomes.push(Outcome { scenario: scenario.name, setup: setup.to_string(), time, result });
+        outcomes.push(outcome);
     }
     outcomes
+}
+
+/// Plays one scenario. If it fails, keeps the logs of all programs, and prints where they are.
+fn attempt(name: &'static str, cluster: &mut Cluster, setup: Setup, run: fn(&mut Cluster) -> String) -> Outcome {
+    let begun = Instant::now();
+    let result = catch_unwind(AssertUnwindSafe(|| run(cluster))).map_err(|panic| said(&*panic));
+    let time = begun.elapsed();
+    if result.is_err() {
+        let kept = logs_folder(name);
+        cluster.keep_logs(&kept);
+        println!("{name} has FAILED (see above); the logs of all programs are in {}", kept.display());
+    }
+    Outcome { scenario: name, setup: setup.to_string(), time, result }
 }
 
 /// Returns a new folder for the logs of a failed scenario, beside the programs.

@@ -53,8 +53,6 @@ pub(crate) struct Setup {
     pub(crate) network: Network,
     pub(crate) store: Store,
     pub(crate) serve: bool,
-    /// Whether plugins are called through the program that measures them.
-    pub(crate) timed: bool,
 }
 
 impl fmt::Display for Setup {
@@ -81,7 +79,7 @@ impl Setup {
     }
 
     /// Returns the file name of the main plugin.
-    fn main_plugin(self) -> &'static str {
+    pub(crate) fn main_plugin(self) -> &'static str {
         match (self.network, self.store) {
             (Network::Routed, Store::Etcd) => "calico",
             (Network::Routed, _) => "margay-cni",
@@ -104,10 +102,10 @@ impl Setup {
                 "ipam": {"type": "margay-ipam", "ipv4_pools": [POOL.0], "routes": [{"dst": "0.0.0.0/0"}]},
             }),
             Network::HostLocal => json!({
-                "bridge": "cni0",
+                "bridge": "cni1",
                 "isGateway": true,
                 "hairpinMode": true,
-                "ipam": {"type": "host-local", "ranges": [[{"subnet": POOL.1}]], "routes": [{"dst": "0.0.0.0/0"}]},
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.49.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]},
             }),
         };
         main["type"] = self.main_plugin().into();
@@ -128,22 +126,14 @@ impl Setup {
 
     /// Installs the plugins on the machine's disk. The network's configuration follows when its store is ready, because
     /// a runtime that asks no STATUS reports the node as ready once the file is there.
-    pub(crate) fn write_files(self, disk: &Path) {
+    pub(crate) fn write_files(disk: &Path) {
         let bin = disk.join("opt/cni/bin");
-        let real = if self.timed { bin.join("timed") } else { bin.clone() };
-        fs::create_dir_all(&real).unwrap();
         for plugin in ["bridge", "host-local", "portmap", "loopback"] {
-            testkit::copy::copy_program(programs::standard_plugins().join(plugin), &real.join(plugin));
+            testkit::copy::copy_program(programs::standard_plugins().join(plugin), &bin.join(plugin));
         }
-        testkit::copy::copy_program(programs::margay("margay-ipam"), &real.join("margay-ipam"));
+        testkit::copy::copy_program(programs::margay("margay-ipam"), &bin.join("margay-ipam"));
         for name in ["calico", "calico-ipam", "margay-cni"] {
-            symlink("margay-ipam", real.join(name)).unwrap();
-        }
-        if self.timed {
-            testkit::copy::copy_program(programs::pod(), &bin.join(self.main_plugin()));
-            for plugin in ["portmap", "loopback"] {
-                testkit::copy::copy_program(programs::standard_plugins().join(plugin), &bin.join(plugin));
-            }
+            symlink("margay-ipam", bin.join(name)).unwrap();
         }
     }
 
@@ -164,15 +154,15 @@ impl Setup {
 
 /// Writes what the plugins need on an empty etcd: what Calico's node agent writes otherwise.
 fn register_by_hand(cluster: &Cluster) {
-    let document = |kind: &str, name: &str, spec: Value| {
-        json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec})
-    };
+    let document = |kind: &str, name: &str, spec: Value| json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec});
     let information = document("ClusterInformation", "default", json!({"datastoreReady": true}));
     let node = document("Node", NODE, json!({}));
     for (key, document) in [("clusterinformations/default", information), ("nodes/node1", node)] {
         let key = format!("/calico/resources/v3/projectcalico.org/{key}");
         cluster.run(&["etcdctl", "put", &key, &document.to_string()]);
     }
+    // Felix enables it on the nodes of a Calico cluster.
+    cluster.run(&["sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"]);
     fs::create_dir_all(cluster.disk().join("var-lib/calico")).unwrap();
     fs::write(cluster.disk().join("var-lib/calico/nodename"), NODE).unwrap();
 }
