@@ -213,7 +213,7 @@ impl Cluster {
                     "--token-auth-file=/var/lib/kubernetes/tokens.csv",
                     "--authorization-mode=Node,RBAC",
                     "--service-account-issuer=https://kubernetes.default.svc",
-                    "--service-account-key-file=/var/lib/kubernetes/accounts.key",
+                    "--service-account-key-file=/var/lib/kubernetes/accounts.pub",
                     "--service-account-signing-key-file=/var/lib/kubernetes/accounts.key",
                     "--service-cluster-ip-range=10.96.0.0/16",
                     "--kubelet-preferred-address-types=InternalIP",
@@ -366,7 +366,9 @@ fn write_certificates(write: &impl Fn(&str, String)) -> String {
     write("authority.pem", authority.pem());
     write("server.pem", certificate.pem());
     write("server.key", key.serialize_pem());
-    write("accounts.key", KeyPair::generate().unwrap().serialize_pem());
+    let accounts = KeyPair::generate().unwrap();
+    write("accounts.key", accounts.serialize_pem());
+    write("accounts.pub", accounts.public_key_pem());
     authority.pem()
 }
 

@@ -13,6 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::programs;
+
 /// The node's name, which is also the machine's host name.
 pub(crate) const NODE: &str = "node1";
 /// The node's address.
@@ -131,8 +133,10 @@ impl Boot {
         command.args(["--target", &self.number.to_string(), "--mount", "--net", "--pid", "--uts", "--ipc", "--"]);
         // The home folder is on the machine's disk: kubectl keeps a cache there.
         command.args(["env", "-i", "HOME=/var/lib/root", "KUBECONFIG=/var/lib/kubernetes/admin.conf"]);
-        let kubernetes = crate::programs::kubernetes();
-        command.arg(format!("PATH=/opt/bin:{}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", kubernetes.display()));
+        let mut folders: Vec<PathBuf> = programs::containerd().into_iter().collect();
+        folders.push(programs::kubernetes());
+        folders.extend(["/opt/bin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(PathBuf::from));
+        command.arg(format!("PATH={}", std::env::join_paths(folders).unwrap().display()));
         command.args(words).stdin(Stdio::null());
         command
     }

@@ -29,7 +29,7 @@ use crate::scenarios::{ALL, Scenario};
 
 const USAGE: &str = "\
 usage: kubernetes-lab [SCENARIO...]
-variables: NETWORK=calico|bridge|host-local  STORE=etcd|redb|sled  SERVE=1
+variables: NETWORK=calico|bridge|host-local  STORE=etcd|redb|sled  SERVE=1  CONTAINERD=2
 scenarios (by default all but compare):";
 
 /// One row of the table.
@@ -93,7 +93,7 @@ fn setup() -> Option<Setup> {
         Some(_) => return None,
     };
     let serve = variable("SERVE").is_some_and(|value| value != "0");
-    Some(Setup { network, store, serve })
+    Some(Setup { network, store, serve, status: programs::containerd().is_some() })
 }
 
 /// Plays scenarios on one cluster. After a failed scenario, the next one gets a new cluster.

@@ -53,6 +53,9 @@ pub(crate) struct Setup {
     pub(crate) network: Network,
     pub(crate) store: Store,
     pub(crate) serve: bool,
+    /// Whether the runtime asks the plugins for STATUS, for which the network has version 1.1.0. Debian's plugins do not
+    /// know that version, so such a network has no portmap.
+    pub(crate) status: bool,
 }
 
 impl fmt::Display for Setup {
@@ -62,7 +65,8 @@ impl fmt::Display for Setup {
             Network::Routed => f.write_str("calico")?,
             Network::Bridge => f.write_str("bridge")?,
         }
-        write!(f, ", {}{}", self.store.name(), if self.serve { ", daemon" } else { "" })
+        let part = |is: bool, text: &'static str| if is { text } else { "" };
+        write!(f, ", {}{}{}", self.store.name(), part(self.serve, ", daemon"), part(self.status, ", containerd 2"))
     }
 }
 
@@ -119,6 +123,9 @@ impl Setup {
             };
             main.as_object_mut().unwrap().extend(store.as_object().unwrap().clone());
             main["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
+        }
+        if self.status && self.network == Network::Routed {
+            return json!({"cniVersion": "1.1.0", "name": "k8s-pod-network", "plugins": [main]});
         }
         let portmap = json!({"type": "portmap", "snat": true, "capabilities": {"portMappings": true}});
         json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "plugins": [main, portmap]})

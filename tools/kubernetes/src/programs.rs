@@ -9,6 +9,11 @@ pub(crate) fn kubernetes() -> PathBuf {
     PathBuf::from(env::var_os("KUBERNETES_PROGRAMS").expect("KUBERNETES_PROGRAMS is not set: run `make kubernetes`"))
 }
 
+/// Returns the folder with a containerd that asks plugins for STATUS, if it is to run instead of Debian's.
+pub(crate) fn containerd() -> Option<PathBuf> {
+    env::var_os("CONTAINERD_PROGRAMS").map(PathBuf::from)
+}
+
 /// Returns a program of Margay, from the folder in `MARGAY_PROGRAMS`, else from the folder of this program.
 pub(crate) fn margay(name: &str) -> PathBuf {
     let own = || env::current_exe().unwrap().parent().unwrap().to_owned();

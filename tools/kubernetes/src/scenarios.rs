@@ -83,6 +83,12 @@ pub(crate) const ALL: &[Scenario] = &[
         fits: |_| true,
     },
     Scenario {
+        name: "status",
+        shows: "a pool that is missing, which STATUS reports, and which is there again",
+        run: status,
+        fits: |setup| setup.status && setup.network == Network::Routed,
+    },
+    Scenario {
         name: "compare",
         shows: "the time of 40 pods and of the CNI calls, beside bridge and host-local",
         run: compare::compare,
@@ -413,20 +419,36 @@ fn reboot(cluster: &mut Cluster) -> String {
     format!("{COUNT} pods ready {:.1} s after it, {kept} with the address from before", recovered.as_secs_f64())
 }
 
+/// Waits until the node is ready, or not ready any more, and returns how many seconds it took.
+fn wait_for_node(cluster: &mut Cluster, ready: bool) -> f64 {
+    let begun = Instant::now();
+    wait_until(if ready { "a ready node" } else { "a node that is not ready" }, POD_TIMEOUT, || {
+        cluster.must_run();
+        if cluster.node_is_ready()? == ready { Ok(()) } else { Err("not yet".to_owned()) }
+    });
+    begun.elapsed().as_secs_f64()
+}
+
 fn no_network(cluster: &mut Cluster) -> String {
     let path = cluster.disk().join(CONFLIST);
     let aside = path.with_extension("aside");
-    let wait_for = |cluster: &mut Cluster, ready: bool| {
-        let begun = Instant::now();
-        wait_until(if ready { "a ready node" } else { "a node that is not ready" }, POD_TIMEOUT, || {
-            cluster.must_run();
-            if cluster.node_is_ready()? == ready { Ok(()) } else { Err("not yet".to_owned()) }
-        });
-        begun.elapsed().as_secs_f64()
-    };
     std::fs::rename(&path, &aside).unwrap();
-    let down = wait_for(cluster, false);
+    let down = wait_for_node(cluster, false);
     std::fs::rename(&aside, &path).unwrap();
-    let up = wait_for(cluster, true);
+    let up = wait_for_node(cluster, true);
+    format!("NotReady after {down:.1} s, Ready again after {up:.1} s")
+}
+
+fn status(cluster: &mut Cluster) -> String {
+    let create = |cluster: &Cluster| cluster.margay(&["pool", "create", "asked", "10.50.0.0/24"]).unwrap();
+    create(cluster);
+    use_network(cluster, &json!({"ipv4_pools": ["asked"]}));
+    wait_for_node(cluster, true);
+    cluster.margay(&["pool", "delete", "asked"]).unwrap();
+    let down = wait_for_node(cluster, false);
+    create(cluster);
+    let up = wait_for_node(cluster, true);
+    use_network(cluster, &json!({}));
+    cluster.margay(&["pool", "delete", "asked"]).unwrap();
     format!("NotReady after {down:.1} s, Ready again after {up:.1} s")
 }
