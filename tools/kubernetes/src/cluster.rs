@@ -227,6 +227,7 @@ impl Cluster {
                     &kubeconfig("controller-manager"),
                     "--service-account-private-key-file=/var/lib/kubernetes/accounts.key",
                     "--root-ca-file=/var/lib/kubernetes/authority.pem",
+                    "--use-service-account-credentials=true",
                     "--leader-elect=false",
                     "--bind-address=127.0.0.1",
                     "--profiling=false",

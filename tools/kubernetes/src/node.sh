@@ -25,7 +25,7 @@ mount --bind "$disk/var-lib" /var/lib
 mount --bind "$disk/var-log" /var/log
 mount -t tmpfs -o mode=755 run /run
 mount -t tmpfs shm /dev/shm
-mkdir /run/lock
+mkdir /run/lock /run/netns
 
 # A network card that leads to no other machine. The default route is for the next hop of routed pods, 169.254.1.1: a
 # machine answers for an address only if it has a route to it.

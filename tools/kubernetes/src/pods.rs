@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,12 +13,12 @@ use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::machine::{Boot, wait_until};
+use crate::machine::{Boot, INTERRUPTED, wait_until};
 
 /// The port on which each pod serves.
 pub(crate) const PORT: u16 = 8080;
 /// Time limit until pods are ready or gone. The host may be busy with other work.
-pub(crate) const POD_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const POD_TIMEOUT: Duration = Duration::from_secs(180);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the template of a pod that serves on [`PORT`], labelled `app: NAME`.
@@ -194,10 +195,9 @@ impl Watch {
         let until = Instant::now() + POD_TIMEOUT;
         let mut ready = BTreeMap::new();
         while ready.len() < count {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok((when, event)) = self.events.recv_timeout(left) else {
-                panic!("{count} pods: {} are ready", ready.len());
-            };
+            assert!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
+            assert!(Instant::now() < until, "{count} pods: {} are ready", ready.len());
+            let Ok((when, event)) = self.events.recv_timeout(Duration::from_secs(1)) else { continue };
             let pod = Pod::of(&event["object"]);
             if pod.ready {
                 ready.entry(pod.name).or_insert(when);

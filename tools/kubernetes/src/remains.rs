@@ -74,7 +74,7 @@ impl Cluster {
             // The bridge plugin keeps its bridge.
             interfaces: links.filter(|name| name != "cni0").collect(),
             routes: routes.into_iter().filter(|route| !route.contains("dev cni0")).collect(),
-            namespaces: lines(self.run(&["find", "/run/netns", "/var/run/netns", "-type", "f"])),
+            namespaces: lines(self.run(&["find", "/run/netns", "-type", "f"])),
             rules,
         }
     }
