@@ -26,7 +26,8 @@ impl Cluster {
             let address = entry["ip"].as_str().and_then(|ip| ip.parse().ok()).ok_or_else(|| entry.to_string())?;
             let owner = &entry["attributes"];
             let text = |name: &str| owner[name].as_str().unwrap_or("-").to_owned();
-            if entry["state"] != "cooling down" {
+            // A sticky address that waits for its workload has no handle.
+            if entry["state"] != "cooling down" && !entry["handle"].is_null() {
                 assigned.insert(address, format!("{}/{}", text("namespace"), text("pod")));
             }
         }
