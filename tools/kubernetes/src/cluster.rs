@@ -143,6 +143,7 @@ impl Cluster {
 
     /// Reboots the machine, as after a power cut.
     pub(crate) fn reboot(&mut self) {
+        self.boot.stop();
         self.parts.clear();
         self.boot = self.machine.boot();
         self.start_containerd();

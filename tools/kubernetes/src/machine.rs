@@ -22,6 +22,8 @@ pub(crate) const NODE_ADDRESS: &str = "192.0.2.7";
 
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time limit until the processes of a stopped machine have ended.
+const GROUPS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a command on the machine, in seconds.
 const COMMAND_TIMEOUT: &str = "120";
 
@@ -43,9 +45,6 @@ impl Machine {
         for folder in ["etc/cni/net.d", "etc/kubernetes", "opt/cni/bin", "var-lib", "var-log", "log"] {
             fs::create_dir_all(machine.disk().join(folder)).unwrap();
         }
-        for controller in controllers() {
-            fs::create_dir(controller.join(&machine.tag)).unwrap();
-        }
         machine
     }
 
@@ -56,6 +55,11 @@ impl Machine {
 
     /// Boots the machine; each boot has a new boot id.
     pub(crate) fn boot(&self) -> Boot {
+        // The control groups of an earlier boot are the host's, and would be taken for containers.
+        self.remove_groups();
+        for controller in controllers() {
+            fs::create_dir(controller.join(&self.tag)).unwrap();
+        }
         let disk = self.disk();
         let (script, id_file) = (disk.join("node.sh"), disk.join("boot-id"));
         fs::write(&id_file, format!("{}\n", uuid::Uuid::new_v4())).unwrap();
@@ -78,27 +82,29 @@ impl Machine {
             let _ = first.wait();
             panic!("the machine does not start: {said}");
         };
-        Boot { disk: disk.to_owned(), first, number: Pid::from_raw(number) }
+        Boot { disk: disk.to_owned(), first: Some(first), number: Pid::from_raw(number) }
+    }
+
+    /// Removes the machine's control groups, from the inside out. Processes of a stopped machine may take a moment to
+    /// end.
+    fn remove_groups(&self) {
+        let until = Instant::now() + GROUPS_TIMEOUT;
+        let mut tops: Vec<PathBuf> = controllers().iter().map(|controller| controller.join(&self.tag)).collect();
+        while Instant::now() < until {
+            tops.iter().for_each(|top| remove_groups(top));
+            tops.retain(|top| top.exists());
+            if tops.is_empty() {
+                return;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        eprintln!("these control groups are left: {tops:?}");
     }
 }
 
 impl Drop for Machine {
-    /// Removes the machine's control groups, from the inside out. Processes of a stopped machine may take a moment to
-    /// end.
     fn drop(&mut self) {
-        let until = Instant::now() + Duration::from_secs(20);
-        let mut tops: Vec<PathBuf> = controllers().iter().map(|controller| controller.join(&self.tag)).collect();
-        loop {
-            tops.iter().for_each(|top| remove_groups(top));
-            tops.retain(|top| top.exists());
-            if tops.is_empty() || Instant::now() > until {
-                break;
-            }
-            thread::sleep(POLL_INTERVAL);
-        }
-        if !tops.is_empty() {
-            eprintln!("these control groups are left: {tops:?}");
-        }
+        self.remove_groups();
     }
 }
 
@@ -122,7 +128,7 @@ fn remove_groups(top: &Path) {
 #[derive(Debug)]
 pub(crate) struct Boot {
     disk: PathBuf,
-    first: Child,
+    first: Option<Child>,
     number: Pid,
 }
 
@@ -175,12 +181,21 @@ impl Boot {
     }
 }
 
+impl Boot {
+    /// Stops the machine as by a power cut.
+    pub(crate) fn stop(&mut self) {
+        if let Some(mut first) = self.first.take() {
+            // The machine's first process has not been waited for yet, so the kernel cannot have reused its process id.
+            // All other processes of the machine end together with its first process.
+            let _ = kill(self.number, Signal::SIGKILL);
+            let _ = first.wait();
+        }
+    }
+}
+
 impl Drop for Boot {
     fn drop(&mut self) {
-        // The machine's first process has not been waited for yet, so the kernel cannot have reused its process id. All
-        // other processes of the machine end together with its first process.
-        let _ = kill(self.number, Signal::SIGKILL);
-        let _ = self.first.wait();
+        self.stop();
     }
 }
 

@@ -29,7 +29,7 @@ use crate::scenarios::{ALL, Scenario};
 
 const USAGE: &str = "\
 usage: kubernetes-lab [SCENARIO...]
-variables: NETWORK=calico|bridge|host-local  STORE=etcd|redb|sled  SERVE=1  CONTAINERD=2
+variables: NETWORK=calico|bridge|host-local  STORE=etcd|redb|sled  SERVE=1  CONTAINERD=2  KEEP_LOGS=1
 scenarios (by default all but compare):";
 
 /// One row of the table.
@@ -133,10 +133,11 @@ fn attempt(name: &'static str, cluster: &mut Cluster, setup: Setup, run: fn(&mut
     let begun = Instant::now();
     let result = catch_unwind(AssertUnwindSafe(|| run(cluster))).map_err(|panic| said(&*panic));
     let time = begun.elapsed();
-    if result.is_err() {
+    if result.is_err() || env::var_os("KEEP_LOGS").is_some() {
         let kept = logs_folder(name);
         cluster.keep_logs(&kept);
-        println!("{name} has FAILED (see above); the logs of all programs are in {}", kept.display());
+        let state = if result.is_err() { "has FAILED (see above)" } else { "is done" };
+        println!("{name} {state}; the logs of all programs are in {}", kept.display());
     }
     Outcome { scenario: name, setup: setup.to_string(), time, result }
 }

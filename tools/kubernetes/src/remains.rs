@@ -25,7 +25,9 @@ impl Cluster {
         for entry in report["addresses"].as_array().ok_or_else(|| format!("no addresses in {report}"))? {
             let address = entry["ip"].as_str().and_then(|ip| ip.parse().ok()).ok_or_else(|| entry.to_string())?;
             let owner = &entry["attributes"];
-            let text = |name: &str| owner[name].as_str().unwrap_or("-").to_owned();
+            // On Calico's kind of network the attributes have Calico's names, on others Margay's.
+            let named = |name: &str| owner[name].as_str().or_else(|| owner[format!("margay.io/{name}")].as_str());
+            let text = |name: &str| named(name).unwrap_or("-").to_owned();
             // A sticky address that waits for its workload has no handle.
             if entry["state"] != "cooling down" && !entry["handle"].is_null() {
                 assigned.insert(address, format!("{}/{}", text("namespace"), text("pod")));
