@@ -69,7 +69,10 @@ cat >config.json <<JSON
 JSON
 echo '[{"Config":"config.json","RepoTags":["margay.test/pod:1"],"Layers":["layer.tar"]}]' >manifest.json
 tar -cf image.tar manifest.json config.json layer.tar
-ctr --namespace k8s.io images import --snapshotter native image.tar >/dev/null
+# By default ctr 2 has containerd import the image, which would need a configuration for this snapshotter.
+local=""
+if ctr images import --help | grep -q -- --local; then local=--local; fi
+ctr --namespace k8s.io images import $local --snapshotter native image.tar >/dev/null
 "#;
 
 /// A running Kubernetes. Dropping it stops its machine and deletes its files.

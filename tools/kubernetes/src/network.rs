@@ -92,7 +92,10 @@ impl Setup {
     }
 
     /// Returns the network's configuration. The object `ipam` has additional members for its section `ipam`.
+    ///
+    /// Each pool has a bridge of its own: the standard plugin refuses to give a bridge a second address.
     pub(crate) fn conflist(self, ipam: &Value) -> Value {
+        let bridge = format!("cni-{}", ipam["ipv4_pools"][0].as_str().unwrap_or(POOL.0));
         let mut main = match self.network {
             Network::Routed => json!({
                 "policy": {"type": "k8s"},
@@ -100,13 +103,13 @@ impl Setup {
                 "ipam": {"type": if self.store == Store::Etcd { "calico-ipam" } else { "margay-ipam" }},
             }),
             Network::Bridge => json!({
-                "bridge": "cni0",
+                "bridge": bridge,
                 "isGateway": true,
                 "hairpinMode": true,
                 "ipam": {"type": "margay-ipam", "ipv4_pools": [POOL.0], "routes": [{"dst": "0.0.0.0/0"}]},
             }),
             Network::HostLocal => json!({
-                "bridge": "cni1",
+                "bridge": "cni-other",
                 "isGateway": true,
                 "hairpinMode": true,
                 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.49.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]},

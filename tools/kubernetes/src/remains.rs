@@ -74,9 +74,9 @@ impl Cluster {
         let mut routes = lines(self.run(&["ip", "route"]));
         routes.extend(lines(self.run(&["ip", "-6", "route", "show", "type", "unicast"])));
         Remains {
-            // The bridge plugin keeps its bridge.
-            interfaces: links.filter(|name| name != "cni0").collect(),
-            routes: routes.into_iter().filter(|route| !route.contains("dev cni0")).collect(),
+            // The bridge plugin keeps its bridges.
+            interfaces: links.filter(|name| !name.starts_with("cni-")).collect(),
+            routes: routes.into_iter().filter(|route| !route.contains("dev cni-")).collect(),
             namespaces: lines(self.run(&["find", "/run/netns", "-type", "f"])),
             rules,
         }
