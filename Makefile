@@ -48,14 +48,15 @@ bench: ## Measure against peers and floors in one run, and print ratios (PARTS=c
 
 .PHONY: kubernetes
 kubernetes: STORE = etcd
-kubernetes: ## Run a real Kubernetes on one node with Margay as its network, and play scenarios (NETWORK=calico|bridge|host-local, STORE=etcd|redb|sled, SERVE=1 with a daemon, CONTAINERD=2 for one that asks STATUS, SCENARIOS="few-pods ..."); the first time builds Kubernetes
+kubernetes: ## Run a real Kubernetes on one node with Margay as its network, and play scenarios (NETWORK=calico|bridge|host-local, STORE=etcd|redb|sled, SERVE=1 with a daemon, CONTAINERD=2 for one that asks STATUS, RELEASE=1 for programs as they are installed, SCENARIOS="few-pods ..."); the first time builds Kubernetes
 	@scripts/setup kubernetes
 	@scripts/build-kubernetes
 	@$(if $(filter 2,$(CONTAINERD)),scripts/build-kubernetes containerd)
-	@CRATES=pod/pod scripts/build-release
-	@cargo build --quiet --profile ci -p margay-cni-plugin -p margay-cli -p kubernetes-lab
+	@CRATES="pod/pod$(if $(RELEASE), cni-plugin cli)" scripts/build-release
+	@cargo build --quiet --profile ci $(if $(RELEASE),,-p margay-cni-plugin -p margay-cli) -p kubernetes-lab
 	@NETWORK=$(NETWORK) STORE=$(STORE) SERVE=$(SERVE) KUBERNETES_PROGRAMS=$$(scripts/build-kubernetes --folder) \
 		$(if $(filter 2,$(CONTAINERD)),CONTAINERD_PROGRAMS=$$(scripts/build-kubernetes containerd --folder)) \
+		$(if $(RELEASE),MARGAY_PROGRAMS=$(abspath $(or $(CARGO_TARGET_DIR),target))/programs/$(shell uname -m)) \
 		POD_PROGRAM=$(abspath $(or $(CARGO_TARGET_DIR),target))/programs/$(shell uname -m)/pod \
 		$(or $(CARGO_TARGET_DIR),target)/ci/kubernetes-lab $(SCENARIOS)
 
