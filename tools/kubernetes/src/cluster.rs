@@ -16,6 +16,8 @@ use crate::network::{CONFLIST, Setup};
 
 /// Time limit for a program or the node to become ready. The host may be busy with other work.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(180);
+/// The port of the daemon's metrics.
+const DAEMON_PORT: u16 = 9099;
 const API: &str = "https://127.0.0.1:6443";
 
 /// Users of the API: file name, user name, group. Each has a token of its own.
@@ -144,6 +146,14 @@ impl Cluster {
         }
     }
 
+    /// Returns how many calls of a verb the daemon has served since it was started.
+    #[track_caller]
+    pub(crate) fn served_by_daemon(&self, verb: &str) -> usize {
+        let metrics = self.fetch([127, 0, 0, 1].into(), DAEMON_PORT, "/metrics");
+        let start = format!("margay_serve_answers_total{{verb=\"{verb}\",result=\"done\"}} ");
+        metrics.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0)
+    }
+
     /// Reboots the machine, as after a power cut.
     pub(crate) fn reboot(&mut self) {
         self.boot.stop();
@@ -256,7 +266,10 @@ impl Cluster {
                     "--v=2",
                 ]),
             ),
-            "margay-serve" => ("margay", of(&["--store", &self.setup.store_url(), "serve"])),
+            "margay-serve" => (
+                "margay",
+                of(&["--store", &self.setup.store_url(), "serve", "--http", &format!("127.0.0.1:{DAEMON_PORT}")]),
+            ),
             _ => panic!("which program is {name}?"),
         };
         std::iter::once(program.to_owned()).chain(rest).collect()

@@ -102,6 +102,8 @@ pub(crate) const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Creates a Deployment, looks at its pods' addresses and connections, and deletes it. Returns how long the pods took.
 fn pods_come_and_go(cluster: &mut Cluster, count: usize) -> String {
     let before = cluster.remains();
+    let served = |cluster: &Cluster| ["ADD", "DEL"].map(|verb| cluster.served_by_daemon(verb));
+    let served_before = cluster.setup.serve.then(|| served(cluster));
     let watch = Watch::start(cluster.boot());
     let begun = Instant::now();
     cluster.apply(&workload("Deployment", "web", count).to_string());
@@ -114,6 +116,11 @@ fn pods_come_and_go(cluster: &mut Cluster, count: usize) -> String {
     let begun = Instant::now();
     cluster.delete("deployment", "web");
     leave_nothing(cluster, &before);
+    if let Some(before) = served_before {
+        let after = served(cluster);
+        let through_daemon = before.iter().zip(&after).all(|(before, after)| after - before >= count);
+        assert!(through_daemon, "the daemon has not served all ADDs and DELs: {before:?}, then {after:?}");
+    }
     format!("all ready after {:.1} s, gone after {:.1} s", last.as_secs_f64(), begun.elapsed().as_secs_f64())
 }
 
