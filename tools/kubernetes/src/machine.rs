@@ -41,7 +41,8 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new() -> Self {
         let disk = tempfile::Builder::new().prefix("margay-kubernetes.").tempdir().unwrap();
-        let machine = Self { disk, tag: format!("margay-{}", uuid::Uuid::new_v4().simple()) };
+        // The process id is unique among the running ones; what a killed run of the same id left is removed at the boot.
+        let machine = Self { disk, tag: format!("margay-kubernetes-{}", std::process::id()) };
         for folder in ["etc/cni/net.d", "etc/kubernetes", "opt/cni/bin", "var-lib", "var-log", "log"] {
             fs::create_dir_all(machine.disk().join(folder)).unwrap();
         }
