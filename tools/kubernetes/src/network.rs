@@ -147,15 +147,22 @@ impl Setup {
         }
     }
 
+    /// Creates a pool for the network. On etcd, a bridged network takes only pools that no network of Calico's kind uses by
+    /// itself.
+    pub(crate) fn create_pool(self, cluster: &Cluster, pool: &str, cidr: &str) {
+        let manual = (self.network == Network::Bridge && self.store == Store::Etcd).then_some("--manual");
+        let words = ["pool", "create", pool, cidr].into_iter().chain(manual);
+        cluster.margay(&words.collect::<Vec<_>>()).unwrap();
+    }
+
     /// Prepares the network's store, and then writes the network's configuration.
     pub(crate) fn prepare_store(self, cluster: &Cluster) {
         if self.is_margay() {
             if self.store == Store::Etcd {
                 register_by_hand(cluster);
             }
-            let store = self.store_url();
             for (pool, cidr) in [POOL, POOL_6] {
-                cluster.run(&["margay", "--store", &store, "pool", "create", pool, cidr]);
+                self.create_pool(cluster, pool, cidr);
             }
         }
         cluster.set_network(&json!({}));

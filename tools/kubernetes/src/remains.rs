@@ -21,17 +21,24 @@ impl Cluster {
     /// Returns the addresses in use according to Margay, each with the pod (`NAMESPACE/NAME`) that has it.
     pub(crate) fn assigned(&self) -> Result<BTreeMap<IpAddr, String>, String> {
         let report = self.margay(&["ipam", "check", "--show-all-ips"])?;
-        let mut assigned = BTreeMap::new();
+        let (mut assigned, mut in_use) = (BTreeMap::new(), 0);
         for entry in report["addresses"].as_array().ok_or_else(|| format!("no addresses in {report}"))? {
             let address = entry["ip"].as_str().and_then(|ip| ip.parse().ok()).ok_or_else(|| entry.to_string())?;
             let owner = &entry["attributes"];
             // On Calico's kind of network the attributes have Calico's names, on others Margay's.
             let named = |name: &str| owner[name].as_str().or_else(|| owner[format!("margay.io/{name}")].as_str());
             let text = |name: &str| named(name).unwrap_or("-").to_owned();
-            // A sticky address that waits for its workload has no handle.
+            in_use += u64::from(entry["state"] == "in use");
+            // A sticky address that waits for its workload is in use and has no handle.
             if entry["state"] != "cooling down" && !entry["handle"].is_null() {
                 assigned.insert(address, format!("{}/{}", text("namespace"), text("pod")));
             }
+        }
+        let shown = self.margay(&["ipam", "show"])?;
+        let pools = shown["pools"].as_array().into_iter().flatten();
+        let sum: u64 = pools.filter_map(|pool| pool["in_use"].as_str()?.parse::<u64>().ok()).sum();
+        if sum != in_use {
+            return Err(format!("of {in_use} addresses in use margay ipam show counts {sum}"));
         }
         Ok(assigned)
     }

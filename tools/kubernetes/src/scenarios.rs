@@ -191,7 +191,7 @@ fn host_port(cluster: &mut Cluster) -> String {
 fn annotations(cluster: &mut Cluster) -> String {
     let before = cluster.remains();
     for (pool, cidr) in [("pods", "10.46.0.0/24"), ("team", "10.47.0.0/24")] {
-        cluster.margay(&["pool", "create", pool, cidr]).unwrap();
+        cluster.setup.create_pool(cluster, pool, cidr);
     }
     let namespace = json!({
         "apiVersion": "v1", "kind": "Namespace",
@@ -263,7 +263,7 @@ fn sticky(cluster: &mut Cluster) -> String {
     let first = addresses_by_name(&cluster.wait_for_pods("kept", 3));
     for _ in 0..2 {
         let old = ids(&cluster.pods("kept").unwrap());
-        cluster.kubectl(&["delete", "pods", "-l", "app=kept", "--wait=true"]).unwrap();
+        cluster.kubectl(&["delete", "pods", "-l", "app=kept", "--wait=false"]).unwrap();
         let pods = wait_for_new_pods(cluster, "kept", 3, &old);
         assert_eq!(addresses_by_name(&pods), first);
         have_own_addresses(cluster, &pods);
@@ -349,7 +349,7 @@ fn full_pool(cluster: &mut Cluster) -> String {
     // On a bridge, the network's own address, the gateway and the broadcast address are no pod's.
     let room = if cluster.setup.network == Network::Bridge { 13 } else { 16 };
     let before = cluster.remains();
-    cluster.margay(&["pool", "create", "small", "10.48.0.0/28", "--block-size", "28"]).unwrap();
+    cluster.setup.create_pool(cluster, "small", "10.48.0.0/28");
     use_network(cluster, &json!({"ipv4_pools": ["small"]}));
     cluster.apply(&workload("Deployment", "crowd", 30).to_string());
     wait_until("a full pool", POD_TIMEOUT, || {
@@ -447,7 +447,7 @@ fn no_network(cluster: &mut Cluster) -> String {
 }
 
 fn status(cluster: &mut Cluster) -> String {
-    let create = |cluster: &Cluster| cluster.margay(&["pool", "create", "asked", "10.50.0.0/24"]).unwrap();
+    let create = |cluster: &Cluster| cluster.setup.create_pool(cluster, "asked", "10.50.0.0/24");
     create(cluster);
     use_network(cluster, &json!({"ipv4_pools": ["asked"]}));
     wait_for_node(cluster, true);
