@@ -193,12 +193,25 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<(PendingEndpoint, EndpointContext)> {
         let mut pending = PendingEndpoint { ipam: self.clone(), query, deadline, attempt: None };
-        let (mut attempts, mut tx) = pending.begin().await?;
+        let before = pending.read_again().await?;
+        Ok((pending, before))
+    }
+}
+
+impl PendingEndpoint {
+    /// Reads what [`Ipam::begin_endpoint`] reads once more, after [`Self::store`] has failed because another writer
+    /// has written the endpoint.
+    ///
+    /// # Errors
+    /// Any store error.
+    #[boxed_future]
+    pub async fn read_again(&mut self) -> Result<EndpointContext> {
+        let (mut attempts, mut tx) = self.begin().await?;
         loop {
-            match pending.read(&mut tx).await {
+            match self.read(&mut tx).await {
                 Ok(before) => {
-                    pending.attempt = Some((attempts, tx));
-                    return Ok((pending, before));
+                    self.attempt = Some((attempts, tx));
+                    return Ok(before);
                 }
                 // A read at the revision of the transaction fails if the store fails, or if the revision was compacted
                 // between two requests. `Attempts::end` returns the error or allows another attempt.
@@ -211,9 +224,7 @@ impl Ipam {
             }
         }
     }
-}
 
-impl PendingEndpoint {
     async fn begin(&self) -> Result<(Attempts, Transaction)> {
         let options = TransactOptions::new(self.deadline).with_extra_reads([import_lock::import_lock_key()]);
         let mut attempts = Attempts::new(Arc::clone(self.ipam.store()), options);

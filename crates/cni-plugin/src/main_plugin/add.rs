@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use agent::{Allocator, CniError, NetworkRules, Result, Session, explain};
 use datastore::{Location, served};
+use ipam_core::Error;
 use ipam_core::endpoints::{EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
 use ipam_core::model::{EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint};
 use ipnet::IpNet;
@@ -177,10 +178,31 @@ impl<'s, 'a> AddOperation<'s, 'a> {
 
     /// Stores a new WorkloadEndpoint with these facts, or updates the WorkloadEndpoint that is already stored.
     ///
+    /// If another plugin call has written the WorkloadEndpoint since this ADD read the store, the WorkloadEndpoint is
+    /// read again and stored once more, unless it belongs to a container that this ADD did not know. So an ADD of a pod
+    /// succeeds although the DEL of the pod's previous container deletes the WorkloadEndpoint meanwhile.
+    ///
     /// # Errors
-    /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
-    /// store error.
+    /// An error if another container of the pod has stored its WorkloadEndpoint, or any other store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
+        let error = match self.try_store(name, facts) {
+            Err(error @ (Error::EndpointExists(_) | Error::EndpointChanged(_))) => error,
+            done => return done.map_err(explained),
+        };
+        let known = self.found.as_ref().map(|(found, _)| found.container().to_owned());
+        let EndpointContext { endpoints, .. } = self.session.run(self.pending.read_again()).map_err(explained)?;
+        self.found = endpoints.into_iter().find(|(found, _)| self.setup.workload.has(found));
+        if let Some((found, _)) = &self.found {
+            let other = found.container();
+            if other != self.setup.call.container && Some(other) != known.as_deref() {
+                let text = format!("container {other} of the same workload has stored its endpoint during this ADD");
+                return Err(explained(error).with_details(text));
+            }
+        }
+        self.try_store(name, facts).map_err(explained)
+    }
+
+    fn try_store(&mut self, name: &str, facts: &EndpointFacts) -> ipam_core::Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
                 let mut endpoint = found.clone();
@@ -193,13 +215,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 
     /// Stores the document of a WorkloadEndpoint unchanged.
-    ///
-    /// # Errors
-    /// Any error of [`store`](Self::store).
-    fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
+    fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> ipam_core::Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
-        let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
-        stored.map_err(|error| explain(error, NetworkRules::Calico).into())
+        self.session.run(self.pending.store(endpoint, replaced, orchestrator))
     }
 
     /// Releases the addresses of a failed ADD. Nothing is released if the container already had one of the addresses
@@ -233,7 +251,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let session = &self.session;
         match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
             Ok(_) | Err(ipam_core::Error::ReleaseConflict(_)) => Ok(()),
-            Err(error) => Err(explain(error, NetworkRules::Calico).into()),
+            Err(error) => Err(explained(error)),
         }
     }
 
@@ -262,6 +280,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             session.close();
         }
     }
+}
+
+/// Returns the CNI error for an error of the allocator, with Calico's message.
+fn explained(error: Error) -> CniError {
+    explain(error, NetworkRules::Calico).into()
 }
 
 /// Creates the container's interfaces, and records the host interface's name and the container's MAC address in
@@ -442,7 +465,7 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
 /// only the profiles of the stored WorkloadEndpoint.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
-    add.store_document(endpoint, Some(revision))?;
+    add.store_document(endpoint, Some(revision)).map_err(explained)?;
     add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
