@@ -250,7 +250,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     pub(super) fn release_address(&mut self, request: &ReleaseRequest) -> Result<()> {
         let session = &self.session;
         match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
-            Ok(_) | Err(ipam_core::Error::ReleaseConflict(_)) => Ok(()),
+            Ok(_) | Err(Error::ReleaseConflict(_)) => Ok(()),
             Err(error) => Err(explained(error)),
         }
     }

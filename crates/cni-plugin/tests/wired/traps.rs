@@ -383,10 +383,9 @@ fn gc_spares_restarted_pod(stage: &mut Stage) {
 /// and its write.
 fn during_add(stage: &Stage, other: &Value) {
     let root = &stage.place.root;
-    let other = stage.place.concrete(other);
-    let set: Vec<String> =
-        other["env"].as_object().unwrap().iter().map(|(name, value)| format!("{name}={value}")).collect();
-    fs::write(root.join("other.json"), other["stdin"].to_string()).unwrap();
+    let other = stage.call(other);
+    let set: Vec<String> = other.env.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
+    fs::write(root.join("other.json"), &other.stdin).unwrap();
     let once = root.join("once").display().to_string();
     fs::write(&once, "").unwrap();
     let script = format!(
@@ -443,7 +442,7 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     let mut add = first_call("plain", &[]);
     add["stdin"]["cniVersion"] = json!("1.1.0");
     succeed(&stage.call(&add).run(patient(DEADLINE)));
-    std::fs::remove_dir_all(stage.place.root.join("store")).unwrap();
+    fs::remove_dir_all(stage.place.root.join("store")).unwrap();
     let mut gc = add.clone();
     gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
     gc["stdin"]["cni.dev/valid-attachments"] = json!([]);
