@@ -188,9 +188,14 @@ impl Ipam {
     }
 
     async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<FreeResult> {
-        let endpoints: BTreeSet<Key> =
-            batch.iter().filter_map(|hold| hold.endpoint.as_ref()).map(EndpointToDelete::key).collect();
-        tx.prefetch(endpoints.into_iter().chain([keys::config()]).collect(), Vec::new()).await?;
+        // One request reads everything that the commit concerns. Otherwise each handle would cost a request.
+        let mut first: BTreeSet<Key> = [keys::config(), keys::quotas()].into();
+        for hold in batch {
+            first.insert(keys::block(hold.block));
+            first.extend(hold.handle.as_deref().map(keys::handle));
+            first.extend(hold.endpoint.as_ref().map(EndpointToDelete::key));
+        }
+        tx.prefetch(first.into_iter().collect(), Vec::new()).await?;
         let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
         let mut work = WriteSet::new(tx, now, cooldown);
