@@ -11,7 +11,7 @@ use super::commits::{Collision, CommitCounts};
 use super::ground::{Ground, Host};
 use super::{ms, runtime, whole};
 use crate::fill::{one_address, soon};
-use crate::findings::{Findings, Line, Plot};
+use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
@@ -85,20 +85,6 @@ async fn measure(folder: &Path) -> Outcome<Findings> {
             "other",
         ],
         waves.iter().map(Wave::row).collect(),
-    );
-    let line = |name: &str, pool: &str| {
-        let of_pool = waves.iter().filter(|wave| wave.pool == pool && wave.order == Order::AtOnce);
-        Line { name: name.to_owned(), values: of_pool.map(|wave| mean(&wave.retries)).collect() }
-    };
-    findings.plot(
-        "boots",
-        Plot {
-            title: "Retries of a node that claims its first block".into(),
-            x: "nodes that boot at once".into(),
-            y: "retries per node".into(),
-            points: vec!["10".into(), "100".into(), "1,000".into()],
-            lines: vec![line("a pool of 262,144 blocks", LARGE_POOL), line("a pool of 1,024 blocks", SMALL_POOL)],
-        },
     );
     Ok(findings)
 }
