@@ -21,7 +21,8 @@ const ROUNDS: usize = 6;
 const CALLS: f64 = (HOSTS * EACH) as f64;
 
 /// The kinds of calls, in the order in which they add to each other. The DEL is measured after the ADD that it reverts.
-const KINDS: [(Kind, &str); 8] = [
+/// The last kind shows what an ADD would gain from reads that need not be the latest.
+const KINDS: [(Kind, &str); 9] = [
     (Kind::Replay(Step::Puts), "one transaction: a block and a handle"),
     (Kind::Replay(Step::Guards), "+ the guards of an ADD: the bare client"),
     (Kind::Replay(Step::BlockRead), "+ a read of the block before it"),
@@ -30,6 +31,7 @@ const KINDS: [(Kind, &str); 8] = [
     (Kind::Replay(Step::Documents), "+ documents decoded and encoded"),
     (Kind::Add, "+ the allocator: the ADD"),
     (Kind::Del, "a DEL"),
+    (Kind::Replay(Step::StaleRead), "for comparison: + all else that an ADD reads, where the reads may be stale"),
 ];
 /// The place of the bare client in [`KINDS`].
 const BARE: usize = 1;
@@ -104,14 +106,13 @@ fn tables(costs: &[Cost; KINDS.len()], findings: &mut Findings) {
     };
     // The time in which all hosts together make one call, in microseconds.
     let each = |cost: &Cost| 1e6 / median(&cost.rates);
-    let steps = KINDS.iter().zip(costs).enumerate().map(|(place, ((kind, name), cost))| {
+    let steps = KINDS.iter().zip(costs).enumerate().map(|(place, ((_, name), cost))| {
         let before = place.checked_sub(1).map_or(0.0, |before| each(&costs[before]));
-        let (added, share) = match kind {
-            Kind::Del => ("-".to_owned(), "-".to_owned()),
-            Kind::Replay(_) | Kind::Add => {
-                let added = each(cost) - before;
-                (format!("{added:.0}"), format!("{:.0} %", 100.0 * added / each(&costs[ADD])))
-            }
+        let (added, share) = if place > ADD {
+            ("-".to_owned(), "-".to_owned())
+        } else {
+            let added = each(cost) - before;
+            (format!("{added:.0}"), format!("{:.0} %", 100.0 * added / each(&costs[ADD])))
         };
         vec![
             (*name).to_owned(),

@@ -18,7 +18,7 @@ use crate::Outcome;
 use crate::fill::{one_address, soon};
 use crate::report::Times;
 
-/// What a replayed ADD consists of. Each step does everything that the step before it does.
+/// What a replayed ADD consists of. Each step does everything that the step before it does, unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     /// One transaction that puts the block and the handle.
@@ -29,6 +29,9 @@ pub(super) enum Step {
     BlockRead,
     /// Everything is read that an ADD reads, in one request.
     WholeRead,
+    /// As [`Self::WholeRead`], but the member of etcd that is asked answers the read by itself, so the answer may be
+    /// stale. No step builds on this one.
+    StaleRead,
     /// The requests go through Margay's store.
     Store,
     /// The documents that were read are decoded, and the written ones are encoded.
@@ -126,10 +129,11 @@ impl Replayer {
         }
         match step {
             Step::BlockRead => drop(self.client.get(self.block.as_bytes(), None).await?),
-            Step::WholeRead => drop(self.client.txn(wire_txn(&call.read)?).await?),
+            Step::WholeRead => drop(self.client.txn(wire_txn(&call.read, Freshness::Latest)?).await?),
+            Step::StaleRead => drop(self.client.txn(wire_txn(&call.read, Freshness::MaybeStale)?).await?),
             _ => {}
         }
-        let answer = self.client.txn(wire_txn(&self.commit(call, step))?).await?;
+        let answer = self.client.txn(wire_txn(&self.commit(call, step), Freshness::Latest)?).await?;
         self.written = Revision::new(answer.header().map_or(0, etcd_client::ResponseHeader::revision));
         if answer.succeeded() { Ok(()) } else { Err("a guard of a bare client did not hold".into()) }
     }
@@ -205,10 +209,17 @@ fn decode(kv: &Kv) -> Outcome<()> {
     Ok(())
 }
 
+/// Whether a read must return the latest revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freshness {
+    Latest,
+    MaybeStale,
+}
+
 /// Converts a transaction of an ADD into the form of etcd's client.
-fn wire_txn(txn: &Txn) -> Result<etcd_client::Txn, String> {
+fn wire_txn(txn: &Txn, freshness: Freshness) -> Result<etcd_client::Txn, String> {
     let compares: Vec<Compare> = txn.compares.iter().map(wire_compare).collect::<Result<_, _>>()?;
-    let ops: Vec<TxnOp> = txn.success.iter().map(wire_op).collect::<Result<_, _>>()?;
+    let ops: Vec<TxnOp> = txn.success.iter().map(|op| wire_op(op, freshness)).collect::<Result<_, _>>()?;
     Ok(etcd_client::Txn::new().when(compares).and_then(ops))
 }
 
@@ -228,13 +239,14 @@ fn wire_compare(compare: &kv::Compare) -> Result<Compare, String> {
     Ok(if end.is_empty() { made } else { made.with_range(end) })
 }
 
-fn wire_op(op: &Op) -> Result<TxnOp, String> {
+fn wire_op(op: &Op, freshness: Freshness) -> Result<TxnOp, String> {
     match op {
         Op::Put { key, value, .. } => Ok(TxnOp::put(key.as_bytes(), value.as_bytes(), None)),
         Op::Range(read) => {
             let (key, end) = span(&read.range);
             let options = GetOptions::new().with_range(end);
             let options = if read.content == Content::KeysOnly { options.with_keys_only() } else { options };
+            let options = if freshness == Freshness::MaybeStale { options.with_serializable() } else { options };
             Ok(TxnOp::get(key, Some(options)))
         }
         Op::Delete { .. } => Err("an ADD deletes a key".to_owned()),
