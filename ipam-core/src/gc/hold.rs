@@ -189,7 +189,7 @@ impl Ipam {
 
     async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<FreeResult> {
         // One request reads everything that the commit concerns. Otherwise each handle would cost a request.
-        let mut first: BTreeSet<Key> = [keys::config(), keys::quotas()].into();
+        let mut first: BTreeSet<Key> = [keys::config()].into();
         for hold in batch {
             first.insert(keys::block(hold.block));
             first.extend(hold.handle.as_deref().map(keys::handle));
