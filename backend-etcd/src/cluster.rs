@@ -221,7 +221,9 @@ impl EtcdCluster {
         Ok(futures::future::join_all(endpoints.map(|endpoint| endpoint.quota())).await)
     }
 
-    /// Sends a request to every member at the same time, and returns each member's URL with its answer.
+    /// Sends a request to every member at the same time, and returns each member with its answer. If the preferred
+    /// member does not answer, a member that has answered becomes the preferred one, so that the next call does not wait
+    /// for the silent member.
     ///
     /// # Errors
     /// `Closed` if the store is closed, or any error of looking up the members.
@@ -230,7 +232,7 @@ impl EtcdCluster {
         operation: Operation,
         deadline: Instant,
         work: impl Fn(Connection) -> F + Send + Sync,
-    ) -> Result<Vec<(String, Result<T>)>>
+    ) -> Result<Vec<(Arc<Endpoint>, Result<T>)>>
     where
         F: Future<Output = Result<T, etcd_client::Error>> + Send,
     {
@@ -240,9 +242,16 @@ impl EtcdCluster {
         let endpoints = (0..members.count()).filter_map(|place| members.get(place));
         let asked = endpoints.map(async |endpoint| {
             let answer = attempt(endpoint, operation, limits, &work).await;
-            (endpoint.address.url.clone(), answer.map_err(|failure| failure.error))
+            (endpoint.clone(), answer.map_err(|failure| failure.error))
         });
-        Ok(futures::future::join_all(asked).await)
+        let answers = futures::future::join_all(asked).await;
+        let has_answered = |place: &usize| answers.get(*place).is_some_and(|(_, answer)| answer.is_ok());
+        if !has_answered(&members.first())
+            && let Some(place) = (0..members.count()).find(has_answered)
+        {
+            members.prefer(place);
+        }
+        Ok(answers)
     }
 
     /// Sends a request to each member at most once, until a member answers. If no member answers, the error comes with

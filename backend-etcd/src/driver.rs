@@ -1,12 +1,12 @@
 //! Implements the etcd driver of Margay's programs, and reports the status of a cluster to operators.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use driver::{
-    Access, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Driver, DriverFacts, MemberReport,
-    MemberRole, Opened, Scope, Settings, StorePlace,
+    Access, ClusterAddress, ClusterDescription, ClusterProblemKind, ClusterStore, ConfigError, DEFAULT_QUOTA_BYTES,
+    Driver, DriverFacts, MAX_QUOTA_PERCENT_IN_USE, MemberReport, MemberRole, Opened, Scope, Settings, StorePlace,
 };
 use etcd_client::{ResponseHeader, StatusResponse};
 use kv::{Error, ErrorKind, Operation, Result, Revision, Store};
@@ -16,6 +16,7 @@ use kv_mvcc::Blocking;
 use crate::cluster::Resend;
 use crate::error::{CORRUPT_ADVICE, NO_SPACE_ADVICE, STORE_NAME};
 use crate::members::Connection;
+use crate::problems::describe_problem;
 use crate::{Credentials, Discovery, EtcdStore, Options, Pem, Tls};
 
 /// The value of `datastore_type` that means etcd in Calico's configuration.
@@ -168,10 +169,10 @@ impl EtcdStore {
             Err(error) if matches!(error.kind(), ErrorKind::Auth(_) | ErrorKind::Unsupported) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let is_raised = |alarm: &str| answer.errors().iter().any(|problem| problem.contains(alarm));
-        let (kind, advice) = if is_raised("alarm:NOSPACE") {
+        let is_raised = |alarm| answer.errors().iter().any(|reported| describe_problem(reported).kind == alarm);
+        let (kind, advice) = if is_raised(ClusterProblemKind::NoSpace) {
             (ErrorKind::NoSpace, NO_SPACE_ADVICE)
-        } else if is_raised("alarm:CORRUPT") {
+        } else if is_raised(ClusterProblemKind::Corrupt) {
             (ErrorKind::Corrupt, CORRUPT_ADVICE)
         } else {
             self.warn_when_filled(&answer, deadline).await;
@@ -182,10 +183,9 @@ impl EtcdStore {
     }
 }
 
-/// The quota of etcd if it is started without `--quota-backend-bytes`.
-const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
-/// The share of the quota in use, in percent, above which a check of the alarms logs a warning.
-const MAX_PERCENT_IN_USE: u64 = 60;
+/// Time limit of the answer of one member when all members are asked. It is shorter than the time limit of a store call,
+/// because a member that hangs is itself a result.
+const MEMBER_STATUS_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl EtcdStore {
     /// Logs a warning if much of the quota is in use. etcd before 3.6 reports no quota in its status. The quota is then
@@ -196,17 +196,17 @@ impl EtcdStore {
         let percent = |quota: u64| about.db_bytes_in_use.saturating_mul(100) / quota.max(1);
         let quota = match about.db_quota_bytes {
             Some(quota) => quota,
-            None if percent(DEFAULT_QUOTA_BYTES) <= MAX_PERCENT_IN_USE => return,
+            None if percent(DEFAULT_QUOTA_BYTES) <= MAX_QUOTA_PERCENT_IN_USE => return,
             None => {
                 let quotas = self.cluster.quotas(Operation::Open, deadline).await.unwrap_or_default();
                 quotas.into_iter().flatten().min().unwrap_or(DEFAULT_QUOTA_BYTES)
             }
         };
-        if percent(quota) > MAX_PERCENT_IN_USE {
+        if percent(quota) > MAX_QUOTA_PERCENT_IN_USE {
             tracing::warn!(
                 in_use = about.db_bytes_in_use,
                 quota,
-                "more than 60 % of etcd's quota is in use; etcd refuses changes at 100 %: see margay etcd status"
+                "more than {MAX_QUOTA_PERCENT_IN_USE} % of etcd's quota is in use; etcd refuses changes at 100 %: see margay etcd status"
             );
         }
     }
@@ -228,25 +228,20 @@ impl ClusterStore for EtcdStore {
 
     async fn members(&self) -> Result<Vec<MemberReport>> {
         let work = |connection: Connection| async move { connection.client().status().await };
-        let deadline = self.cluster.deadline();
+        let deadline = self.cluster.deadline().min(tokio::time::Instant::now() + MEMBER_STATUS_TIMEOUT);
         let answers = self.cluster.call_each(Operation::Range, deadline, work).await?;
-        let endpoints: Vec<String> = answers.iter().map(|(endpoint, _)| endpoint.clone()).collect();
-        let mut reports: Vec<MemberReport> = answers
-            .into_iter()
-            .map(|(endpoint, answer)| MemberReport {
-                endpoint,
-                description: answer.map(|answer| describe(&answer, endpoints.clone())),
-            })
-            .collect();
-        if reports.iter().flat_map(|report| &report.description).any(|about| about.db_quota_bytes.is_none()) {
-            let quotas = self.cluster.quotas(Operation::Range, deadline).await?;
-            for (report, quota) in reports.iter_mut().zip(quotas) {
-                if let Ok(about) = &mut report.description {
-                    about.db_quota_bytes = about.db_quota_bytes.or(quota);
-                }
+        let endpoints: Vec<String> = answers.iter().map(|(member, _)| member.address.url.clone()).collect();
+        let reports = answers.into_iter().map(async |(member, answer)| {
+            let mut description = answer.map(|answer| describe(&answer, endpoints.clone()));
+            // A member that has not answered the status request would not send its metrics, either.
+            if let Ok(about) = &mut description
+                && about.db_quota_bytes.is_none()
+            {
+                about.db_quota_bytes = member.quota().await;
             }
-        }
-        Ok(reports)
+            MemberReport { endpoint: member.address.url.clone(), description }
+        });
+        Ok(futures::future::join_all(reports).await)
     }
 }
 
@@ -269,6 +264,6 @@ fn describe(answer: &StatusResponse, endpoints: Vec<String>) -> ClusterDescripti
         db_bytes: bytes(answer.db_size()),
         db_bytes_in_use: bytes(answer.raft_used_db_size()),
         db_quota_bytes: Some(bytes(answer.db_size_quota())).filter(|quota| *quota > 0),
-        problems: answer.errors().to_vec(),
+        problems: answer.errors().iter().map(|reported| describe_problem(reported)).collect(),
     }
 }

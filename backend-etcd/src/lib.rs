@@ -24,6 +24,7 @@ mod driver;
 mod error;
 mod members;
 mod options;
+mod problems;
 mod quota;
 mod tls;
 mod txn;

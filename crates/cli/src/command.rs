@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use clap::{Args, ValueEnum};
 use datastore::{
     ChoiceSource, ChosenStore, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location,
-    for_operator, maintenance, served,
+    all_for_operator, for_operator, maintenance, served,
 };
 use ipam_core::model::Pool;
 use ipam_operator::Operator;
@@ -224,6 +224,20 @@ impl<'a> Invocation<'a> {
             _ = writeln!(self.err, "store: {} ({})", chosen.location, chosen.source);
         }
         Ok(chosen)
+    }
+
+    /// Returns every store that the CNI configuration names. If it names none, returns the default store if this exists.
+    /// Warns of configuration files that cannot be read, which may name further stores.
+    pub(crate) fn choose_all(&mut self) -> CommandResult<Vec<ChosenStore>> {
+        let stores = all_for_operator(self.drivers, self.env, &self.options.cni_conf_dir);
+        let mut stores = stores.map_err(|error| self.explain(&error))?;
+        for problem in stores.iter().flat_map(|chosen| &chosen.unreadable) {
+            _ = writeln!(self.err, "warning: skipped {problem}");
+        }
+        stores.retain(|chosen| {
+            chosen.source != ChoiceSource::Default || chosen.location.path().is_some_and(Path::exists)
+        });
+        Ok(stores)
     }
 
     /// Finds the store at `url`, and the store's credentials. If `url` is `None`, finds the store that the

@@ -22,9 +22,9 @@ pub mod shared_store;
 
 pub use conflist::{CalicoNetwork, ConfiguredNetwork, DEFAULT_CONF_DIR, calico_networks, networks, runtime_subnets};
 pub use driver::{
-    Access, Candidate, ClientCertificate, ClusterAddress, ClusterDescription, ClusterStore, ConfigError, Create,
-    DEFAULT_ENGINE, Driver, DriverFacts, Drivers, Location, Login, MemberReport, MemberRole, OpenOptions, Pem, Scope,
-    Sharing, StorePlace,
+    Access, Candidate, ClientCertificate, ClusterAddress, ClusterDescription, ClusterProblem, ClusterProblemKind,
+    ClusterStore, ConfigError, Create, DEFAULT_ENGINE, DEFAULT_QUOTA_BYTES, Driver, DriverFacts, Drivers, Location,
+    Login, MAX_QUOTA_PERCENT_IN_USE, MemberReport, MemberRole, OpenOptions, Pem, Scope, Sharing, StorePlace,
 };
 pub use kv::Purpose;
 pub use kv_mvcc::Blocking;

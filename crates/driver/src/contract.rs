@@ -1,6 +1,6 @@
 //! Defines the traits that a kind of store must implement, and the drivers of stores in folders and in memory.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -228,8 +228,46 @@ pub struct ClusterDescription {
     /// The database size at which the member refuses writes, in bytes; `None` if the member does not report this size.
     pub db_quota_bytes: Option<u64>,
     /// The problems that the member reports, for example a raised space quota alarm.
-    pub problems: Vec<String>,
+    pub problems: Vec<ClusterProblem>,
 }
+
+/// A problem that a member of a cluster reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterProblem {
+    /// What kind of problem it is.
+    pub kind: ClusterProblemKind,
+    /// The problem in words for an operator.
+    pub text: String,
+    /// The operator's next step; `None` if the driver knows no step for this problem.
+    pub next_step: Option<&'static str>,
+}
+
+/// The kinds of problems that a member of a cluster reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClusterProblemKind {
+    /// The database quota is used up, so the cluster refuses changes.
+    NoSpace,
+    /// The members' data differ, so the cluster refuses changes.
+    Corrupt,
+    /// Any other problem.
+    Other,
+}
+
+impl fmt::Display for ClusterProblem {
+    /// Formats the problem followed by the next step.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.next_step {
+            Some(next_step) => write!(f, "{}: {next_step}", self.text),
+            None => f.write_str(&self.text),
+        }
+    }
+}
+
+/// The database quota in bytes that applies if a cluster's operator has set none, which is etcd's default.
+pub const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
+/// The share of a cluster's database quota in use, in percent, above which Margay warns.
+pub const MAX_QUOTA_PERCENT_IN_USE: u64 = 60;
 
 /// The parent folder of an embedded store for which the configuration has no path.
 const DEFAULT_FOLDER: &str = "/var/lib/margay";

@@ -13,8 +13,8 @@ mod error;
 mod place;
 
 pub use contract::{
-    ClusterDescription, ClusterStore, Driver, DriverFacts, LocalDriver, MEMORY, MemberReport, MemberRole, MemoryDriver,
-    Opened, Scope,
+    ClusterDescription, ClusterProblem, ClusterProblemKind, ClusterStore, DEFAULT_QUOTA_BYTES, Driver, DriverFacts,
+    LocalDriver, MAX_QUOTA_PERCENT_IN_USE, MEMORY, MemberReport, MemberRole, MemoryDriver, Opened, Scope,
 };
 pub use drivers::{DEFAULT_ENGINE, Drivers, Location};
 pub use error::{Candidate, ConfigError, ConfigResult};

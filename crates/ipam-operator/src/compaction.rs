@@ -155,8 +155,6 @@ pub struct MemberSize {
     pub problems: Vec<String>,
 }
 
-/// The share of the quota, in percent, above which [`Code::QuotaNearlyUsed`] is reported.
-const MAX_PERCENT_IN_USE: u64 = 60;
 /// The size of the database file as a share of the quota, in percent, above which [`Code::QuotaNearlyUsed`] is reported
 /// as well. etcd compares the size of the file with the quota, including unused pages.
 const MAX_PERCENT_SIZE: u64 = 90;
@@ -167,7 +165,8 @@ const MAX_HISTORY_AGE: time::Duration = time::Duration::DAY;
 
 /// Finds etcd alarms, members close to their quota, and history that is never compacted.
 ///
-/// If no member has used much of its quota, sends no request.
+/// [`Code::QuotaNearlyUsed`] is reported if more than `max_percent_in_use` percent of a member's quota are in use. If no
+/// member has used much of its quota, sends no request.
 ///
 /// # Errors
 /// Any store error.
@@ -175,6 +174,7 @@ pub async fn find_in_cluster(
     store: &dyn Store,
     newest: Revision,
     members: &[MemberSize],
+    max_percent_in_use: u64,
     now: OffsetDateTime,
 ) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
@@ -182,7 +182,7 @@ pub async fn find_in_cluster(
     for member in members {
         let subject = || Subject::Member(member.endpoint.clone());
         findings.extend(member.problems.iter().map(|problem| Finding::new(Code::ClusterAlarm, subject(), problem)));
-        if percent(member) > MAX_PERCENT_IN_USE {
+        if percent(member) > max_percent_in_use {
             let used = format!("{} % of the quota of {} MiB", percent(member), member.quota_bytes >> 20);
             findings.push(Finding::new(Code::QuotaNearlyUsed, subject(), format!("{used} are in use")));
         } else if member.bytes.saturating_mul(100) / member.quota_bytes.max(1) > MAX_PERCENT_SIZE {

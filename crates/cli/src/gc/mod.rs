@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
-use datastore::{ChoiceSource, ChosenStore, OpenStore, all_for_operator};
+use datastore::{ChoiceSource, ChosenStore, OpenStore};
 use ipam_core::gc::{
     Allocation, DepartedNodes, Evidence, Hold, Holdings, JudgedAllocations, KnownNodes, RuntimeList, batches,
     find_unlisted, with_endpoints,
@@ -429,21 +429,15 @@ fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<St
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));
     }
-    let stores = all_for_operator(invocation.drivers, invocation.env, &invocation.options.cni_conf_dir);
-    let mut stores = stores.map_err(|error| invocation.explain(&error))?;
-    for chosen in &stores {
-        for problem in &chosen.unreadable {
-            _ = writeln!(invocation.err, "warning: skipped {problem}");
-        }
-        if chosen.source == ChoiceSource::Default {
-            if chosen.location.path().is_none_or(|path| !path.exists()) {
-                let folder = invocation.options.cni_conf_dir.display();
-                return Ok(StoreChoice::None(format!(
-                    "no network in {folder} takes its addresses from Margay; nothing to free"
-                )));
-            }
-            _ = writeln!(invocation.err, "store: {} ({})", chosen.location, chosen.source);
-        }
+    let mut stores = invocation.choose_all()?;
+    if stores.is_empty() {
+        let folder = invocation.options.cni_conf_dir.display();
+        return Ok(StoreChoice::None(format!(
+            "no network in {folder} takes its addresses from Margay; nothing to free"
+        )));
+    }
+    for chosen in stores.iter().filter(|chosen| chosen.source == ChoiceSource::Default) {
+        _ = writeln!(invocation.err, "store: {} ({})", chosen.location, chosen.source);
     }
     if args.local_stores {
         stores.retain(|chosen| !chosen.location.is_shared());

@@ -11,7 +11,7 @@ use std::path::{self, Path, PathBuf};
 use std::{fs, io};
 
 use clap::{ArgGroup, Args};
-use datastore::{CalicoNetwork, ConfigError, calico_networks};
+use datastore::{CalicoNetwork, ConfigError, Location, calico_networks};
 use serde::Serialize;
 
 use self::plugin_folder::{InstallOutcome, InstallState, OtherPlugins, PluginFolder, UndoOutcome};
@@ -93,6 +93,11 @@ pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni"
 const KEEP_PLUGIN_COMMAND: &str =
     "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
+/// The note after an installation for a store on etcd, whose history fills the database unless some program compacts it.
+const COMPACTION_NOTE: &str = "some program must delete etcd's old history, or etcd fills up. kube-apiserver and \
+     Calico's kube-controllers do; margay etcd status says who does it here. If none does: systemctl enable --now \
+     margay-compact.timer on one or more nodes";
+
 impl StandaloneCommand for Install {
     /// Installs a plugin, undoes the installation, or reports the status of both plugins.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
@@ -154,9 +159,14 @@ fn install(
     Ok(match failure {
         Some(failure) => answer.incomplete(failure),
         None if done == InstallOutcome::Already => answer,
-        None => answer.note(format!(
-            "calico-node puts its own back when it starts anew, unless it is configured not to, once for the cluster: {KEEP_PLUGIN_COMMAND}"
-        )),
+        None => {
+            let answer = answer.note(format!(
+                "calico-node puts its own back when it starts anew, unless it is configured not to, once for the cluster: {KEEP_PLUGIN_COMMAND}"
+            ));
+            let is_on_cluster = networks.iter().any(|network| network.store.as_ref().is_ok_and(Location::is_shared));
+            // The main plugin uses the store of the IPAM plugin, whose installation has printed the note already.
+            if role == Role::Ipam && is_on_cluster { answer.note(COMPACTION_NOTE) } else { answer }
+        }
     })
 }
 

@@ -1,11 +1,16 @@
 //! Tests the commands about the size and the history of an etcd cluster on a real etcd.
 
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{fs, io, thread};
 
+use conformance::patient;
 use etcd_client::{AlarmAction, AlarmType, Client, Compare, CompareOp, ConnectOptions, Permission, Txn, TxnOp};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use testkit::certificates::Certificates;
 
@@ -45,6 +50,37 @@ impl<'e> Node<'e> {
             fs::write(&path, note.to_string()).unwrap();
         }
     }
+}
+
+/// Raises the alarm NOSPACE of an etcd, or clears it.
+fn alarm(etcd: &Etcd, action: AlarmAction) {
+    with_client(etcd, async |mut client| client.alarm(action, AlarmType::Nospace, None).await.unwrap());
+}
+
+/// Forwards connections to an etcd, and counts them.
+fn counting_relay(etcd: &Etcd) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, target) = (listener.local_addr().unwrap(), etcd.address());
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let Ok(server) = TcpStream::connect(target) else { continue };
+            let pairs = [
+                (client.try_clone().unwrap(), server.try_clone().unwrap()),
+                (server.try_clone().unwrap(), client.try_clone().unwrap()),
+            ];
+            for (mut from, mut to) in pairs {
+                thread::spawn(move || {
+                    // An error means that one end has closed its connection.
+                    _ = io::copy(&mut from, &mut to);
+                    _ = to.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        }
+    });
+    (address, count)
 }
 
 fn with_client<T>(etcd: &Etcd, work: impl AsyncFnOnce(Client) -> T) -> T {
@@ -109,17 +145,105 @@ fn etcd_compaction_works_when_quota_is_used_up() {
     let etcd = Etcd::start().unwrap();
     let node = Node::new(&etcd);
     let newest = write(&etcd, 10);
-    let alarm = |action| {
-        with_client(&etcd, async |mut client| client.alarm(action, AlarmType::Nospace, None).await.unwrap());
-    };
-    alarm(AlarmAction::Activate);
+    alarm(&etcd, AlarmAction::Activate);
     let done = node.margay("etcd status");
     assert!(done.code == 1 && done.out.contains("NOSPACE"), "{done:?}");
     let done = node.margay("etcd compact --keep 0s -o json").json();
     assert_eq!((&done["outcome"], &done["revision"]), (&json!("compacted"), &json!(newest)));
-    alarm(AlarmAction::Deactivate);
+    alarm(&etcd, AlarmAction::Deactivate);
     let done = node.margay("etcd status -o json").json();
     assert_eq!(done["oldest_revision"], json!(newest));
+}
+
+#[test]
+fn etcd_status_names_margay_if_it_compacted_a_full_etcd() {
+    let etcd = Etcd::start().unwrap();
+    let (node, other) = (Node::new(&etcd), Node::new(&etcd));
+    write(&etcd, 10);
+    alarm(&etcd, AlarmAction::Activate);
+    // While the alarm is raised, etcd refuses to write the key that names the last compaction.
+    assert_eq!(node.margay("etcd compact --keep 0s -o json").json()["outcome"], json!("compacted"));
+    alarm(&etcd, AlarmAction::Deactivate);
+    let compacted_by = |node: &Node<'_>| node.margay("etcd status -o json").json()["compacted_by"].clone();
+    assert_eq!(compacted_by(&node), json!("margay"));
+    assert!(node.margay("etcd status").answer().contains("by margay etcd compact on this machine"));
+    // Another machine has no note of the compaction.
+    assert_eq!(compacted_by(&other), json!("etcd-or-person"));
+    assert!(other.margay("etcd status").answer().contains("or by margay etcd compact while the quota was used up"));
+    with_client(&etcd, async |mut client| {
+        let newest = client.put("/x", "y", None).await.unwrap().header().unwrap().revision();
+        client.compact(newest, None).await.unwrap();
+    });
+    assert_eq!(compacted_by(&node), json!("etcd-or-person"));
+}
+
+#[test]
+fn etcd_alarm_is_named_in_plain_words() {
+    let members = Etcd::start_three().unwrap();
+    let store = members.iter().map(|etcd| etcd.url().replace("http://", "")).collect::<Vec<_>>().join(",");
+    alarm(&members[0], AlarmAction::Activate);
+    let status = |command: &str| {
+        let args = format!("--store etcd://{store} {command}");
+        margay(args.split_whitespace().map(str::to_owned)).out
+    };
+    let out = status("etcd status --notes /nowhere");
+    let problems: Vec<_> = out.lines().filter(|line| line.starts_with("Problem:")).collect();
+    assert_eq!(problems.len(), 1, "all members report the same alarm: {out}");
+    let words = [
+        "etcd's quota is used up, and it refuses changes (alarm NOSPACE",
+        "margay etcd compact --keep 0s, then etcdctl defrag --cluster, then etcdctl alarm disarm",
+    ];
+    for out in [problems[0], &status("store status")] {
+        assert!(words.iter().all(|words| out.contains(words)) && !out.contains("alarm:"), "{out}");
+    }
+    let found = status("--cni-conf-dir /nowhere ipam check");
+    assert!(found.contains("etcd's quota is used up") && !found.contains("alarm:"), "{found}");
+}
+
+#[test]
+fn etcd_status_with_frozen_member_takes_few_seconds() {
+    const MAX_TIME: Duration = Duration::from_secs(9);
+    let members = Etcd::start_three().unwrap();
+    let store = members.iter().map(|etcd| etcd.url().replace("http://", "")).collect::<Vec<_>>().join(",");
+    members[0].signal(Signal::SIGSTOP).unwrap();
+    let begun = Instant::now();
+    let done = margay(["--store", &format!("etcd://{store}"), "etcd", "status", "-o", "json", "--notes", "/nowhere"]);
+    let elapsed = begun.elapsed();
+    let report: Value = serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{done:?}"));
+    let roles: Vec<_> = (0..3).map(|member| report["members"][member]["role"].as_str().unwrap()).collect();
+    assert_eq!((roles[0], done.code), ("no answer", 1), "{done:?}");
+    assert!(roles[1] != "no answer" && roles[2] != "no answer" && elapsed < patient(MAX_TIME), "{elapsed:?}: {done:?}");
+}
+
+#[test]
+fn etcd_compaction_connects_once() {
+    let etcd = Etcd::start().unwrap();
+    let newest = write(&etcd, 10);
+    let (address, connections) = counting_relay(&etcd);
+    let notes = tempfile::tempdir().unwrap();
+    let args = format!("--store etcd://{address} etcd compact --keep 0s -o json --notes {}", notes.path().display());
+    assert_eq!(margay(args.split_whitespace().map(str::to_owned)).json()["revision"], json!(newest));
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn etcd_compaction_of_all_stores_names_unreadable_files() {
+    let etcd = Etcd::start().unwrap();
+    write(&etcd, 10);
+    let (networks, notes) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let run = || {
+        let folders = format!("--cni-conf-dir {} etcd compact --all-stores --notes", networks.path().display());
+        margay(folders.split_whitespace().map(str::to_owned).chain([notes.path().display().to_string()]))
+    };
+    fs::write(networks.path().join("10-broken.conf"), "{").unwrap();
+    let done = run();
+    assert!(done.code != 0 && done.err.contains("10-broken.conf"), "{done:?}");
+    let network = json!({"cniVersion": "1.0.0", "name": "lan", "type": "calico", "datastore_type": "etcdv3",
+        "etcd_endpoints": etcd.url(), "ipam": {"type": "calico-ipam"}});
+    fs::write(networks.path().join("20-lan.conf"), network.to_string()).unwrap();
+    let done = run();
+    assert!(done.code == 0 && done.out.starts_with("Noted revision"), "{done:?}");
+    assert!(done.err.starts_with("warning: skipped ") && done.err.contains("10-broken.conf"), "{done:?}");
 }
 
 #[test]
@@ -177,6 +301,16 @@ fn etcd_plan_grows_with_changes_and_block_size() {
     // An etcd 3.4.23 grew by 20,582 bytes with each change of a block of /26 with 60 pods.
     assert!((18_000..24_000).contains(&bytes(0)), "{}", bytes(0));
     assert!(bytes(3) < bytes(2) && bytes(2) < bytes(0));
+}
+
+#[test]
+fn etcd_plan_refuses_to_keep_no_history() {
+    let run = |keep: &str| margay(["etcd", "plan", "--nodes", "100", "--churn", "10", "--keep", keep, "-o", "json"]);
+    let refused = run("0s");
+    assert!(refused.code == 1 && refused.err.contains("at least 1s"), "{refused:?}");
+    // Sizes beyond all numbers are too large, not small.
+    let endless = run("99999999999d").json();
+    assert_eq!(endless["blocks"][0]["quota_bytes"], Value::Null, "{endless}");
 }
 
 #[test]

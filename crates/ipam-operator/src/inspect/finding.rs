@@ -349,7 +349,7 @@ codes! {
     ContradictoryConfig = "CFG-02", Problem, "Settings of the IPAM configuration contradict each other.",
         "correct the settings with: margay ipam configure", "";
     ClusterAlarm = "CLU-01", Problem, "An etcd member has raised an alarm, so that etcd refuses changes.",
-        "for NOSPACE: margay etcd compact --keep 0s, etcdctl defrag --cluster, etcdctl alarm disarm", "";
+        "for NOSPACE: margay etcd compact --keep 0s, etcdctl defrag --cluster, etcdctl alarm disarm; else: margay etcd status", "";
     QuotaNearlyUsed = "CLU-02", Problem, "More than 60 % of an etcd member's quota is in use. At 100 % etcd refuses changes.",
         "margay etcd status; then margay etcd compact, or a larger --quota-backend-bytes", "";
     NobodyCompacts = "CLU-03", Problem, "No program has deleted etcd's history for a day, and more than 10 % of the quota is in use.",

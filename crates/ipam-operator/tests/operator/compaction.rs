@@ -162,7 +162,7 @@ async fn history_and_members_of_a_full_cluster_are_found() {
             problems,
         };
         let now = parse_rfc3339(now).unwrap();
-        let found = find_in_cluster(store, newest, &[member], now).await.unwrap();
+        let found = find_in_cluster(store, newest, &[member], 60, now).await.unwrap();
         found.into_iter().map(|finding| finding.code.as_str()).collect::<Vec<_>>()
     };
     let (same_day, next_day) = ("2026-11-20T23:59:59Z", "2026-11-21T00:00:01Z");

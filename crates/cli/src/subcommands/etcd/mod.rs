@@ -10,7 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
-use datastore::{ClusterDescription, ClusterStore, Location, MemberReport, MemberRole, OpenStore, all_for_operator};
+use datastore::{
+    ClusterDescription, ClusterProblemKind, ClusterStore, DEFAULT_QUOTA_BYTES, Location, MAX_QUOTA_PERCENT_IN_USE,
+    MemberReport, MemberRole, OpenStore,
+};
 use indicatif::{HumanBytes, HumanDuration};
 use ipam_core::samples::{Samples, oldest_revision};
 use ipam_core::timestamps::rfc3339;
@@ -39,7 +42,8 @@ Examples:
   margay etcd compact --keep 10m
   margay etcd plan --nodes 100 --pods-per-node 30 --churn 20";
 
-fn parse_watch_interval(text: &str) -> Result<Duration, String> {
+/// Parses a duration of at least one second.
+fn parse_nonzero_duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).and_then(|interval| match interval.is_zero() {
         true => Err("at least 1s".to_owned()),
         false => Ok(interval),
@@ -48,8 +52,6 @@ fn parse_watch_interval(text: &str) -> Result<Duration, String> {
 
 /// The role of a member that has not answered.
 const NO_ANSWER: &str = "no answer";
-/// etcd's database quota in bytes if `--quota-backend-bytes` is not set.
-const DEFAULT_QUOTA_BYTES: u64 = 2 << 30;
 
 /// Commands about an etcd cluster.
 #[derive(Debug, Subcommand)]
@@ -83,7 +85,7 @@ to the disk.")]
 #[derive(Debug, Args)]
 pub(crate) struct EtcdStatus {
     /// Repeat the status at this interval, until interrupted
-    #[arg(long, value_name = "TIME", value_parser = parse_watch_interval)]
+    #[arg(long, value_name = "TIME", value_parser = parse_nonzero_duration)]
     watch: Option<Duration>,
 
     /// Database quota of each member in bytes [default: as the member reports, else 2147483648]
@@ -114,6 +116,8 @@ pub(crate) struct EtcdCompact {
 #[derive(Default, Serialize, Deserialize)]
 struct EtcdNotes {
     compaction: Option<CompactionMark>,
+    /// The oldest readable revision after the last compaction by this machine.
+    compacted_to: Option<i64>,
     size: Option<SizeSample>,
 }
 
@@ -130,22 +134,32 @@ impl EtcdNotes {
     fn path(folder: &Path, cluster: u64) -> PathBuf {
         folder.join(format!("etcd-{cluster:016x}.json"))
     }
+
+    /// Reads the notes about a cluster; they are empty if there are none.
+    fn read(path: &Path) -> Self {
+        read_private(path).unwrap_or_default()
+    }
 }
 
 /// Returns the findings of `margay ipam check` about the sizes of a cluster's members and about its history.
 pub(crate) async fn find_in_cluster(at: StoreAccess<'_>, newest: Revision) -> CommandResult<Vec<Finding>> {
     with_cluster(at, async |store, cluster| {
-        let rows = cluster.members().await?.into_iter().map(|report| MemberRow::of(report, None));
-        let sizes: Vec<MemberSize> = rows
-            .map(|row| MemberSize {
+        let size_of = |report: MemberReport| {
+            // The advice of the finding names the next steps.
+            let problems = report.description.iter().flat_map(|about| &about.problems);
+            let problems = problems.map(|problem| problem.text.clone()).collect();
+            let row = MemberRow::of(report, None);
+            MemberSize {
                 endpoint: row.endpoint,
                 bytes: row.bytes.unwrap_or_default(),
                 bytes_in_use: row.bytes_in_use.unwrap_or_default(),
                 quota_bytes: row.quota_bytes,
-                problems: if row.role == NO_ANSWER { Vec::new() } else { row.problems },
-            })
-            .collect();
-        compaction::find_in_cluster(store, newest, &sizes, OffsetDateTime::now_utc()).await
+                problems,
+            }
+        };
+        let sizes: Vec<MemberSize> = cluster.members().await?.into_iter().map(size_of).collect();
+        let now = OffsetDateTime::now_utc();
+        compaction::find_in_cluster(store, newest, &sizes, MAX_QUOTA_PERCENT_IN_USE, now).await
     })
     .await
 }
@@ -160,16 +174,24 @@ pub(crate) async fn sample_members(at: StoreAccess<'_>, samples: &mut Samples) -
     Ok(())
 }
 
-/// Opens a cluster, calls `work` with the open store, and closes the store.
+/// Opens a cluster, calls `work` with the open store, and closes the store. Explains a store error of `work` to the user.
 async fn with_cluster<T>(
     at: StoreAccess<'_>,
     work: impl AsyncFnOnce(&dyn Store, &dyn ClusterStore) -> kv::Result<T>,
+) -> CommandResult<T> {
+    run_on_cluster(at, async |store, cluster| work(store, cluster).await.map_err(|error| at.explain(error))).await
+}
+
+/// Opens a cluster, calls `work` with the open store, and closes the store.
+async fn run_on_cluster<T>(
+    at: StoreAccess<'_>,
+    work: impl AsyncFnOnce(&dyn Store, &dyn ClusterStore) -> CommandResult<T>,
 ) -> CommandResult<T> {
     check_cluster(at.location)?;
     let open = at.open_files(StoreUse::Read).await?;
     at.run_and_close(open, async |open: &OpenStore| {
         let Some(cluster) = open.cluster() else { return Err(CommandFailure::new(format!("{at} is no cluster"))) };
-        work(&*open.store(), &*cluster).await.map_err(|error| at.explain(error))
+        work(&*open.store(), &*cluster).await
     })
     .await
 }
@@ -189,8 +211,7 @@ impl StandaloneCommand for EtcdCompact {
         if !self.all_stores {
             return invocation.run_on_store(self);
         }
-        let stores = all_for_operator(invocation.drivers, invocation.env, &invocation.options.cni_conf_dir)
-            .map_err(|error| invocation.explain(&error))?;
+        let stores = invocation.choose_all()?;
         let mut failed = 0;
         for chosen in stores.iter().filter(|chosen| chosen.location.is_shared()) {
             let at = invocation.store_at(&chosen.location);
@@ -208,25 +229,30 @@ impl StandaloneCommand for EtcdCompact {
 #[async_trait(?Send)]
 impl StoreCommand for EtcdCompact {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
-        let about = with_cluster(at, async |_, cluster| cluster.about().await).await?;
-        let path = EtcdNotes::path(&self.notes, about.cluster);
-        let mut notes: EtcdNotes = read_private(&path).unwrap_or_default();
-        // Nothing is deleted unless the revision for the next run can be recorded. Only `--keep 0s` needs no record.
-        let is_writable = write_private(&path, &notes);
-        is_writable.or_else(|error| if self.keep.is_zero() { Ok(()) } else { Err(error) }).map_err(|error| {
-            let folder = self.notes.display();
-            CommandFailure::new(format!("cannot record the newest revision number in {folder}: {error}")).hint(
-                "run the command as root, so that it can record the newest revision number in a file; a later run \
-                 compacts up to that number",
-            )
-        })?;
-        let (outcome, mark) = with_cluster(at, async |store, _| {
-            compact_older(store, notes.compaction.take(), self.keep, SystemTime::now()).await
-        })
-        .await?;
-        notes.compaction = Some(mark);
-        // If the folder is not writable now, the next run only starts with a new record.
-        _ = write_private(&path, &notes);
+        let compacted = run_on_cluster(at, async |store, cluster| {
+            let about = cluster.about().await.map_err(|error| at.explain(error))?;
+            let path = EtcdNotes::path(&self.notes, about.cluster);
+            let mut notes = EtcdNotes::read(&path);
+            // Nothing is deleted unless the revision for the next run can be recorded. Only `--keep 0s` needs no record.
+            let is_writable = write_private(&path, &notes);
+            is_writable.or_else(|error| if self.keep.is_zero() { Ok(()) } else { Err(error) }).map_err(|error| {
+                let folder = self.notes.display();
+                CommandFailure::new(format!("cannot record the newest revision number in {folder}: {error}")).hint(
+                    "run the command as root, so that it can record the newest revision number in a file; a later run \
+                     compacts up to that number",
+                )
+            })?;
+            let compacted = compact_older(store, notes.compaction.take(), self.keep, SystemTime::now()).await;
+            let (outcome, mark) = compacted.map_err(|error| at.explain(error))?;
+            notes.compaction = Some(mark);
+            if let CompactionOutcome::Compacted { oldest } = outcome {
+                notes.compacted_to = Some(oldest.get());
+            }
+            // If the folder is not writable now, the next run only starts with a new record.
+            _ = write_private(&path, &notes);
+            Ok((about, outcome))
+        });
+        let (about, outcome) = compacted.await?;
         let keep = self.keep.as_secs();
         let (outcome, revision, text) = match outcome {
             CompactionOutcome::Compacted { oldest } => (
@@ -263,7 +289,7 @@ impl StoreCommand for EtcdCompact {
         let revision = revision.map(Revision::get);
         let answer =
             CommandAnswer::new(text, &CompactionJson { store: at.to_string(), keep_seconds: keep, outcome, revision })?;
-        Ok(match about.problems.iter().any(|problem| problem.contains("NOSPACE")) {
+        Ok(match about.problems.iter().any(|problem| problem.kind == ClusterProblemKind::NoSpace) {
             true => answer.note("etcd still refuses changes: run etcdctl defrag --cluster, then etcdctl alarm disarm"),
             false => answer,
         })
@@ -316,8 +342,25 @@ enum CompactedBy {
     Nobody,
     /// A program that writes [`COMPACTION_KEY`] when it compacts: kube-apiserver, Calico's kube-controllers or Margay.
     KeyHolder,
-    /// History was compacted by etcd itself (`--auto-compaction-retention`) or by hand with etcdctl.
+    /// `margay etcd compact` on this machine has compacted the history without writing [`COMPACTION_KEY`], because etcd
+    /// refused all puts when its quota was used up.
+    Margay,
+    /// History was compacted by etcd itself (`--auto-compaction-retention`), by hand with etcdctl, or by `margay etcd
+    /// compact` on another machine while etcd refused all puts.
     EtcdOrPerson,
+}
+
+impl CompactedBy {
+    /// Returns who has compacted the history before the revision `oldest`. `key` is the revision in [`COMPACTION_KEY`],
+    /// and `noted` the revision to which this machine has compacted last.
+    fn find(oldest: Revision, key: Option<i64>, noted: Option<i64>) -> Self {
+        match oldest.get() {
+            ..=1 => Self::Nobody,
+            oldest if key == Some(oldest) => Self::KeyHolder,
+            oldest if noted == Some(oldest) => Self::Margay,
+            _ => Self::EtcdOrPerson,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -358,7 +401,9 @@ impl MemberRow {
             quota_bytes,
             quota_is_assumed: description.is_some() && quota.or(reported).is_none(),
             percent: bytes.map(|bytes| bytes.saturating_mul(100) / quota_bytes),
-            problems: description.as_ref().map_or(problems, |about| about.problems.clone()),
+            problems: description
+                .as_ref()
+                .map_or(problems, |about| about.problems.iter().map(ToString::to_string).collect()),
         }
     }
 }
@@ -393,9 +438,12 @@ impl StoreCommand for OneStatus<'_> {
         let Self(args) = self;
         let report = with_cluster(at, async |store, cluster| {
             let reports = cluster.members().await?;
-            let about = cluster.about().await?;
-            let newest = about.revision;
-            let oldest = oldest_revision(store, newest).await?;
+            // The members' answers describe the cluster, too.
+            let about = match reports.iter().find_map(|report| report.description.as_ref().ok()) {
+                Some(about) => about.clone(),
+                None => cluster.about().await?,
+            };
+            let oldest = oldest_revision(store, about.revision).await?;
             let key = match store.get(COMPACTION_KEY).await {
                 // The user's role may lack the right to read the key, which only says who compacts.
                 Err(error) if matches!(error.kind(), kv::ErrorKind::Auth(_)) => None,
@@ -403,16 +451,13 @@ impl StoreCommand for OneStatus<'_> {
             };
             let compacted_to =
                 key.as_ref().and_then(|kv| std::str::from_utf8(kv.value.as_bytes()).ok()?.parse::<i64>().ok());
-            let compacted_by = match oldest.get() {
-                ..=1 => CompactedBy::Nobody,
-                oldest if compacted_to == Some(oldest) => CompactedBy::KeyHolder,
-                _ => CompactedBy::EtcdOrPerson,
-            };
             let oldest_time = time_after(store, oldest).await?;
             let members: Vec<MemberRow> = reports.into_iter().map(|report| MemberRow::of(report, args.quota)).collect();
-            Ok((members, about, oldest, compacted_by, oldest_time))
+            Ok((members, about, oldest, compacted_to, oldest_time))
         });
-        let (members, about, oldest, compacted_by, oldest_time) = report.await?;
+        let (members, about, oldest, compacted_to, oldest_time) = report.await?;
+        let noted = EtcdNotes::read(&EtcdNotes::path(&args.notes, about.cluster)).compacted_to;
+        let compacted_by = CompactedBy::find(oldest, compacted_to, noted);
         let growth_bytes_per_hour = note_size(&args.notes, &about, oldest);
         let report = ClusterReport {
             store: at.to_string(),
@@ -437,7 +482,7 @@ impl StoreCommand for OneStatus<'_> {
 fn note_size(folder: &Path, about: &ClusterDescription, oldest: Revision) -> Option<u64> {
     const MIN_SECONDS: u64 = 60;
     let path = EtcdNotes::path(folder, about.cluster);
-    let mut notes: EtcdNotes = read_private(&path).unwrap_or_default();
+    let mut notes = EtcdNotes::read(&path);
     let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = SizeSample { at, bytes_in_use: about.db_bytes_in_use, oldest_revision: oldest.get() };
     let before = notes.size;
@@ -479,9 +524,13 @@ impl ClusterReport {
                     "to revision {}, by a program that writes {COMPACTION_KEY} (kube-apiserver, kube-controllers, margay)",
                     self.oldest_revision
                 ),
-                CompactedBy::EtcdOrPerson => {
-                    format!("to revision {}, by etcd itself or by a person", self.oldest_revision)
+                CompactedBy::Margay => {
+                    format!("to revision {}, by margay etcd compact on this machine", self.oldest_revision)
                 }
+                CompactedBy::EtcdOrPerson => format!(
+                    "to revision {}, by etcd itself, by a person, or by margay etcd compact while the quota was used up",
+                    self.oldest_revision
+                ),
             },
         );
         if let Some(growth) = self.growth_bytes_per_hour {
@@ -490,10 +539,18 @@ impl ClusterReport {
         if self.members.iter().any(|member| member.quota_is_assumed) {
             line("Quota", "assumed, because a member does not report its quota: pass --quota BYTES".to_owned());
         }
+        // Each member reports the alarms of all members.
+        let mut problems: Vec<(&str, Vec<&str>)> = Vec::new();
         for member in &self.members {
             for problem in &member.problems {
-                line("Problem", format!("{}: {problem}", member.endpoint));
+                match problems.iter_mut().find(|(text, _)| text == problem) {
+                    Some((_, endpoints)) => endpoints.push(&member.endpoint),
+                    None => problems.push((problem, vec![&member.endpoint])),
+                }
             }
+        }
+        for (problem, endpoints) in problems {
+            line("Problem", format!("{}: {problem}", endpoints.join(", ")));
         }
         text
     }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::Args;
+use datastore::DEFAULT_QUOTA_BYTES;
 use indicatif::{HumanBytes, HumanDuration};
 use ipam_core::attachment::{Attachment, BOOT, NAMESPACE, NETNS, POD, TIMESTAMP};
 use ipam_core::model::{Attribute, Block, Document, Handle, Owner};
@@ -14,11 +15,10 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use super::DEFAULT_QUOTA_BYTES;
+use super::parse_nonzero_duration;
 use crate::command::{CommandAnswer, Invocation, StandaloneCommand};
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow, table};
-use crate::times::parse_duration;
 
 pub(super) const HELP: &str = "\
 Examples:
@@ -52,7 +52,7 @@ pub(crate) struct EtcdPlan {
     churn: f64,
 
     /// Assume that compaction keeps all history younger than TIME, such as 1h
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
+    #[arg(long, value_name = "TIME", value_parser = parse_nonzero_duration, default_value = "10m")]
     keep: Duration,
 }
 
@@ -144,7 +144,7 @@ impl EtcdPlan {
                 + self.pods_per_node * (handle_bytes + KEY_BYTES));
         let bytes_per_second = self.churn * bytes_per_change as f64;
         let history_bytes = (bytes_per_second * self.keep.as_secs_f64() * 2.0) as u64;
-        let wanted = (2 * (live_bytes + history_bytes)).max(DEFAULT_QUOTA_BYTES).next_power_of_two();
+        let needed = live_bytes.saturating_add(history_bytes).saturating_mul(2).max(DEFAULT_QUOTA_BYTES);
         Ok(PlanRow {
             block_size,
             blocks_per_node,
@@ -152,7 +152,7 @@ impl EtcdPlan {
             bytes_per_change,
             live_bytes,
             history_bytes,
-            quota_bytes: Some(wanted).filter(|wanted| *wanted <= MAX_QUOTA_BYTES),
+            quota_bytes: needed.checked_next_power_of_two().filter(|quota| *quota <= MAX_QUOTA_BYTES),
             full_after_seconds: (DEFAULT_QUOTA_BYTES.saturating_sub(live_bytes) as f64 / bytes_per_second) as u64,
         })
     }

@@ -283,7 +283,7 @@ async fn of_cluster(at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         bytes: db_bytes,
         bytes_in_use: db_bytes_in_use,
         quota_bytes: db_quota_bytes,
-        problems,
+        problems: problems.iter().map(ToString::to_string).collect(),
     };
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{:<10} {}", format!("{name}:"), printable(&value));

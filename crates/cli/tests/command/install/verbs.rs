@@ -37,6 +37,24 @@ fn install_is_found_by_status_and_undone_exactly() {
 }
 
 #[test]
+fn install_on_etcd_says_who_must_compact() {
+    let tree = Tree::with_main_plugin();
+    let says_so = |err: &str| {
+        let lines: Vec<_> = err.lines().filter(|line| line.contains("history")).collect();
+        assert!(lines.len() <= 1, "{err}");
+        lines.iter().any(|line| {
+            line.starts_with("note: ") && line.contains("margay etcd status") && line.contains("margay-compact.timer")
+        })
+    };
+    assert!(!says_so(&tree.install(&["--beside-calico", "--dry-run"]).ok().err));
+    let done = tree.install(&["--beside-calico"]).ok();
+    assert!(says_so(&done.err), "{}", done.err);
+    // Once is enough.
+    assert!(!says_so(&tree.install(&["--beside-calico"]).ok().err));
+    assert!(!says_so(&tree.install(&["--beside-calico", "--main-plugin"]).ok().err));
+}
+
+#[test]
 fn overwritten_plugin_is_told_and_repaired() {
     let tree = Tree::new();
     tree.install(&["--beside-calico"]).ok();
