@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Failure;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Witness};
 
 pub(crate) use testkit::server::Etcd;
 
@@ -102,7 +102,11 @@ impl Chaos {
         let victim: Arc<Mutex<Box<dyn Victim>>> = Arc::new(Mutex::new(Box::new(victim)));
         let stop = Arc::new(AtomicBool::new(false));
         let (server, ended) = (Arc::clone(&victim), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || trouble(&server, &ended, &mut Rng::with_seed(seed), &ledger));
+        let thread = std::thread::spawn(move || {
+            let done = trouble(&server, &ended, &mut Rng::with_seed(seed), &ledger);
+            // End the run, because its remaining operations would see no faults.
+            done.inspect_err(|error| ledger.failed(format!("cannot inject a fault: {error}")))
+        });
         Self { victim, stop, thread }
     }
 

@@ -168,6 +168,20 @@ impl Cluster {
         run(command.args(words))
     }
 
+    /// Changes the members of the cluster with etcdctl. Repeats the change while etcd refuses it because members have
+    /// not found each other yet, and ends if an earlier try was carried out although it failed.
+    fn change_members(&self, by: &[usize], words: &[&str]) -> Result<()> {
+        const DONE: [&str; 2] = ["Peer URLs already exists", "member not found"];
+        let until = Instant::now() + RECOVERY_TIMEOUT;
+        loop {
+            match self.etcdctl(by, words) {
+                Err(error) if DONE.iter().any(|done| error.to_string().contains(done)) => return Ok(()),
+                Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(100)),
+                done => return done.map(drop),
+            }
+        }
+    }
+
     /// Returns the member that is the leader, among the members other than `except`; `None` if none of them is.
     fn leader(&self, except: Option<usize>) -> Option<usize> {
         (0..MEMBERS).filter(|&member| Some(member) != except).find(|&member| {
@@ -249,10 +263,10 @@ impl Cluster {
         let id =
             listed.lines().find(|line| line.contains(&format!(" {name},"))).and_then(|line| line.split(',').next());
         let id = id.ok_or_else(|| Error::other(format!("no member {name}: {listed}")))?;
-        self.etcdctl(&others, &["member", "remove", id])?;
+        self.change_members(&others, &["member", "remove", id])?;
         thread::sleep(Duration::from_millis(rng.u64(..1000)));
         let url = format!("https://{}", SocketAddr::new(relay_address(member), PEER_PORT));
-        self.etcdctl(&others, &["member", "add", &name, "--peer-urls", &url])?;
+        self.change_members(&others, &["member", "add", &name, "--peer-urls", &url])?;
         self.members[member].run()
     }
 
