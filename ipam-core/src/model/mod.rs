@@ -7,6 +7,7 @@
 
 mod attribute;
 mod block;
+mod cluster;
 mod codec;
 mod config;
 mod endpoint;
@@ -28,6 +29,7 @@ pub use block::{
     NotOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest,
     ReleaseResult, StickyAddress, StickyRecord, StoredBlock, UnusableBlock, WINDOWS_RESERVED_HANDLE,
 };
+pub use cluster::ClusterInformation;
 pub use codec::{Document, JsonObject, Malformed};
 pub use config::{AddressPersistence, ContradictorySettings, IpamConfig, SETTINGS_FIELDS};
 pub use endpoint::{
