@@ -48,5 +48,7 @@ pub use pool_spec::{
 };
 pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
 pub use quota::{QuotaCount, QuotaKind, QuotaSubject, Quotas};
-pub use resource::{IpReservation, Labels, Node, RESERVATION_FIELDS, Resource, check_name, read_reservation_spec};
+pub use resource::{
+    IpReservation, Labels, Node, NodeFacts, RESERVATION_FIELDS, Resource, check_name, read_reservation_spec,
+};
 pub use spec::InvalidPool;
