@@ -43,11 +43,11 @@ pub(crate) struct GlobalOptions {
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "URL")]
     pub(crate) store: Option<String>,
 
-    /// calicoctl configuration file [default: /etc/calico/calicoctl.cfg, if it exists]
+    /// Config file [default: /etc/calico/calicoctl.cfg]
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Output format: table, wide, yaml or json
+    /// Output: table, wide, yaml or json
     #[arg(short, long, global = true, help_heading = GLOBAL_HEADING, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     #[arg(hide_possible_values = true)]
     pub(crate) output: Format,

@@ -104,7 +104,7 @@ mod tests {
         let text = String::from_utf8(cluster.encode().unwrap().as_bytes().to_vec()).unwrap();
         assert_eq!(
             text,
-            r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default","uid":"u","creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"clusterGUID":"0a","clusterType":"margay","datastoreReady":true}}"#
+            r#"{"apiVersion":"projectcalico.org/v3","kind":"ClusterInformation","metadata":{"creationTimestamp":"2026-01-01T00:00:00Z","name":"default","uid":"u"},"spec":{"clusterGUID":"0a","clusterType":"margay","datastoreReady":true}}"#
         );
         assert_eq!((cluster.guid(), cluster.is_ready(), cluster.is_margay_alone()), ("0a", true, true));
     }

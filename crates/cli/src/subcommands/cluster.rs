@@ -181,8 +181,8 @@ impl SetUpCluster {
             forwarding: forwarding_name(&owner),
         };
         let mut lines = Vec::new();
-        if let Some(InformationRow { guid, state, .. }) = &row.cluster {
-            lines.push(line(state, &format!("ClusterInformation default: cluster {}", printable(guid))));
+        if let Some(InformationRow { state, .. }) = &row.cluster {
+            lines.push(line(state, "ClusterInformation default"));
         }
         for FirstPoolRow { name, cidr, block_size, nat_outgoing, state } in &row.pools {
             let nat = if *nat_outgoing { "on" } else { "off" };
