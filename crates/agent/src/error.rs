@@ -213,8 +213,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
         ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
-            let is_told = rules == NetworkRules::Bridged || matches!(error, ipam_core::Error::UnknownNode(_));
-            let advice = advice(&error).filter(|_| is_told);
+            let advice = advice(&error).filter(|_| rules == NetworkRules::Bridged);
             let told = CniError::from_error(&error).with_details(advice.unwrap_or_default());
             let is_quota = matches!(error, ipam_core::Error::Quota(QuotaReached { over_leftovers: false, .. }));
             if error.is_exhaustion() && !is_quota { VerbFailure::NoRoom(told) } else { told.into() }
@@ -236,7 +235,8 @@ pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
         ipam_core::Error::AlreadyAssigned(ip) => format!("see who has it with: margay ipam show --ip {ip}"),
         ipam_core::Error::Reserved(ip) => format!("see by what with: margay ipam show --ip {ip}"),
         ipam_core::Error::UnknownNode(_) => {
-            "this node is not registered in the store; register it with: margay node register".into()
+            "nodes are registered in this store, and this one is not among them; register it with: margay node register"
+                .into()
         }
         _ => return None,
     })

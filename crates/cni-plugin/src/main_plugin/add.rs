@@ -15,14 +15,15 @@ use agent::{Allocator, CniError, NetworkRules, Result, Session, explain};
 use datastore::served;
 use ipam_core::endpoints::{EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
 use ipam_core::forwarding::{ForwardingOwner, StoreScope};
+use ipam_core::model::keys::{self, ResourceKind};
 use ipam_core::model::{
     ClusterInformation, EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint,
 };
 use ipnet::IpNet;
-use kv::{Deadline, Purpose, Revision};
+use kv::{Deadline, Purpose, Revision, StoreExt};
 use wiring::{ConnectResult, NextHop, Plan, ensure_forwarding, masquerade};
 
-use super::ipam::IpamPlugin;
+use super::ipam::{IpamCall, IpamPlugin};
 use super::setup::MainContext;
 use super::{WIRING_TIMEOUT, pod, wiring_error};
 use crate::dataplane_grpc::{AddRequest, ContainerSettings, Dataplane, GrpcPort, IpConfig, WorkloadIds};
@@ -163,6 +164,29 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Returns the allocator for the IPAM plugin that is part of this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
         MainContext::allocator(&self.session)
+    }
+
+    /// Calls the IPAM plugin's ADD. If the IPAM plugin of this program refuses a node that is not registered, the
+    /// returned error's details say how to register it; the IPAM plugin itself prints Calico's error without details.
+    ///
+    /// # Errors
+    /// Any error of the IPAM plugin.
+    pub(super) fn assign(&self, plugin: &IpamPlugin, call: &IpamCall<'_>) -> Result<AddResult> {
+        let assigned = plugin.call(call, &*self.allocator());
+        assigned.map_err(|error| {
+            let is_explained = plugin.is_other() || self.setup.is_alone() || !error.details().is_empty();
+            if is_explained || self.is_registered() {
+                return error;
+            }
+            error.with_details("this node is not registered in the store; register it with: margay node register")
+        })
+    }
+
+    /// True if the store has the document of this node, or cannot be read.
+    fn is_registered(&self) -> bool {
+        let key = keys::resource(ResourceKind::Node, &self.setup.workload.node);
+        let stored = self.run(async |_| Ok(self.session.store().get(key).await?));
+        !matches!(stored, Ok(None))
     }
 
     /// Releases the store if the IPAM plugin is another program, which may have to open the same store.
@@ -531,7 +555,7 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
         // Release the old addresses first, because some IPAM plugins refuse a second ADD for the same attachment.
         add.release_all(&plugin);
     }
-    let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
+    let mut assigned = add.assign(&plugin, &setup.ipam_call(CniVerb::Add))?;
     if assigned.ips.is_empty() {
         add.release_all(&plugin);
         return Err(CniError::internal("IPAM plugin returned no IP addresses in result"));

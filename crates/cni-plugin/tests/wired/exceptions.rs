@@ -190,15 +190,6 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     case("netns-of-the-host", One(2), &[AsBefore], NETNS),
     case("netns-of-the-host", One(3), OWN_NETNS, NETNS),
     case("netns-of-the-host", One(4), &[AsBefore], NETNS),
-    case(
-        "no-node",
-        One(1),
-        &[Is(
-            &["ipam_calls", "0", "stdout_text"],
-            r#""{\n    \"code\": 999,\n    \"msg\": \"resource does not exist: Node(node1) with error: \\u003cnil\\u003e\",\n    \"details\": \"this node is not registered in the store; register it with: margay node register\"\n}""#,
-        )],
-        "the details name the command that registers the node",
-    ),
     case("nodename-file-missing", One(2), &[Like("plain", 3, &[])], NEVER_SET_UP),
     case("cluster-information-missing", One(2), &[Like("plain", 3, &[])], NEVER_SET_UP),
     case("nodename-file-missing", One(6), NOTHING_DONE, FIRST),
