@@ -109,7 +109,7 @@ impl NodeRegister {
             )));
         }
         check_name(&name).map_err(|reason| {
-            CommandFailure::new(format!("{:?} cannot be the name of a node: {reason}", name))
+            CommandFailure::new(format!("{name:?} cannot be the name of a node: {reason}"))
                 .hint("name the node with --node, and set nodename in the network's configuration to the same name")
         })?;
         Ok(name)
