@@ -267,7 +267,14 @@ impl Cluster {
         thread::sleep(Duration::from_millis(rng.u64(..1000)));
         let url = format!("https://{}", SocketAddr::new(relay_address(member), PEER_PORT));
         self.change_members(&others, &["member", "add", &name, "--peer-urls", &url])?;
-        self.members[member].run()
+        // A new member ends if the others do not tell it about the cluster within seconds.
+        let until = Instant::now() + RECOVERY_TIMEOUT;
+        loop {
+            match self.members[member].run() {
+                Err(_) if Instant::now() < until => {}
+                done => return done,
+            }
+        }
     }
 
     fn defragment(&mut self) -> Result<()> {
