@@ -19,6 +19,9 @@ use crate::namespace::Namespace;
 /// Maximum time from the start of an etcd member until it is healthy.
 const START: Duration = Duration::from_secs(120);
 
+/// Number of lines at the end of an etcd member's log that an error contains.
+const REPORTED_LOG_LINES: usize = 30;
+
 /// A running member of an etcd cluster. Dropping this value ends the member's process.
 #[derive(Debug)]
 pub struct Etcd {
@@ -305,7 +308,9 @@ pub fn wait_for(etcds: &mut [&mut Etcd]) -> std::io::Result<()> {
             if ended.is_some() || Instant::now() > until {
                 let log = std::fs::read_to_string(etcd.folder.path().join("log")).unwrap_or_default();
                 etcds.iter_mut().for_each(|etcd| etcd.stop());
-                return Err(std::io::Error::other(format!("etcd does not start: {log}")));
+                let first = log.lines().count().saturating_sub(REPORTED_LOG_LINES);
+                let end: Vec<&str> = log.lines().skip(first).collect();
+                return Err(std::io::Error::other(format!("etcd does not start:\n{}", end.join("\n"))));
             }
         }
         std::thread::sleep(Duration::from_millis(10));

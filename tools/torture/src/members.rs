@@ -30,8 +30,8 @@ use crate::ledger::Ledger;
 
 /// Number of etcd members.
 const MEMBERS: usize = 3;
-/// The delay of every byte from and to a slow member.
-const DELAY: Duration = Duration::from_millis(200);
+/// The delay of every byte from and to a slow member, in milliseconds.
+const DELAY_MS: u64 = 200;
 /// The interval at which a cluster without a leader is asked for its new leader.
 const LEADER_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum time until a cluster has a new leader, or until all clients are served again.
@@ -70,21 +70,21 @@ pub(crate) fn enter_namespace() -> Result<()> {
 
 /// Returns an address of the clients' network (0) or of the members' network (1), which are in the range for tests of
 /// networks (RFC 2544).
-fn address(network: u8, host: u8) -> IpAddr {
-    Ipv4Addr::new(198, 18, network, host).into()
+fn address(network: u8, host: usize) -> IpAddr {
+    Ipv4Addr::new(198, 18, network, u8::try_from(host).unwrap_or(u8::MAX)).into()
 }
 
 fn client_address(member: usize) -> IpAddr {
-    address(0, member as u8 + 1)
+    address(0, member + 1)
 }
 
 fn peer_address(member: usize) -> IpAddr {
-    address(1, member as u8 + 1)
+    address(1, member + 1)
 }
 
 /// Returns the address at which the other members reach this member through the relay.
 fn relay_address(member: usize) -> IpAddr {
-    address(1, member as u8 + 101)
+    address(1, member + 101)
 }
 
 /// The name of the bridge port to which the member's interface for other members is connected.
@@ -246,10 +246,10 @@ impl Cluster {
     fn slow_down_follower(&mut self, rng: &mut Rng) -> Result<()> {
         let leader = self.wait_for_leader(None)?;
         let follower = (leader + rng.usize(1..MEMBERS)) % MEMBERS;
-        let delay = |delay: Duration| self.relay.delays[follower].store(delay.as_millis() as u64, Ordering::Relaxed);
-        delay(DELAY);
+        let delay = &self.relay.delays[follower];
+        delay.store(DELAY_MS, Ordering::Relaxed);
         thread::sleep(Duration::from_millis(rng.u64(1000..4000)));
-        delay(Duration::ZERO);
+        delay.store(0, Ordering::Relaxed);
         Ok(())
     }
 
@@ -267,7 +267,14 @@ impl Cluster {
         thread::sleep(Duration::from_millis(rng.u64(..1000)));
         let url = format!("https://{}", SocketAddr::new(relay_address(member), PEER_PORT));
         self.change_members(&others, &["member", "add", &name, "--peer-urls", &url])?;
-        self.members[member].run()
+        // A new member ends if the others do not tell it about the cluster within seconds.
+        let until = Instant::now() + RECOVERY_TIMEOUT;
+        loop {
+            match self.members[member].run() {
+                Err(_) if Instant::now() < until => {}
+                done => return done,
+            }
+        }
     }
 
     fn defragment(&mut self) -> Result<()> {
