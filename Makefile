@@ -71,10 +71,10 @@ mutants: ## Change the code of the store and the allocator in one place at a tim
 	@SHARE=$(SHARE) scripts/mutants $(PARTS)
 
 MODE ?= in-process
-OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,$(if $(filter power,$(MODE)),2000,$(if $(filter nospace,$(MODE)),20,1000000))))
+OPS ?= $(or $(ROUNDS),$(if $(filter kill late,$(MODE)),1000,$(if $(filter power,$(MODE)),2000,$(if $(filter nospace,$(MODE)),20,$(if $(filter members,$(MODE)),100000,1000000)))))
 .PHONY: torture
 torture: STORE = memory
-torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=, SERVE=1 with a daemon, API=1 by its etcd API), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), use up etcd's quota (MODE=nospace, ROUNDS=), or cut its power (MODE=power, STORE=sled|redb)
+torture: ## Torture the allocator (STORE=memory|sled|redb|etcd, MODE=in-process|processes, OPS=, SEED=, SERVE=1 with a daemon, API=1 by its etcd API), kill the plugin (MODE=kill, STORE=sled|redb; MODE=late on etcd; ROUNDS=), use up etcd's quota (MODE=nospace, ROUNDS=), break a cluster of three etcds (MODE=members), or cut its power (MODE=power, STORE=sled|redb)
 	@scripts/setup test
 ifeq ($(MODE),kill)
 	@$(if $(filter sled redb,$(STORE)),,echo "make: MODE=kill takes STORE=sled or STORE=redb" >&2; exit 2)
@@ -99,6 +99,9 @@ else ifeq ($(MODE),nospace)
 	@cargo build --quiet --profile ci -p margay-cni-plugin
 	@MARGAY_NOSPACE_ROUNDS=$(OPS) cargo test --quiet --profile ci -p margay-cni-plugin \
 		--test etcd -- --nocapture --exact nospace::nospace_is_left_without_a_lost_address
+else ifeq ($(MODE),members)
+	@$(if $(filter memory etcd,$(STORE)),,echo "make: MODE=members is about etcd: leave STORE out" >&2; exit 2)
+	@cargo run --quiet --profile ci -p torture -- run --store etcd --three --ops $(OPS) $(if $(SEED),--seed $(SEED))
 else
 	@cargo build --quiet --profile ci -p torture $(if $(SERVE)$(API),-p margay-cli)
 	@cargo run --quiet --profile ci -p torture -- run --store $(STORE) --mode $(MODE) --ops $(OPS) $(if $(SEED),--seed $(SEED)) $(if $(SERVE),--serve) $(if $(API),--api)

@@ -14,7 +14,8 @@ use crate::import_lock;
 use crate::ipam::{Ipam, transact};
 use crate::model::keys::ResourceKind;
 use crate::model::{
-    Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
+    ClusterInformation, Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile,
+    split_endpoint_name,
 };
 
 /// Maximum number of endpoint documents read in one request.
@@ -113,6 +114,28 @@ impl Ipam {
         Ok(endpoints)
     }
 
+    /// True if the store has an address or an endpoint of a workload, whatever node it is recorded for. `handles` are
+    /// the handles under which addresses of the workload may be assigned. Reads the keys of all endpoints of the
+    /// namespace.
+    ///
+    /// # Errors
+    /// Any store error.
+    #[boxed_future]
+    pub async fn knows_workload(&self, workload: &WorkloadQuery, deadline: Deadline) -> Result<bool> {
+        let WorkloadQuery { handles, namespace, orchestrator, id } = workload;
+        let handles: Vec<Key> = handles.iter().map(|handle| keys::handle(handle)).collect();
+        let found = transact!(reading self, deadline, |tx| Ok(tx.peek(&handles, Content::KeysOnly).await?))?;
+        if found.iter().any(Option::is_some) {
+            return Ok(true);
+        }
+        let of_namespace = Range::Prefix(keys::workload_endpoint(namespace, ""));
+        let listed = self.store().list_at(of_namespace, Revision::UNSET, Content::KeysOnly).await?;
+        let mut names = listed.kvs.iter().filter_map(|kv| keys::parse_workload_endpoint(&kv.key));
+        Ok(names.any(|(_, name)| {
+            split_endpoint_name(name).is_some_and(|[_, of, its, _]| of == orchestrator.as_str() && its == *id)
+        }))
+    }
+
     /// Deletes a stored endpoint. Returns false if the endpoint is missing, or if it belongs to a container other than
     /// the one in `endpoint`.
     ///
@@ -122,6 +145,19 @@ impl Ipam {
     pub async fn delete_endpoint(&self, endpoint: &EndpointToDelete, deadline: Deadline) -> Result<bool> {
         transact!(self, deadline, |tx| endpoint.delete(tx).await)
     }
+}
+
+/// The workload that [`Ipam::knows_workload`] looks for.
+#[derive(Clone, Debug)]
+pub struct WorkloadQuery {
+    /// The handles under which addresses of the workload may be assigned.
+    pub handles: Vec<String>,
+    /// The namespace of the workload's endpoints.
+    pub namespace: String,
+    /// The kind of the workload: a pod or a plain container.
+    pub orchestrator: Orchestrator,
+    /// The pod's name for a pod, otherwise the container's id.
+    pub id: String,
 }
 
 /// What a main CNI plugin reads from the store before it sets up a container's interface.
@@ -144,28 +180,21 @@ pub enum PoolsToRead {
     Skipped,
     /// The [`EndpointQuery`] reads all pools.
     Read,
+    /// The [`EndpointQuery`] reads all pools if only Margay runs in the cluster. This costs a second request, but only
+    /// in such a cluster.
+    IfMargayAlone,
 }
 
 /// The documents that an [`EndpointQuery`] has read from the store.
 #[derive(Clone, Debug)]
 pub struct EndpointContext {
-    /// The flag `datastoreReady` of Calico's ClusterInformation document; `None` if the document is missing.
-    pub ready: Option<DatastoreReadiness>,
+    /// The ClusterInformation document; `None` if the document is missing. A damaged document counts as empty.
+    pub cluster: Option<ClusterInformation>,
     /// The endpoints whose names have the queried prefix, with the revisions of their last writes. Damaged endpoints
     /// are skipped.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
     /// All stored pools; empty if the query does not read the pools.
     pub pools: Vec<Pool>,
-}
-
-/// The flag `datastoreReady` of Calico's ClusterInformation document.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DatastoreReadiness {
-    /// The flag `datastoreReady` is true, so CNI plugins may use the datastore.
-    Yes,
-    /// The flag `datastoreReady` is false or missing. CNI plugins must wait until the datastore is ready, for example
-    /// while Calico is being upgraded.
-    No,
 }
 
 /// An endpoint that a main CNI plugin will store after it has set up the interface. [`Ipam::begin_endpoint`] reads the
@@ -193,12 +222,25 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<(PendingEndpoint, EndpointContext)> {
         let mut pending = PendingEndpoint { ipam: self.clone(), query, deadline, attempt: None };
-        let (mut attempts, mut tx) = pending.begin().await?;
+        let before = pending.read_again().await?;
+        Ok((pending, before))
+    }
+}
+
+impl PendingEndpoint {
+    /// Reads what [`Ipam::begin_endpoint`] reads once more, after [`Self::store`] has failed because another writer
+    /// has written the endpoint.
+    ///
+    /// # Errors
+    /// Any store error.
+    #[boxed_future]
+    pub async fn read_again(&mut self) -> Result<EndpointContext> {
+        let (mut attempts, mut tx) = self.begin().await?;
         loop {
-            match pending.read(&mut tx).await {
+            match self.read(&mut tx).await {
                 Ok(before) => {
-                    pending.attempt = Some((attempts, tx));
-                    return Ok((pending, before));
+                    self.attempt = Some((attempts, tx));
+                    return Ok(before);
                 }
                 // A read at the revision of the transaction fails if the store fails, or if the revision was compacted
                 // between two requests. `Attempts::end` returns the error or allows another attempt.
@@ -211,9 +253,7 @@ impl Ipam {
             }
         }
     }
-}
 
-impl PendingEndpoint {
     async fn begin(&self) -> Result<(Attempts, Transaction)> {
         let options = TransactOptions::new(self.deadline).with_extra_reads([import_lock::import_lock_key()]);
         let mut attempts = Attempts::new(Arc::clone(self.ipam.store()), options);
@@ -230,7 +270,8 @@ impl PendingEndpoint {
         let ranges = [prefix.clone(), (*pools == PoolsToRead::Read).then(|| pools_range.clone())];
         tx.prefetch(keys.into_iter().flatten().collect(), ranges.into_iter().flatten().map(Into::into).collect())
             .await?;
-        let ready = tx.snapshot_get(&cluster).await?.map(|value| ready(value.as_bytes()));
+        let cluster = tx.snapshot_get(&cluster).await?;
+        let cluster = cluster.map(|value| ClusterInformation::decode_or_empty(value.as_bytes()));
         let mut endpoints = Vec::new();
         if let Some(prefix) = &prefix {
             for (key, value) in tx.snapshot_list(prefix).await? {
@@ -239,10 +280,13 @@ impl PendingEndpoint {
             }
         }
         let pools = match pools {
-            PoolsToRead::Skipped => Vec::new(),
+            PoolsToRead::IfMargayAlone if cluster.as_ref().is_some_and(ClusterInformation::is_margay_alone) => {
+                decode_all(&tx.snapshot_list(&pools_range).await?)
+            }
+            PoolsToRead::Skipped | PoolsToRead::IfMargayAlone => Vec::new(),
             PoolsToRead::Read => decode_all(&tx.snapshot_list(&pools_range).await?),
         };
-        Ok(EndpointContext { ready, endpoints, pools })
+        Ok(EndpointContext { cluster, endpoints, pools })
     }
 
     /// Stores an endpoint. If the profile of the CNI network does not exist, the commit also creates it, for
@@ -310,20 +354,4 @@ impl PendingEndpoint {
     pub fn namespace(&self) -> &str {
         &self.query.namespace
     }
-}
-
-/// Parses the flag `datastoreReady` from a ClusterInformation document.
-fn ready(document: &[u8]) -> DatastoreReadiness {
-    #[derive(Deserialize)]
-    struct ClusterInformation {
-        spec: ClusterInformationSpec,
-    }
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct ClusterInformationSpec {
-        datastore_ready: Option<bool>,
-    }
-    let flag =
-        serde_json::from_slice::<ClusterInformation>(document).ok().and_then(|document| document.spec.datastore_ready);
-    if flag == Some(true) { DatastoreReadiness::Yes } else { DatastoreReadiness::No }
 }

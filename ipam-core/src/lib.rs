@@ -53,6 +53,7 @@ pub mod census;
 mod check;
 pub mod endpoints;
 mod error;
+pub mod forwarding;
 pub mod free_range;
 pub mod gc;
 pub mod hints;

@@ -234,7 +234,10 @@ pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
         ipam_core::Error::Pool(_) => "list the pools with: margay pool list".into(),
         ipam_core::Error::AlreadyAssigned(ip) => format!("see who has it with: margay ipam show --ip {ip}"),
         ipam_core::Error::Reserved(ip) => format!("see by what with: margay ipam show --ip {ip}"),
-        ipam_core::Error::UnknownNode(_) => "nodes are registered in this store, and this one is not among them".into(),
+        ipam_core::Error::UnknownNode(_) => {
+            "nodes are registered in this store, and this one is not among them; register it with: margay node register"
+                .into()
+        }
         _ => return None,
     })
 }

@@ -13,6 +13,7 @@ use crate::judge::Conformance;
 use crate::manual::{Completions, ManPages};
 use crate::serve::Serve;
 use crate::subcommands::check::{self, Check};
+use crate::subcommands::cluster::{self, ClusterSubcommand};
 use crate::subcommands::documents::DocumentsSubcommand;
 use crate::subcommands::etcd::{self, EtcdSubcommand};
 use crate::subcommands::explain::{self, Explain};
@@ -20,6 +21,7 @@ use crate::subcommands::history::{self, ShowHistory};
 use crate::subcommands::map::{self, Map};
 use crate::subcommands::metrics::{self, Metrics};
 use crate::subcommands::moving::{Import, MovingSubcommand, TakeOverSubcommand};
+use crate::subcommands::node::{self, NodeSubcommand};
 use crate::subcommands::pool::{self, AssignPrefix, PoolSubcommand};
 use crate::subcommands::quarantine::{self, QuarantineSubcommand};
 use crate::subcommands::quota::{self, QuotaSubcommand};
@@ -118,6 +120,12 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Set up a cluster without Calico
+    #[command(subcommand, after_help = cluster::CLUSTER)]
+    Cluster(ClusterSubcommand),
+    /// Register this machine as a node of a cluster without Calico
+    #[command(subcommand, after_help = node::NODE)]
+    Node(NodeSubcommand),
     /// Manage pools, from which addresses are assigned
     #[command(subcommand, visible_alias = "pools", after_help = POOL)]
     Pool(PoolSubcommand),
@@ -228,6 +236,8 @@ impl Command {
     /// Returns the parsed subcommand as a [`Task`], whose variant says how the subcommand accesses stores.
     pub(crate) fn task(&self) -> Task<'_> {
         match self {
+            Self::Cluster(ClusterSubcommand::Init(init)) => OnStore(init),
+            Self::Node(NodeSubcommand::Register(register)) => OnStore(register),
             Self::Pool(PoolSubcommand::Create(create)) if create.auto.is_some() => OnStore(create),
             Self::Pool(PoolSubcommand::Create(create)) => OnOpenStore(create),
             Self::Pool(PoolSubcommand::List) => OnOpenStore(&pool::ListPools),

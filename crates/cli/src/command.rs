@@ -3,9 +3,9 @@
 //! After a command, this module closes the store and prints the command's answer: text for people, JSON for programs,
 //! and notes on stderr.
 //!
-//! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
-//! `natOutgoing`. The plugin writes NAT rules of pools only when a container starts. Unless margay refreshes them, the
-//! NAT rules of a deleted pool would stay until the next container starts.
+//! A command that changes pools also refreshes this machine's NAT rules for pools with `natOutgoing`, unless Felix
+//! maintains them. The plugin writes NAT rules of pools only when a container starts. Unless margay refreshes them, the
+//! NAT rules of a deleted pool would stay until the next container starts, as they do on the other nodes of a cluster.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -19,7 +19,8 @@ use datastore::{
     ChoiceSource, ChosenStore, ConfigError, ConfigFile, Create, DEFAULT_CONFIG_FILE, Drivers, Environment, Location,
     all_for_operator, for_operator, maintenance, served,
 };
-use ipam_core::model::Pool;
+use ipam_core::forwarding::{ForwardingOwner, StoreScope};
+use ipam_core::model::{ClusterInformation, Pool};
 use ipam_operator::Operator;
 use ipnet::IpNet;
 use kv::Deadline;
@@ -42,11 +43,11 @@ pub(crate) struct GlobalOptions {
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "URL")]
     pub(crate) store: Option<String>,
 
-    /// calicoctl configuration file [default: /etc/calico/calicoctl.cfg, if it exists]
+    /// Config file [default: /etc/calico/calicoctl.cfg]
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Output format: table, wide, yaml or json
+    /// Output: table, wide, yaml or json
     #[arg(short, long, global = true, help_heading = GLOBAL_HEADING, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     #[arg(hide_possible_values = true)]
     pub(crate) output: Format,
@@ -298,8 +299,8 @@ impl StoreAccess<'_> {
         .await
     }
 
-    /// Runs a command. Refreshes this machine's NAT rules if the command may have changed the pools of an embedded
-    /// store. In a cluster Felix maintains the NAT rules for pools.
+    /// Runs a command. Refreshes this machine's NAT rules if the command may have changed pools, unless Felix maintains
+    /// the rules.
     async fn run_and_refresh_rules(
         self,
         command: &dyn OpenStoreCommand,
@@ -307,7 +308,7 @@ impl StoreAccess<'_> {
     ) -> CommandResult<CommandAnswer> {
         let deadline = Deadline::after(command.timeout_after_open());
         let work = command.run(operator, deadline);
-        match command.changes_pools() && !self.location.is_shared() {
+        match command.changes_pools() {
             true => follow_pool_changes(operator, self.location, deadline, work).await,
             false => work.await,
         }
@@ -457,6 +458,12 @@ async fn follow_pool_changes(
     deadline: Deadline,
     work: impl Future<Output = CommandResult<CommandAnswer>>,
 ) -> CommandResult<CommandAnswer> {
+    // A command that cannot read the cluster's document fails itself.
+    let Ok(cluster) = operator.cluster_information().await else { return work.await };
+    let scope = if location.is_shared() { StoreScope::Cluster(cluster.as_ref()) } else { StoreScope::Machine };
+    if !ForwardingOwner::decide(scope, host::felix_file()).is_plugin() {
+        return work.await;
+    }
     let before = PoolNetworks::read(operator, deadline).await;
     let answer = work.await?;
     let after = PoolNetworks::read(operator, deadline).await;
@@ -464,7 +471,7 @@ async fn follow_pool_changes(
     if before == after || (before.masqueraded.is_empty() && after.masqueraded.is_empty()) {
         return Ok(answer);
     }
-    let store = served::instance(location).unwrap_or_default();
+    let store = served::rules_name(location, cluster.as_ref().map_or("", ClusterInformation::guid));
     Ok(match masquerade::refresh(&store, &after.masqueraded, &after.all) {
         Ok(()) => answer,
         Err(error) => answer.note(format!(

@@ -17,8 +17,11 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The source of a workload's sticky name.
 #[derive(Debug, PartialEq, Eq)]
 enum StickySource<'a> {
-    /// The sticky name is the namespace and name of the container's pod.
+    /// The sticky name is the namespace and name of the container's pod, unless Kubernetes has generated the name: no
+    /// later pod will have a generated name.
     Pod,
+    /// The sticky name is the namespace and name of the container's pod.
+    EveryPod,
     /// The sticky name is the value of `K8S_POD_NAME` alone, which is the container's name under podman.
     Container,
     Label(&'a str),
@@ -57,7 +60,9 @@ pub(crate) fn sticky(
     };
     let name = match by {
         _ if !args.sticky.is_empty() => Some(args.sticky.clone()),
-        StickySource::Pod => pod.map(|(namespace, pod)| format!("{namespace}/{pod}")),
+        StickySource::Pod | StickySource::EveryPod => pod
+            .filter(|(_, name)| by == StickySource::EveryPod || !is_generated(name))
+            .map(|(namespace, pod)| format!("{namespace}/{pod}")),
         StickySource::Container => Some(args.pod.clone()).filter(|name| !name.is_empty()),
         StickySource::Label(key) => match label(conf, key) {
             Some(value) => Some(in_namespace(value)),
@@ -84,6 +89,7 @@ fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     };
     let by = match by.map(GoJson::as_str) {
         None | Some(Some("pod")) => StickySource::Pod,
+        Some(Some("every-pod")) => StickySource::EveryPod,
         Some(Some("container")) => StickySource::Container,
         Some(Some(text)) => match text.split_once(':') {
             Some(("label", key)) if !key.is_empty() => StickySource::Label(key),
@@ -99,8 +105,22 @@ fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     Ok((by, wait))
 }
 
+/// Returns true if Kubernetes has generated the pod's name, as for the pods of Deployments, DaemonSets and Jobs: such a
+/// name ends in a hyphen and five random characters (`k8s.io/apimachinery/pkg/util/rand`). Five digits are taken for the
+/// number of a StatefulSet's pod.
+fn is_generated(pod: &str) -> bool {
+    const RANDOM_CHARS: &str = "bcdfghjklmnpqrstvwxz2456789";
+    const RANDOM_LENGTH: usize = 5;
+    let Some((_, end)) = pod.rsplit_once('-') else { return false };
+    end.len() == RANDOM_LENGTH
+        && end.chars().all(|char| RANDOM_CHARS.contains(char))
+        && !end.chars().all(|char| char.is_ascii_digit())
+}
+
 fn wrong_by() -> CniError {
-    CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
+    CniError::config(
+        "ipam.sticky.by must be \"pod\", \"every-pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"",
+    )
 }
 
 /// Parses the time for which a sticky address is kept: a whole number with the unit `s`, `m`, `h` or `d`, or the text
@@ -147,7 +167,7 @@ fn read_from_pod(
     let value = match by {
         StickySource::Label(key) => pod.labels.remove(key),
         StickySource::Annotation(key) => pod.annotations.remove(key),
-        StickySource::Pod | StickySource::Container => None,
+        StickySource::Pod | StickySource::EveryPod | StickySource::Container => None,
     };
     Ok(value.filter(|value| !value.is_empty()))
 }
@@ -189,6 +209,20 @@ mod tests {
         let annotations = r#","runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"ip/name":"db"}}"#;
         assert_eq!(named(r#""sticky":{"by":"annotation:ip/name"}"#, annotations, POD).unwrap(), "shop/db");
         assert_eq!(named(r#""sticky":{"by":"annotation:other"}"#, annotations, POD), None);
+    }
+
+    #[test]
+    fn sticky_pod_name_is_ignored_when_generated() {
+        let named = |by: &str, pod: &str| {
+            named(&format!(r#""sticky":"{by}""#), "", &format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod}"))
+        };
+        for pod in ["web-7d9c5b8f6-x2x9z", "agent-wqm4k", "job-0-b4zt8", "virt-launcher-vm1-2xk7c"] {
+            assert_eq!(named("pod", pod), None, "{pod}");
+            assert_eq!(named("every-pod", pod).unwrap(), format!("shop/{pod}"));
+        }
+        for pod in ["web-0", "web-24567", "printer", "db-mysql", "x2x9z", "cache-b4zt", "web-7d9c5b8f6-x2x9za"] {
+            assert_eq!(named("pod", pod).unwrap(), format!("shop/{pod}"));
+        }
     }
 
     #[test]

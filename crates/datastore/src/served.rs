@@ -35,6 +35,17 @@ pub fn instance(location: &Location) -> Option<String> {
     }
 }
 
+/// The name that distinguishes the NAT rules of the store at this location from the rules of other stores on the
+/// machine. For a cluster, the name contains the cluster's id `guid`, so that it is the same on all nodes and does not
+/// change with the endpoints.
+pub fn rules_name(location: &Location, guid: &str) -> String {
+    match location.place() {
+        StorePlace::Cluster(_) if guid.is_empty() => location.facts().name.to_owned(),
+        StorePlace::Cluster(_) => format!("{}-{guid}", location.facts().name),
+        _ => instance(location).unwrap_or_default(),
+    }
+}
+
 /// The identity of the cluster at this location; `None` if the location is not a cluster.
 pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })

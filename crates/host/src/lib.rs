@@ -11,7 +11,7 @@ mod probe;
 mod routes;
 
 pub use held_blocks::{BlockNotes, HeldBlocks, ScanRecord};
-pub use machine::{NODENAME_FILE, NodeNames, boot_id, hostname, node_name, running, short_boot, uptime};
+pub use machine::{NODENAME_FILE, NodeNames, boot_id, felix_file, hostname, node_name, running, short_boot, uptime};
 pub use netns_scan::{IncompleteScan, NetnsScan, network_namespace, scan};
 pub use probe::{Mac, ProbeResult, probe};
 pub use routes::{Route, all_routes, routes};

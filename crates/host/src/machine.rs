@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::SockaddrStorage;
@@ -11,6 +11,16 @@ use nix::time::{ClockId, clock_gettime};
 
 /// Calico's file that contains the node's name, which Margay also reads by default.
 pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
+
+/// The files that Felix and BIRD create on a machine on which Calico's node agent runs: the MTU of the network, BIRD's
+/// control sockets, the states of endpoints, and the control group for eBPF. The first file survives a reboot.
+const FELIX_FILES: [&str; 5] = [
+    "/var/lib/calico/mtu",
+    "/var/run/calico/bird.ctl",
+    "/var/run/calico/bird6.ctl",
+    "/var/run/calico/endpoint-status",
+    "/var/run/calico/cgroup",
+];
 
 /// Number of characters of the boot id that are stored with each address.
 const SHORT_BOOT_CHARS: usize = 8;
@@ -90,6 +100,19 @@ pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
+/// Returns a file that shows that Calico's agent Felix runs on this machine; `None` if there is no such file.
+///
+/// The node name file alone shows nothing, because `margay node register` writes it, too. Without the node name file,
+/// Calico's node agent has never started, so a file that a person has written, such as the MTU file, does not count.
+pub fn felix_file() -> Option<PathBuf> {
+    felix_file_in(Path::new("/"))
+}
+
+fn felix_file_in(root: &Path) -> Option<PathBuf> {
+    let is_there = |path: &&str| root.join(path.trim_start_matches('/')).exists();
+    is_there(&NODENAME_FILE).then(|| FELIX_FILES.into_iter().find(is_there).map(PathBuf::from)).flatten()
+}
+
 /// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty, because
 /// the configuration could name a file without an end, such as a device.
 fn read_name(file: &Path) -> std::io::Result<String> {
@@ -118,6 +141,26 @@ mod tests {
     fn uptime_is_at_least_as_long_as_boot_ran() {
         let ran = running().unwrap();
         assert!(ran > Duration::ZERO && uptime().unwrap() >= ran);
+    }
+
+    #[test]
+    fn felix_is_recognized_by_its_own_files() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        };
+        write("var/lib/calico/mtu");
+        assert_eq!(felix_file_in(root.path()), None, "the MTU file alone may be a person's");
+        write("var/lib/calico/nodename");
+        assert_eq!(felix_file_in(root.path()), Some("/var/lib/calico/mtu".into()));
+        fs::remove_file(root.path().join("var/lib/calico/mtu")).unwrap();
+        // The plugins themselves create the lock file.
+        write("var/run/calico/ipam.lock");
+        assert_eq!(felix_file_in(root.path()), None);
+        write("var/run/calico/bird.ctl");
+        assert_eq!(felix_file_in(root.path()), Some("/var/run/calico/bird.ctl".into()));
     }
 
     #[test]

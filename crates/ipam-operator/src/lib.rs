@@ -4,10 +4,11 @@
 //!
 //! [`Operator`] wraps the allocator and adds the operations that operators of a cluster run by hand. Each operation of
 //! [`Operator`] is one or more transactions on the allocator's store. The module [`inspect`] compares all documents of
-//! a store and repairs damage. The module [`documents`] shows and writes documents in the form of Calico's API. The
+//! a store and repairs damage. The module [`cluster`] sets up a cluster without Calico. The module [`documents`] shows and writes documents in the form of Calico's API. The
 //! module [`moving`] compares two stores for a migration from one to the other. The modules [`events`] and [`history`]
 //! report past changes of addresses. The module [`forecast`] estimates when a pool will be full.
 
+pub mod cluster;
 pub mod compaction;
 pub mod documents;
 pub mod events;

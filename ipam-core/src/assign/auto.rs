@@ -386,7 +386,12 @@ impl FamilyAssigner<'_> {
         let mut places = CandidateBlocks::new(pool, &self.context.host.name, self.now);
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
-            let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
+            let mut wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
+            // If another host was quicker, several hosts are probably claiming blocks in this part of the pool, and all
+            // but one of them would fail again if they tried the same next block.
+            if work.tx.times_overtaken() > 0 {
+                wanted = places.shuffled(wanted, work.tx.times_overtaken());
+            }
             // Blocks are read in chunks. The requests for the first two chunks also read the keys of stored blocks that
             // could overlap with a block in the chunk. If the first two chunks have no unclaimed block, the pool is
             // nearly full, so the requests for later chunks of blocks do not read the keys of overlapping blocks.
@@ -558,6 +563,15 @@ impl<'a> CandidateBlocks<'a> {
 
     fn is_large(&self) -> bool {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
+    }
+
+    /// Returns the blocks of a chunk in an order that depends on the host and on how often the host was overtaken. The
+    /// orders of hosts with neighbouring start blocks are unrelated.
+    fn shuffled(&self, blocks: Vec<IpNet>, times_overtaken: u32) -> Vec<IpNet> {
+        let first = scatter(self.start.wrapping_add(u64::from(times_overtaken) << 32));
+        let mut ranked: Vec<_> = (first..).map(scatter).zip(blocks).collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, block)| block).collect()
     }
 
     /// Returns one chunk of blocks that are scattered over the pool. The blocks of a chunk depend only on the host, the

@@ -180,6 +180,9 @@ impl Ipam {
     #[boxed_future]
     pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| {
+            let mut first = keys_of_batch(batch);
+            first.push(keys::resource(ResourceKind::Node, node));
+            tx.prefetch(first, Vec::new()).await?;
             self.require_gone(tx, node).await?;
             self.free_in(tx, batch).await
         })?;
@@ -188,9 +191,7 @@ impl Ipam {
     }
 
     async fn free_in(&self, tx: &mut Transaction, batch: &[Hold]) -> Result<FreeResult> {
-        let endpoints: BTreeSet<Key> =
-            batch.iter().filter_map(|hold| hold.endpoint.as_ref()).map(EndpointToDelete::key).collect();
-        tx.prefetch(endpoints.into_iter().chain([keys::config()]).collect(), Vec::new()).await?;
+        tx.prefetch(keys_of_batch(batch), Vec::new()).await?;
         let cooldown = read_config(tx).await?.cooldown_seconds();
         let now = self.now();
         let mut work = WriteSet::new(tx, now, cooldown);
@@ -221,6 +222,17 @@ impl Ipam {
         freed.changed = gone.collect();
         Ok(freed)
     }
+}
+
+/// Returns the keys that a commit that frees a batch reads, for a prefetch. Without it, each handle would cost a request.
+fn keys_of_batch(batch: &[Hold]) -> Vec<Key> {
+    let mut found: BTreeSet<Key> = [keys::config()].into();
+    for hold in batch {
+        found.insert(keys::block(hold.block));
+        found.extend(hold.handle.as_deref().map(keys::handle));
+        found.extend(hold.endpoint.as_ref().map(EndpointToDelete::key));
+    }
+    found.into_iter().collect()
 }
 
 fn tell(batch: &[Hold], freed: &FreeResult) {

@@ -217,7 +217,7 @@ pub fn parse_legacy_host(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("host/")?)
 }
 
-/// Returns the key of the cluster's only ClusterInformation document, which Calico maintains.
+/// Returns the key of the cluster's only ClusterInformation document, which Calico or `margay cluster init` writes.
 pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }

@@ -7,6 +7,7 @@
 
 mod attribute;
 mod block;
+mod cluster;
 mod codec;
 mod config;
 mod endpoint;
@@ -28,6 +29,7 @@ pub use block::{
     NotOwner, OtherOwner, OwnerChange, OwnerRefusal, OwnerUpdate, ReleaseConflict, ReleaseConflictKind, ReleaseRequest,
     ReleaseResult, StickyAddress, StickyRecord, StoredBlock, UnusableBlock, WINDOWS_RESERVED_HANDLE,
 };
+pub use cluster::ClusterInformation;
 pub use codec::{Document, JsonObject, Malformed};
 pub use config::{AddressPersistence, ContradictorySettings, IpamConfig, SETTINGS_FIELDS};
 pub use endpoint::{
@@ -46,5 +48,7 @@ pub use pool_spec::{
 };
 pub use prefixes::{PREFIX_LENGTH_ANNOTATION, block_size_for, is_of_prefixes, node_prefix_handle};
 pub use quota::{QuotaCount, QuotaKind, QuotaSubject, Quotas};
-pub use resource::{IpReservation, Labels, Node, RESERVATION_FIELDS, Resource, check_name, read_reservation_spec};
+pub use resource::{
+    IpReservation, Labels, Node, NodeFacts, RESERVATION_FIELDS, Resource, check_name, read_reservation_spec,
+};
 pub use spec::InvalidPool;

@@ -83,6 +83,9 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
         let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
         let parent = Key::from(&from.as_bytes()[..end]);
         let span = by_parent.entry(parent).or_insert_with(|| (from.clone(), to.clone()));
+        if from < span.0 {
+            span.0 = from;
+        }
         span.1 = span.1.take().and_then(|known| to.map(|to| known.max(to)));
     }
     let spans = by_parent.into_values();
@@ -101,10 +104,11 @@ fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let family = Family::of_net(block);
     let blocks = blocks_of_addresses_prefix(family);
     let inside = inside(&blocks, block, precision);
-    let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
+    let larger = *family.block_sizes().start()..block.prefix_len();
+    let mut around = around(&blocks, block, larger.clone());
     // The cover of the blocks inside `block` already contains all keys with the first address of `block`, so the cover
     // of the blocks that contain `block` omits them.
-    let first = single(&blocks, &block.network().to_string(), '-');
+    let first = of_lengths(&blocks, block.network(), &larger);
     around.retain(|range| *range != first);
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
 }
@@ -112,9 +116,21 @@ fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
 /// Returns the key ranges of the blocks that contain a given block and have one of the given prefix lengths.
 fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range> {
     let family = Family::of_net(block);
-    let bases: BTreeSet<IpAddr> =
-        lengths.filter_map(|length| Some(family.network(block.network(), length)?.network())).collect();
-    bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
+    let networks = lengths.clone().filter_map(|length| Some(family.network(block.network(), length)?.network()));
+    let bases: BTreeSet<IpAddr> = networks.collect();
+    bases.into_iter().map(|base| of_lengths(prefix, base, &lengths)).collect()
+}
+
+/// Returns the key range of the blocks that begin at `base` and have one of the given prefix lengths. If the prefix
+/// lengths have different numbers of digits, the range also contains the keys of blocks of other lengths.
+fn of_lengths(prefix: &Key, base: IpAddr, lengths: &std::ops::Range<u8>) -> Range {
+    let key_of = |length: u8| key(prefix, &format!("{base}-{length}"));
+    if lengths.start.to_string().len() == lengths.end.to_string().len() {
+        // A block of another length at `base` is usually a neighbour that another node is just about to create. If the
+        // range contained its key, one of the two nodes would have to try again.
+        return Range::FromTo(key_of(lengths.start), key_of(lengths.end));
+    }
+    single(prefix, &base.to_string(), '-')
 }
 
 /// Returns a [`Cover`], which contains the keys of all blocks whose first address lies inside `block`.
@@ -335,6 +351,24 @@ mod tests {
         .map(count);
         let expected = [[2, 3, 1], [2, 2, 1], [1, 0, 1], [16, 0, 1], [1, 6, 1], [1, 3, 1], [1, 1, 12]];
         assert_eq!(counts.concat(), expected.concat());
+    }
+
+    #[test]
+    fn cover_leaves_out_neighbours_of_same_size() {
+        let neighbours = |block: &str| -> Vec<String> {
+            let block: IpNet = block.parse().unwrap();
+            let covers = covers_of_overlaps(block, Precision::Coarse);
+            let around = block.supernet().and_then(|net| net.supernet()).unwrap();
+            let same_size = around.subnets(block.prefix_len()).unwrap().filter(|other| *other != block);
+            let covered =
+                same_size.filter(|other| is_in(covers.iter().flat_map(|cover| &cover.coarse), &keys::block(*other)));
+            covered.map(|other| other.to_string()).collect()
+        };
+        for block in ["10.0.0.64/26", "10.0.0.128/26", "10.0.0.192/26", "10.0.0.16/28", "fd00:10::40/122"] {
+            assert_eq!(neighbours(block), [""; 0], "{block}");
+        }
+        // As text, 64, 128 and 192 are between 0 and 9.
+        assert_eq!(neighbours("10.0.0.0/26"), ["10.0.0.64/26", "10.0.0.128/26", "10.0.0.192/26"]);
     }
 
     #[test]

@@ -280,6 +280,11 @@ impl Pool {
         self.resource.switch(NAT_OUTGOING)
     }
 
+    /// Turns on the translation of outgoing traffic to the host's address.
+    pub fn enable_nat_outgoing(&mut self) {
+        self.resource.set_spec(NAT_OUTGOING, Some(true.into()));
+    }
+
     /// Disables the pool, so that no more addresses are assigned from it.
     pub fn disable(&mut self) {
         self.resource.set_spec(DISABLED, Some(true.into()));

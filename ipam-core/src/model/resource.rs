@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use kv::{Key, Value};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use time::OffsetDateTime;
 
 use super::codec::{Document, JsonObject, Malformed, from_json, to_json};
@@ -29,7 +29,7 @@ impl Resource {
     /// Creates a resource with an empty spec. `uid` must be a random UUID. The creation time is `now`, truncated to
     /// seconds.
     pub fn new(kind: ResourceKind, name: &str, uid: &str, now: OffsetDateTime) -> Self {
-        let document = serde_json::json!({
+        let document = json!({
             "kind": kind.kind(),
             "apiVersion": "projectcalico.org/v3",
             "metadata": { "name": name, "uid": uid, "creationTimestamp": rfc3339(now) },
@@ -234,6 +234,23 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
+/// What a node's own agent records in the node's document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// The addresses of the node.
+    pub addresses: Vec<IpAddr>,
+    /// The labels of the node, to which pools' node selectors refer.
+    pub labels: Labels,
+    /// The name of the node in Kubernetes; `None` for a node without Kubernetes.
+    pub kubernetes_name: Option<String>,
+}
+
+/// The type of the addresses that Calico's node agent records in a node's document. Entries of other types belong to
+/// other programs.
+const NODE_ADDRESS_TYPE: &str = "CalicoNodeIP";
+/// The name of Kubernetes in a node's document.
+const KUBERNETES: &str = "k8s";
+
 /// The stored document of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
@@ -245,7 +262,7 @@ impl Node {
     /// Creates a node with the given labels.
     pub fn new(name: &str, labels: Labels, uid: &str, now: OffsetDateTime) -> Self {
         let mut resource = Resource::new(ResourceKind::Node, name, uid, now);
-        resource.set_part("status", serde_json::json!({}));
+        resource.set_part("status", json!({}));
         if !labels.is_empty() {
             resource.set_labels(&labels);
         }
@@ -265,6 +282,34 @@ impl Node {
     /// Returns the whole resource of the node.
     pub fn resource(&self) -> &Resource {
         &self.resource
+    }
+
+    /// Adds the facts to the document, in the form of Calico's node agent. Labels are added to the stored labels; the
+    /// addresses replace the addresses that a node agent has recorded, and the name in Kubernetes replaces the recorded
+    /// one. An empty list of addresses, or no name, changes nothing.
+    pub fn add_facts(&mut self, facts: &NodeFacts) {
+        if !facts.labels.is_empty() {
+            let labels = object(self.resource.part("metadata").entry("labels"));
+            labels.extend(facts.labels.iter().map(|(name, value)| (name.clone(), value.as_str().into())));
+            self.labels = self.resource.labels();
+        }
+        if !facts.addresses.is_empty() {
+            let own = facts.addresses.iter();
+            let own = own.map(|address| json!({ "address": address.to_string(), "type": NODE_ADDRESS_TYPE }));
+            self.replace_entries("addresses", ("type", NODE_ADDRESS_TYPE), own.collect());
+        }
+        if let Some(name) = &facts.kubernetes_name {
+            let own = json!({ "nodeName": name, "orchestrator": KUBERNETES });
+            self.replace_entries("orchRefs", ("orchestrator", KUBERNETES), vec![own]);
+        }
+    }
+
+    /// Replaces the entries of a list in the spec whose member `name` is `value`, and keeps all other entries.
+    fn replace_entries(&mut self, list: &str, (name, value): (&str, &str), mut entries: Vec<Json>) {
+        let stored = self.resource.whole_spec().and_then(|spec| spec.get(list)).and_then(Json::as_array);
+        let others = stored.into_iter().flatten().filter(|entry| entry.get(name) != Some(&value.into()));
+        entries.extend(others.cloned());
+        self.resource.set("spec", list, Some(Json::Array(entries)));
     }
 }
 
@@ -369,6 +414,31 @@ mod tests {
         for name in ["", "A", "a_b", "-a", "a-", "a..b", ".a", "a/b", "a b", &"a".repeat(254)] {
             assert!(check_name(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn node_facts_keep_what_others_wrote() {
+        let key = keys::resource(ResourceKind::Node, "n");
+        let text = br#"{"metadata":{"labels":{"rack":"a","mine":"old"}},"spec":{"bgp":{"asNumber":7},"addresses":
+            [{"address":"10.0.0.9/24","type":"CalicoNodeIP"},{"address":"192.0.2.9","type":"InternalIP"}]},"status":{}}"#;
+        let mut node = Node::decode(&key, text).unwrap();
+        node.add_facts(&NodeFacts {
+            addresses: vec!["10.0.0.1".parse().unwrap()],
+            labels: Labels::from([("mine".into(), "new".into())]),
+            kubernetes_name: Some("n.example".into()),
+        });
+        let once = node.clone();
+        let document: Json = serde_json::from_slice(node.encode().unwrap().as_bytes()).unwrap();
+        assert_eq!(document["metadata"]["labels"], json!({"rack": "a", "mine": "new"}));
+        assert_eq!(node.labels()["mine"], "new");
+        let spec = json!({
+            "bgp": {"asNumber": 7},
+            "addresses": [{"address": "10.0.0.1", "type": "CalicoNodeIP"}, {"address": "192.0.2.9", "type": "InternalIP"}],
+            "orchRefs": [{"nodeName": "n.example", "orchestrator": "k8s"}],
+        });
+        assert_eq!(document["spec"], spec);
+        node.add_facts(&NodeFacts::default());
+        assert_eq!(node, once);
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Tests claims in pools whose blocks are mostly claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use async_trait::async_trait;
 use ipam_core::Nodes;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::{Attribute, Block, NewPool, Owner, Pool, keys};
@@ -9,6 +12,7 @@ use ipam_core::pools::{blocks_from, start_of};
 use ipam_core::reservations::Reservations;
 use ipnet::IpNet;
 use kv::wrap::CountingStore;
+use kv::{Op, RangeRequest, RangeResponse, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use time::OffsetDateTime;
 
 use crate::world::{World, attachment, soon};
@@ -35,12 +39,65 @@ async fn claim(world: &World, blocks: &[IpNet]) {
     }
 }
 
+/// A store wrapper that lets node `c` create the same block just before the first commit that creates a block.
+#[derive(Debug)]
+struct Overtaken {
+    world: World,
+    is_over: AtomicBool,
+}
+
+#[async_trait]
+impl Store for Overtaken {
+    async fn range(&self, request: RangeRequest) -> kv::Result<RangeResponse> {
+        self.world.store.range(request).await
+    }
+
+    async fn txn(&self, txn: Txn) -> kv::Result<TxnResponse> {
+        let mut written = txn.success.iter().filter_map(|op| match op {
+            Op::Put { key, .. } => keys::parse_block(key),
+            _ => None,
+        });
+        if let Some(cidr) = written.next().filter(|_| !self.is_over.swap(true, SeqCst)) {
+            claim(&self.world, &[cidr]).await;
+        }
+        self.world.store.txn(txn).await
+    }
+
+    async fn watch(&self, request: WatchRequest) -> kv::Result<WatchStream> {
+        self.world.store.watch(request).await
+    }
+
+    async fn compact(&self, revision: Revision) -> kv::Result<()> {
+        self.world.store.compact(revision).await
+    }
+}
+
+#[tokio::test]
+async fn overtaken_hosts_try_different_blocks() {
+    // In a pool of 1,024 blocks, the search of each of these hosts starts at the same block.
+    let names = (0..).map(|number| format!("node-{number}")).filter(|name| start_of(name) % 1_024 == 7).take(16);
+    let mut found = BTreeSet::new();
+    for name in names {
+        let world = World::of_one_caller().await;
+        let walk = pool_and_walk(&world, "10.0.0.0/20").await;
+        world.add_node(&name, &[]).await;
+        let counting =
+            CountingStore::new(Arc::new(Overtaken { world: world.clone(), is_over: AtomicBool::new(false) }));
+        let request = AssignRequest::new(attachment(&name, "c1"), RequestedAddresses::any(1, 0));
+        let assigned = world.through(Arc::new(counting.clone())).assign(&request, soon()).await.unwrap();
+        assert!(walk.contains(&assigned[0].block));
+        assert!(counting.take().round_trips() <= 7, "two attempts of three requests, and one for overlapping blocks");
+        found.insert(assigned[0].block);
+    }
+    assert!(found.len() >= 12, "16 hosts whose first commit failed try {found:?}");
+}
+
 #[tokio::test]
 async fn crowded_host_finds_block_with_one_more_request() {
     let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/16").await;
-    let counting = CountingStore::new(std::sync::Arc::clone(&world.store));
-    let counted = World::on(std::sync::Arc::new(counting.clone()), Nodes::Registered);
+    let counting = CountingStore::new(Arc::clone(&world.store));
+    let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
     let requests = async |container: &str| {
         counting.take();
         let assigned = counted.assign(&one(container)).await.unwrap();

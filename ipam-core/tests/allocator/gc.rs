@@ -14,8 +14,10 @@ use ipam_core::Nodes;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::attachment::NETNS;
 use ipam_core::gc::{Allocation, Evidence, FreeResult, LivenessSource, batches, find_stale};
-use ipam_core::model::{Block, Document, NewPool, keys};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{Block, Document, NewPool};
 use ipam_core::timestamps::go_string;
+use kv::wrap::CountingStore;
 use kv::{Range, StoreExt};
 use time::OffsetDateTime;
 
@@ -113,6 +115,29 @@ async fn gc_frees_only_leftovers_of_earlier_boot() {
     assert_eq!(free(&world, &judged.earlier).await.released, [left]);
     assert_eq!(held(&world).await.into_keys().collect::<BTreeSet<_>>(), [alive, current, unknown].into());
     world.check().await;
+}
+
+#[tokio::test]
+async fn gc_frees_batch_in_two_requests() {
+    for is_gone in [false, true] {
+        let world = World::new().await;
+        world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
+        for number in 0..40 {
+            give(&world, &format!("c{number}"), "boot0001", 0).await;
+        }
+        let held = world.ipam.holdings("a", soon()).await.unwrap();
+        let batch = batches(&held.allocations).concat();
+        let counting = CountingStore::new(Arc::clone(&world.store));
+        let ipam = world.through(Arc::new(counting.clone()));
+        let freed = if is_gone {
+            world.store.delete(Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
+            ipam.free_of_gone("a", &batch, soon()).await.unwrap()
+        } else {
+            ipam.free(&batch, soon()).await.unwrap()
+        };
+        assert_eq!((freed.released.len(), counting.take().round_trips()), (40, 2));
+        world.check().await;
+    }
 }
 
 #[tokio::test]

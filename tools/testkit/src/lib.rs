@@ -4,7 +4,7 @@
 //! | feature | contents |
 //! |---|---|
 //! | `api` | a store for the server of etcd's API ([`backing`]) |
-//! | `etcd` | real etcd servers ([`server`]), [`certificates`], a [`dns`] server, [`room`] in a full etcd |
+//! | `etcd` | real etcd servers ([`server`]), [`certificates`], network namespaces ([`namespace`]), a [`dns`] server, [`room`] in a full etcd |
 //! | `engine` | the conformance suite on an engine of kv-local ([`judged`]), and power cuts below the engine ([`cuts`]) |
 //! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
@@ -25,6 +25,8 @@ pub mod backing;
 pub mod certificates;
 #[cfg(feature = "etcd")]
 pub mod dns;
+#[cfg(feature = "etcd")]
+pub mod namespace;
 #[cfg(feature = "etcd")]
 pub mod room;
 #[cfg(feature = "etcd")]

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::namespace::Namespace;
+
 /// Maximum time from the start of an etcd member until it is healthy.
 const START: Duration = Duration::from_secs(120);
+
+/// Number of lines at the end of an etcd member's log that an error contains.
+const REPORTED_LOG_LINES: usize = 30;
 
 /// A running member of an etcd cluster. Dropping this value ends the member's process.
 #[derive(Debug)]
@@ -26,6 +32,8 @@ pub struct Etcd {
     /// All members of the cluster, in the form `name=url,...`.
     members: String,
     arguments: Vec<String>,
+    /// The network namespace in which the member's process runs; `None` for the namespace of this process.
+    namespace: Option<Arc<Namespace>>,
     child: Option<Child>,
 }
 
@@ -109,7 +117,7 @@ impl Etcd {
                 etcd.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
                 etcd.spawn()?;
             }
-            wait_for(&mut etcds)?;
+            wait_for(&mut etcds.each_mut())?;
             Ok(etcds)
         })
     }
@@ -128,9 +136,45 @@ impl Etcd {
         Ok(learner)
     }
 
+    /// Prepares an etcd member of a cluster with TLS in its own network namespace, without starting its process. The
+    /// first address is for clients, the second for other members, the third for health checks. The list `members`
+    /// contains all members in the form `name=url,...`.
+    pub fn in_namespace(
+        name: &str,
+        namespace: Arc<Namespace>,
+        addresses: [SocketAddr; 3],
+        members: &str,
+        arguments: Vec<String>,
+    ) -> std::io::Result<Self> {
+        let mut etcd = Self::prepare(name, addresses, members)?;
+        (etcd.scheme, etcd.namespace, etcd.arguments) = ("https", Some(namespace), arguments);
+        Ok(etcd)
+    }
+
     fn prepare(name: &str, addresses: Addresses, members: &str) -> std::io::Result<Self> {
-        let (name, members, arguments) = (name.to_owned(), members.to_owned(), Vec::new());
-        Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
+        Ok(Self {
+            folder: tempfile::tempdir()?,
+            addresses,
+            scheme: "http",
+            name: name.to_owned(),
+            members: members.to_owned(),
+            arguments: Vec::new(),
+            namespace: None,
+            child: None,
+        })
+    }
+
+    /// Returns the name of this etcd member.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Stops this etcd member, deletes its data, and makes its next start that of a member which has been added to an
+    /// existing cluster.
+    pub fn lose_disk(&mut self) -> std::io::Result<()> {
+        self.stop();
+        self.arguments.push("--initial-cluster-state=existing".to_owned());
+        std::fs::remove_dir_all(self.data())
     }
 
     /// Returns the URL that clients of this etcd member use.
@@ -148,7 +192,8 @@ impl Etcd {
         self.folder.path().join("data")
     }
 
-    fn is_well(&self) -> bool {
+    /// Returns true if this etcd member answers health checks, for which it needs a leader.
+    pub fn is_well(&self) -> bool {
         self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
     }
 
@@ -171,7 +216,11 @@ impl Etcd {
     fn spawn(&mut self) -> std::io::Result<()> {
         let peer = format!("http://{}", self.addresses[1]);
         let log = File::options().create(true).append(true).open(self.folder.path().join("log"))?;
-        let child = Command::new("etcd")
+        let mut etcd = match &self.namespace {
+            Some(namespace) => namespace.command("etcd"),
+            None => Command::new("etcd"),
+        };
+        let child = etcd
             .current_dir(self.folder.path())
             .arg("--data-dir")
             .arg(self.data())
@@ -192,7 +241,7 @@ impl Etcd {
 
     /// Waits until this etcd member is healthy, for which it needs a leader.
     fn wait(&mut self) -> std::io::Result<()> {
-        wait_for(std::slice::from_mut(self))
+        wait_for(&mut [self])
     }
 
     /// Restarts the process of this etcd member without waiting until the member is healthy, which may require other
@@ -251,15 +300,17 @@ fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
 
 /// Waits until all of the given etcd members are healthy. Fails immediately if one of the members has ended, because
 /// the others may wait for that member.
-fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
+pub fn wait_for(etcds: &mut [&mut Etcd]) -> std::io::Result<()> {
     let until = Instant::now() + START;
-    while !etcds.iter().all(Etcd::is_well) {
-        for etcd in &mut *etcds {
+    while !etcds.iter().all(|etcd| etcd.is_well()) {
+        for etcd in etcds.iter_mut() {
             let ended = etcd.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()?;
             if ended.is_some() || Instant::now() > until {
                 let log = std::fs::read_to_string(etcd.folder.path().join("log")).unwrap_or_default();
-                etcds.iter_mut().for_each(Etcd::stop);
-                return Err(std::io::Error::other(format!("etcd does not start: {log}")));
+                etcds.iter_mut().for_each(|etcd| etcd.stop());
+                let first = log.lines().count().saturating_sub(REPORTED_LOG_LINES);
+                let end: Vec<&str> = log.lines().skip(first).collect();
+                return Err(std::io::Error::other(format!("etcd does not start:\n{}", end.join("\n"))));
             }
         }
         std::thread::sleep(Duration::from_millis(10));

@@ -1,5 +1,5 @@
 //! Injects faults into the server processes of the store. A fault freezes etcd or `margay serve` for a moment, or kills
-//! and restarts it.
+//! and restarts it. The faults of a whole etcd cluster are in [`members`](crate::members).
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Failure;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Witness};
 
 pub(crate) use testkit::server::Etcd;
 
@@ -27,8 +27,25 @@ pub(crate) use testkit::server::Etcd;
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
-/// A server process that serves the store to the workers, and into which faults are injected.
+/// What serves the store to the workers, and into which faults are injected.
 pub(crate) trait Victim: Send + 'static {
+    /// Injects a random fault, waits until it is over, and counts it in the ledger. The first calls inject each kind of
+    /// fault once, so that even a short run has them all; `number` is the number of calls before this one.
+    fn inject(&mut self, number: usize, rng: &mut Rng, ledger: &Ledger) -> io::Result<()>;
+
+    /// Returns the pause before the next fault.
+    fn calm(&self, rng: &mut Rng) -> Duration {
+        Duration::from_millis(rng.u64(300..1500))
+    }
+
+    /// Checks the servers after the last fault and the last commit of the workers.
+    fn check(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A server process into which faults are injected.
+pub(crate) trait Server: Send + 'static {
     const NAME: &'static str;
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
@@ -42,7 +59,25 @@ pub(crate) trait Victim: Send + 'static {
     fn restart(&mut self) -> io::Result<()>;
 }
 
-impl Victim for Etcd {
+impl<S: Server> Victim for S {
+    fn inject(&mut self, number: usize, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
+        let fault = [1, 3].get(number).copied().unwrap_or_else(|| rng.u32(..4));
+        if fault == 0 && self.hand_over()? {
+            ledger.count(&format!("fault: {} handed the store over", S::NAME), 1);
+        } else if fault < 3 {
+            self.signal(Signal::SIGSTOP)?;
+            std::thread::sleep(Duration::from_millis(rng.u64(20..600)));
+            self.signal(Signal::SIGCONT)?;
+            ledger.count(&format!("fault: {} {FROZEN}", S::NAME), 1);
+        } else {
+            self.restart()?;
+            ledger.count(&format!("fault: {} {KILLED}", S::NAME), 1);
+        }
+        Ok(())
+    }
+}
+
+impl Server for Etcd {
     const NAME: &'static str = "etcd";
 
     fn signal(&self, signal: Signal) -> io::Result<()> {
@@ -55,52 +90,46 @@ impl Victim for Etcd {
     }
 }
 
-/// A thread that injects faults into a server process until [`Chaos::end`] is called.
-pub(crate) struct Chaos<V> {
-    victim: Arc<Mutex<V>>,
+/// A thread that injects faults until [`Chaos::end`] is called.
+pub(crate) struct Chaos {
+    victim: Arc<Mutex<Box<dyn Victim>>>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<io::Result<()>>,
 }
 
-impl<V: Victim> Chaos<V> {
-    pub(crate) fn begin(victim: V, seed: u64, ledger: Arc<Ledger>) -> Self {
-        let victim = Arc::new(Mutex::new(victim));
+impl Chaos {
+    pub(crate) fn begin(victim: impl Victim, seed: u64, ledger: Arc<Ledger>) -> Self {
+        let victim: Arc<Mutex<Box<dyn Victim>>> = Arc::new(Mutex::new(Box::new(victim)));
         let stop = Arc::new(AtomicBool::new(false));
         let (server, ended) = (Arc::clone(&victim), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || trouble(&*server, &ended, &mut Rng::with_seed(seed), &ledger));
+        let thread = std::thread::spawn(move || {
+            let done = trouble(&server, &ended, &mut Rng::with_seed(seed), &ledger);
+            // End the run, because its remaining operations would see no faults.
+            done.inspect_err(|error| ledger.failed(format!("cannot inject a fault: {error}")))
+        });
         Self { victim, stop, thread }
     }
 
-    /// Stops the faults. The server process runs on until the returned value is dropped.
-    pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
+    /// Stops the faults. The servers run on until the returned value is dropped.
+    pub(crate) fn end(self) -> Result<Arc<Mutex<Box<dyn Victim>>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
+        self.victim.lock().unwrap_or_else(PoisonError::into_inner).check()?;
         Ok(self.victim)
     }
 }
 
-/// Injects faults into the server process until `stop` is set. The first two faults are a freeze and a kill, so that
-/// even a short run has both; later faults are random.
-fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
-    let mut first = [1, 3].into_iter();
-    while !stop.load(SeqCst) {
-        let (trouble, calm) = match first.next() {
-            Some(trouble) => (trouble, rng.u64(100..400)),
-            None => (rng.u32(..4), rng.u64(300..1500)),
-        };
-        std::thread::sleep(Duration::from_millis(calm));
+/// Injects faults until `stop` is set.
+fn trouble(victim: &Mutex<Box<dyn Victim>>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
+    for number in 0.. {
         let mut victim = victim.lock().unwrap_or_else(PoisonError::into_inner);
-        if trouble == 0 && victim.hand_over()? {
-            ledger.count(&format!("fault: {} handed the store over", V::NAME), 1);
-        } else if trouble < 3 {
-            victim.signal(Signal::SIGSTOP)?;
-            std::thread::sleep(Duration::from_millis(rng.u64(20..600)));
-            victim.signal(Signal::SIGCONT)?;
-            ledger.count(&format!("fault: {} {FROZEN}", V::NAME), 1);
-        } else {
-            victim.restart()?;
-            ledger.count(&format!("fault: {} {KILLED}", V::NAME), 1);
+        // A short run must have its first faults soon.
+        let calm = if number < 2 { Duration::from_millis(rng.u64(100..400)) } else { victim.calm(rng) };
+        std::thread::sleep(calm);
+        if stop.load(SeqCst) {
+            break;
         }
+        victim.inject(number, rng, ledger)?;
     }
     Ok(())
 }
@@ -169,7 +198,7 @@ fn spawn_daemon(program: &Path, location: &Location, api: Option<&str>, options:
     serve.spawn().map_err(|error| io::Error::other(format!("{}: {error}", program.display())))
 }
 
-impl Victim for Daemon {
+impl Server for Daemon {
     const NAME: &'static str = "margay serve";
 
     fn signal(&self, signal: Signal) -> io::Result<()> {

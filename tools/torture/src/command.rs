@@ -7,13 +7,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use datastore::{Driver, Drivers, Location, Scope};
 
 use crate::Failure;
 use crate::faults::Sabotage;
+use crate::ledger::Ledger;
+use crate::members::{self, Outage};
 use crate::press::PressPlan;
 use crate::processes::ChildPlan;
 use crate::soak::SoakPlan;
@@ -56,6 +58,10 @@ enum Command {
         /// this program.
         #[arg(long, conflicts_with = "serve")]
         api: bool,
+        /// Run an etcd cluster of three members, each in its own network namespace: leaders are killed, members cut
+        /// off, slowed down, replaced, defragmented and restarted, and certificates exchanged. This needs root.
+        #[arg(long)]
+        three: bool,
     },
     /// Runs the daemon of an embedded store for hours.
     Soak {
@@ -88,13 +94,19 @@ enum Command {
 
 /// Runs the program `torture` with these store drivers.
 pub fn main(drivers: &Drivers) -> ExitCode {
+    let arguments = Arguments::parse();
+    if matches!(arguments.command, Command::Run { three: true, .. })
+        && let Err(error) = members::enter_namespace()
+    {
+        return failed(&error);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
     };
-    match Arguments::parse().command {
-        Command::Run { store, mode, ops, seed, nodes, workers, serve, api } => {
+    match arguments.command {
+        Command::Run { store, mode, ops, seed, nodes, workers, serve, api, three } => {
             let seed = seed.unwrap_or_else(|| fastrand::u64(..));
             let mut plan = match Plan::new(drivers, &store, mode, ops, seed) {
                 Ok(plan) => plan,
@@ -103,6 +115,7 @@ pub fn main(drivers: &Drivers) -> ExitCode {
             println!("torture: {store} {mode:?}, {ops} operations, seed {seed}");
             plan.nodes = nodes;
             plan.workers = workers;
+            plan.servers = if three { Servers::Three } else { Servers::One };
             plan.way = match (serve, api) {
                 (true, _) => Reach::Daemon,
                 (_, true) => Reach::Api,
@@ -182,6 +195,16 @@ pub enum Reach {
     Api,
 }
 
+/// The number of etcd servers of a run on etcd.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Servers {
+    /// One etcd, which is frozen and killed.
+    #[default]
+    One,
+    /// A cluster of three members, with the faults of clusters ([`CLUSTER_FAULTS`](crate::CLUSTER_FAULTS)).
+    Three,
+}
+
 /// The plan of a run: its store, number of operations, workers and seed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -202,6 +225,8 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
+    /// The number of etcd servers.
+    pub servers: Servers,
     /// Which part of the run is broken on purpose, to prove that the checks detect it. Only runs in [`Mode::InProcess`]
     /// can be sabotaged.
     pub sabotage: Sabotage,
@@ -217,8 +242,8 @@ impl Plan {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
             Failure(format!("there is no store {store:?}: name one of {}", names.join(", ")))
         })?;
-        let (nodes, workers, way, sabotage) = (4, 3, Reach::Files, Sabotage::None);
-        Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, sabotage })
+        let (nodes, workers, way, servers, sabotage) = (4, 3, Reach::Files, Servers::One, Sabotage::None);
+        Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, servers, sabotage })
     }
 
     pub(crate) fn store(&self) -> &'static str {
@@ -250,6 +275,10 @@ pub struct Report {
     pub plan: Plan,
     /// The number of times that each kind of event happened in the run, by the event's name.
     pub counts: BTreeMap<String, u64>,
+    /// The duration of the slowest call of the allocator.
+    pub slowest_call: Duration,
+    /// The times without service after faults of a cluster.
+    pub outages: Vec<Outage>,
     /// The number of revisions that the checker checked.
     pub revisions: i64,
     /// The duration of the run.
@@ -257,6 +286,11 @@ pub struct Report {
 }
 
 impl Report {
+    pub(crate) fn new(plan: &Plan, ledger: &Ledger, revisions: i64, begun: Instant, outages: Vec<Outage>) -> Self {
+        let (counts, slowest_call) = (ledger.counts(), ledger.slowest_call());
+        Self { plan: plan.clone(), counts, slowest_call, outages, revisions, duration: begun.elapsed() }
+    }
+
     /// Returns the number of times that the named event happened in the run.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
@@ -276,6 +310,10 @@ impl fmt::Display for Report {
         )?;
         for (what, count) in self.counts.iter().filter(|(what, _)| *what != "operation") {
             writeln!(f, "  {count:>9}  {what}")?;
+        }
+        writeln!(f, "  slowest call: {} ms", self.slowest_call.as_millis())?;
+        for outage in &self.outages {
+            writeln!(f, "  {outage}")?;
         }
         Ok(())
     }

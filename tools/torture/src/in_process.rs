@@ -14,9 +14,10 @@ use tokio::sync::watch;
 use crate::Failure;
 use crate::chaos::{self, Chaos};
 use crate::checker::Checker;
-use crate::command::{Plan, Report};
+use crate::command::{Plan, Report, Servers};
 use crate::faults::{Broken, Late, Newest, NoIntents, Observed, Sabotage, injected};
 use crate::ledger::Ledger;
+use crate::members::{CLUSTER_FAULTS, Cluster, Service};
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
@@ -26,64 +27,83 @@ const LEAD: i64 = 1_000;
 /// Maximum time until the checker has checked a new revision.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The open store of a run and, for etcd, the thread that injects faults into the etcd server.
+/// The open store of a run and, for etcd, the thread that injects faults into the etcd servers.
 struct Place {
+    /// The store for the checker and for the preparation.
     store: Arc<dyn Store>,
-    chaos: Option<Chaos<chaos::Etcd>>,
+    /// The stores of the workers: one for all, or one for each node.
+    stores: Vec<Arc<dyn Store>>,
+    chaos: Option<Chaos>,
+    service: Arc<Service>,
 }
 
 async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place, Failure> {
+    let service: Arc<Service> = Arc::default();
     let location = match plan.scope() {
         Scope::Process => plan.in_memory(),
         Scope::Machine => plan.in_folder(&folder.join("store")),
+        Scope::Cluster if plan.servers == Servers::Three => {
+            let cluster = Cluster::start(Arc::clone(&service))?;
+            let stores = (0..plan.nodes).map(|node| cluster.open_client(node)).collect::<kv::Result<_>>()?;
+            let store = cluster.open(0)?;
+            let chaos = Chaos::begin(cluster, plan.seed, Arc::clone(ledger));
+            return Ok(Place { store, stores, chaos: Some(chaos), service });
+        }
         Scope::Cluster => {
             let server = chaos::start_etcd()?;
             let store = open_etcd(&server.url())?;
             let chaos = Chaos::begin(server, plan.seed, Arc::clone(ledger));
-            return Ok(Place { store, chaos: Some(chaos) });
+            return Ok(Place { stores: vec![Arc::clone(&store)], store, chaos: Some(chaos), service });
         }
     };
     let store = scene::open(&location, Create::IfMissing).await?.store();
-    Ok(Place { store, chaos: None })
+    Ok(Place { stores: vec![Arc::clone(&store)], store, chaos: None, service })
 }
 
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let begun = Instant::now();
     let folder = tempfile::tempdir()?;
     let ledger: Arc<Ledger> = Arc::default();
-    let Place { store, chaos } = open(plan, folder.path(), &ledger).await?;
+    let Place { store, stores, chaos, service } = open(plan, folder.path(), &ledger).await?;
     patiently(async || scene::prepare(&store, plan).await).await?;
     let checker = patiently(async || Checker::begin(&store, Arc::clone(&ledger)).await).await?;
     let progress = checker.progress();
     let following = checker.in_the_background(&store);
     let newest = Newest::default();
-    let broken = Broken::around(Arc::clone(&store), plan.sabotage);
-    let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
-    let late = Late::new(observed, plan.sabotage.rarity_of_late_commits(), plan.seed ^ 1, Arc::clone(&ledger));
-    let slow: Arc<dyn Store> = Arc::new(late.clone());
-    let faulty: Arc<dyn Store> = Arc::new(FaultyStore::new(slow, injected(plan.seed ^ 2, Arc::clone(&ledger))));
     let intents: Arc<dyn PendingCommits> = match plan.sabotage {
         Sabotage::Intents => Arc::new(NoIntents),
         _ => Arc::new(PendingCommitFolder::new(folder.path().join("intents"), "torture")),
     };
-    let access = Access::open(faulty, newest.clone(), intents);
-    let worked = work(plan, &access, &ledger, &progress).await;
+    let (mut lates, mut accesses) = (Vec::new(), Vec::new());
+    for (number, store) in stores.into_iter().enumerate() {
+        let seed = plan.seed.wrapping_add(number as u64);
+        let broken = Broken::around(store, plan.sabotage);
+        let observed: Arc<dyn Store> = Arc::new(Observed::new(broken, newest.clone()));
+        let late = Late::new(observed, plan.sabotage.rarity_of_late_commits(), seed ^ 1, Arc::clone(&ledger));
+        let slow: Arc<dyn Store> = Arc::new(late.clone());
+        let faulty: Arc<dyn Store> = Arc::new(FaultyStore::new(slow, injected(seed ^ 2, Arc::clone(&ledger))));
+        accesses.push(Access::open(faulty, newest.clone(), Arc::clone(&intents)));
+        lates.push(late);
+    }
+    let worked = work(plan, &accesses, &ledger, &progress).await;
 
-    let server = chaos.map(Chaos::end).transpose();
     // All delayed commits must have happened before the final checks.
-    late.landed().await;
-    let ended = match worked.and(server) {
-        Ok(server) => scene::take_back(&store, plan).await.map(|()| server),
+    for late in lates {
+        late.landed().await;
+    }
+    let victim = chaos.map(Chaos::end).transpose();
+    let ended = match worked.and(victim) {
+        Ok(victim) => patiently(async || scene::take_back(&store, plan).await).await.map(|()| victim),
         Err(failure) => Err(failure),
     };
     let revisions = following.end(ended).await?;
-    Ok(Report { plan: plan.clone(), counts: ledger.counts(), revisions, duration: begun.elapsed() })
+    Ok(Report::new(plan, &ledger, revisions, begun, service.outages()))
 }
 
 /// Runs all workers until the planned number of operations is done or a violation is found.
 async fn work(
     plan: &Plan,
-    access: &Access,
+    accesses: &[Access],
     ledger: &Arc<Ledger>,
     progress: &watch::Receiver<i64>,
 ) -> Result<(), Failure> {
@@ -91,11 +111,12 @@ async fn work(
     for number in 0..plan.nodes * plan.workers {
         let node = Plan::node(number % plan.nodes);
         let seed = plan.seed.wrapping_mul(1_000_003).wrapping_add(number as u64);
-        let (access, witness) = (access.clone(), Arc::clone(ledger));
+        let access = accesses[number % plan.nodes % accesses.len()].clone();
+        let witness = Arc::clone(ledger);
         let mut worker = Worker::new(access, witness, node, format!("w{number}"), seed, Deaths::Dropped);
-        let (ledger, mut progress, ops) = (Arc::clone(ledger), progress.clone(), plan.ops);
+        let (ledger, mut progress, plan) = (Arc::clone(ledger), progress.clone(), plan.clone());
         tasks.push(tokio::spawn(async move {
-            while ledger.operations() < ops && ledger.violation().is_none() {
+            while !is_done(&plan, &ledger) && ledger.violation().is_none() {
                 keep_pace(&worker.access, &mut progress).await?;
                 worker.step().await?;
             }
@@ -111,6 +132,13 @@ async fn work(
         outcome = outcome.and(done);
     }
     outcome
+}
+
+/// True if the planned operations are done and each fault of the plan has been injected.
+fn is_done(plan: &Plan, ledger: &Ledger) -> bool {
+    let counts = ledger.counts();
+    ledger.operations() >= plan.ops
+        && (plan.servers == Servers::One || CLUSTER_FAULTS.iter().all(|fault| counts.contains_key(*fault)))
 }
 
 /// Waits while the checker is too far behind the workers, because the store compacts old revisions that the checker

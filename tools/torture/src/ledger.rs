@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Maximum number of lines of history that the ledger keeps for each address.
 const REMEMBERED: usize = 24;
@@ -48,6 +49,7 @@ struct Books {
     leaving: VecDeque<(i64, String)>,
     history: HashMap<IpAddr, VecDeque<String>>,
     counts: BTreeMap<String, u64>,
+    slowest_call: Duration,
     violation: Option<String>,
 }
 
@@ -131,6 +133,11 @@ impl Ledger {
     /// Returns the number of events of each kind, by the kind's name.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
+    }
+
+    /// Returns the duration of the slowest call.
+    pub(crate) fn slowest_call(&self) -> Duration {
+        self.books().slowest_call
     }
 
     pub(crate) fn operations(&self) -> u64 {
@@ -240,6 +247,11 @@ impl Witness for Ledger {
         self.count(what, 1);
     }
 
+    fn took(&self, duration: Duration) {
+        let mut books = self.books();
+        books.slowest_call = books.slowest_call.max(duration);
+    }
+
     fn failed(&self, what: String) {
         self.books().violate(what, &[]);
     }
@@ -258,6 +270,8 @@ pub(crate) trait Witness: Send + Sync {
     fn deleted(&self, container: &str, revision: i64);
     /// Reports the outcome of an operation that has ended.
     fn counted(&self, what: &'static str);
+    /// Reports the duration of a call of the allocator.
+    fn took(&self, duration: Duration);
     /// Reports a violation that the worker itself has found.
     fn failed(&self, what: String);
 }

@@ -17,7 +17,8 @@
 //! The module `checker` shares no code with `ipam_core::model`: it decodes the documents itself, so a decoding bug
 //! cannot hide. In the mode [`InProcess`](Mode::InProcess), the workers are tasks, a caller dies when its future is
 //! dropped, and the store injects faults. In the mode [`Processes`](Mode::Processes), each worker is a process of this
-//! program and is killed with SIGKILL; an etcd server is killed, frozen and restarted as well.
+//! program and is killed with SIGKILL; an etcd server is killed, frozen and restarted as well. With
+//! [`Servers::Three`], an etcd cluster has three members in network namespaces, with the faults of clusters.
 //!
 //! The seed determines the operations of each worker but not their timing, so two runs with the same seed can differ.
 
@@ -27,14 +28,16 @@ mod command;
 mod faults;
 mod in_process;
 mod ledger;
+mod members;
 mod press;
 mod processes;
 mod scene;
 mod soak;
 mod worker;
 
-pub use command::{Mode, Plan, Reach, Report, main};
+pub use command::{Mode, Plan, Reach, Report, Servers, main};
 pub use faults::Sabotage;
+pub use members::{CLUSTER_FAULTS, Outage};
 pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use soak::{SoakPlan, SoakReport, soak};
@@ -78,6 +81,9 @@ impl From<ipam_core::Error> for Failure {
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
     if plan.way != Reach::Files && (plan.mode == Mode::InProcess || plan.scope() != datastore::Scope::Machine) {
         return Err(Failure("a daemon runs beside processes on a store in a folder".into()));
+    }
+    if plan.servers == Servers::Three && (plan.mode != Mode::InProcess || plan.scope() != datastore::Scope::Cluster) {
+        return Err(Failure("three servers take --store etcd and --mode in-process".into()));
     }
     match plan.mode {
         Mode::InProcess => in_process::run(plan).await,

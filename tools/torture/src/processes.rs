@@ -98,6 +98,10 @@ impl Witness for Lines {
         Self::say(&format!("counted {what}"));
     }
 
+    fn took(&self, duration: Duration) {
+        Self::say(&format!("took {}", duration.as_micros()));
+    }
+
     fn failed(&self, what: String) {
         Self::say(&format!("failed {}", what.replace('\n', " ")));
     }
@@ -109,6 +113,7 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
     let (verb, rest) = line.split_once(' ')?;
     match verb {
         "counted" => ledger.count(rest, 1),
+        "took" => ledger.took(Duration::from_micros(rest.parse().ok()?)),
         "failed" => ledger.failed(rest.to_owned()),
         _ => {
             let mut words = rest.split(' ').filter(|word| !word.is_empty());
@@ -251,7 +256,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
         }
         _ => run.in_a_folder().await?,
     };
-    Ok(Report { plan: plan.clone(), counts: ledger.counts(), revisions, duration: begun.elapsed() })
+    Ok(Report::new(plan, &ledger, revisions, begun, Vec::new()))
 }
 
 impl Run<'_> {

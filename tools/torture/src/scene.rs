@@ -31,8 +31,13 @@ const FASTER: i32 = 60;
 /// The time at which the accelerated clock of a run equals real time, in seconds since 1970: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
 
+/// The time limit of a call of the allocator.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum duration of a call: its time limit, and what a busy machine may add.
+pub(crate) const MAX_CALL: Duration = CALL_TIMEOUT.saturating_add(Duration::from_secs(10));
+
 pub(crate) fn deadline() -> Deadline {
-    Deadline::after(Duration::from_secs(20))
+    Deadline::after(CALL_TIMEOUT)
 }
 
 /// Returns a clock that runs faster than real time and shows the same time in every process.

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use ipam_core::affinity::ReleaseIf;
@@ -20,7 +20,7 @@ use time::OffsetDateTime;
 use crate::Failure;
 use crate::checker::CALICO_WAS_HERE;
 use crate::ledger::Witness;
-use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
+use crate::scene::{Access, MAX_CALL, POOL_V4, POOL_V6, deadline};
 
 /// Maximum number of containers that one worker has at a time. Together, all workers request more addresses than the
 /// pools contain.
@@ -114,8 +114,20 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Awaits a call, or drops its future before it is complete and returns `None`.
+    /// Awaits a call, or drops its future before it is complete and returns `None`. Checks that the call ends within
+    /// its time limit.
     async fn or_die<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
+        let begun = Instant::now();
+        let done = self.or_drop(call).await;
+        let duration = begun.elapsed();
+        self.witness.took(duration);
+        if duration > MAX_CALL {
+            self.witness.failed(format!("a call on {} took {} ms", self.node, duration.as_millis()));
+        }
+        done
+    }
+
+    async fn or_drop<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }

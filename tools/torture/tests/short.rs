@@ -3,10 +3,11 @@
 #![allow(clippy::print_stdout, reason = "prints a summary of the run")]
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use conformance::patient;
-use torture::{Mode, Plan, PressPlan, Reach, Report};
+use torture::{CLUSTER_FAULTS, Mode, Plan, PressPlan, Reach, Report};
 
 fn plan(store: &str, mode: Mode, ops: u64) -> Plan {
     Plan::new(&stores::drivers(), store, mode, ops, fastrand::u64(..)).unwrap_or_else(|failure| panic!("{failure}"))
@@ -84,6 +85,20 @@ async fn run_on_redb() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_on_etcd() {
     expect(&torture("etcd", Mode::InProcess, 1_000).await, &FAULTS);
+}
+
+/// Runs the program, because a run on a cluster moves its whole process into a network namespace.
+#[test]
+fn run_on_etcd_with_three_members() {
+    let mut torture = Command::new(env!("CARGO_BIN_EXE_torture"));
+    let output = torture.args(["run", "--store", "etcd", "--three", "--ops", "500"]).output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{said}");
+    assert!(output.status.success() && said.contains(" 0 violations"), "{said}");
+    for what in CLUSTER_FAULTS.iter().chain(&["leader killed: another leader after ", "a commit of each client after "])
+    {
+        assert!(said.contains(what), "no {what}: {said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -106,7 +106,7 @@ pub(crate) struct PoolCreate {
 
 /// Parses an address range in CIDR notation, which must have no host bits. Refuses a single address, since a user
 /// rarely wants a pool of one address.
-fn cidr(text: &str) -> Result<IpNet, String> {
+pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
 }

@@ -186,7 +186,8 @@ fn etcd_alarm_is_named_in_plain_words() {
         let args = format!("--store etcd://{store} {command}");
         margay(args.split_whitespace().map(str::to_owned)).out
     };
-    let out = status("etcd status --notes /nowhere");
+    let notes = tempfile::tempdir().unwrap();
+    let out = status(&format!("etcd status --notes {}", notes.path().display()));
     let problems: Vec<_> = out.lines().filter(|line| line.starts_with("Problem:")).collect();
     assert_eq!(problems.len(), 1, "all members report the same alarm: {out}");
     let words = [
@@ -205,9 +206,10 @@ fn etcd_status_with_frozen_member_takes_few_seconds() {
     const MAX_TIME: Duration = Duration::from_secs(9);
     let members = Etcd::start_three().unwrap();
     let store = members.iter().map(|etcd| etcd.url().replace("http://", "")).collect::<Vec<_>>().join(",");
+    let (store, notes) = (format!("etcd://{store}"), tempfile::tempdir().unwrap());
     members[0].signal(Signal::SIGSTOP).unwrap();
     let begun = Instant::now();
-    let done = margay(["--store", &format!("etcd://{store}"), "etcd", "status", "-o", "json", "--notes", "/nowhere"]);
+    let done = margay(["--store", &store, "etcd", "status", "-o", "json", "--notes", notes.path().to_str().unwrap()]);
     let elapsed = begun.elapsed();
     let report: Value = serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{done:?}"));
     let roles: Vec<_> = (0..3).map(|member| report["members"][member]["role"].as_str().unwrap()).collect();

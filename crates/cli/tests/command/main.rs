@@ -3,6 +3,7 @@
 
 mod book;
 mod check;
+mod cluster_setup;
 mod common;
 mod conditions;
 mod conformance;

@@ -1,24 +1,30 @@
 //! Carries out ADD of the main plugin. This module contains the steps of an ADD, how to undo them, and the ADD of a
 //! plain container, which belongs to no pod.
 //!
-//! The kernel or an external data plane creates the interfaces of a container. With an embedded store, the plugin
-//! enables forwarding on the host, and masquerades addresses of pools with `natOutgoing`. With etcd, or where
-//! calico-node runs, Felix sets up forwarding and masquerading, so the plugin does not.
+//! The kernel or an external data plane creates the interfaces of a container. Where no Felix runs, the plugin enables
+//! forwarding on the host, and masquerades addresses of pools with `natOutgoing`. [`ForwardingOwner`] decides whether a
+//! Felix runs.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent::{Allocator, CniError, NetworkRules, Result, Session, explain};
-use datastore::{Location, served};
+use datastore::served;
+use ipam_core::Error;
 use ipam_core::endpoints::{EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
-use ipam_core::model::{EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint};
+use ipam_core::forwarding::{ForwardingOwner, StoreScope};
+use ipam_core::model::keys::{self, ResourceKind};
+use ipam_core::model::{
+    ClusterInformation, EndpointFacts, Labels, Orchestrator, Pool, ReleaseRequest, WorkloadEndpoint, check_endpoint,
+};
 use ipnet::IpNet;
-use kv::{Deadline, Purpose, Revision};
-use wiring::{ConnectResult, Plan, ensure_forwarding, masquerade};
+use kv::{Deadline, Purpose, Revision, StoreExt};
+use wiring::{ConnectResult, NextHop, Plan, ensure_forwarding, masquerade};
 
-use super::ipam::IpamPlugin;
+use super::ipam::{IpamCall, IpamPlugin};
 use super::setup::MainContext;
 use super::{WIRING_TIMEOUT, pod, wiring_error};
 use crate::dataplane_grpc::{AddRequest, ContainerSettings, Dataplane, GrpcPort, IpConfig, WorkloadIds};
@@ -80,21 +86,23 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     pub(super) fn begin(setup: &'s MainContext<'a>, session: Arc<Session>) -> Result<Self> {
         let workload = &setup.workload;
         let prefix = workload.prefix();
+        // Look for Felix's files even if this network has an embedded store: calico-node may run on this machine for
+        // other networks.
+        let felix_file = host::felix_file();
         let query = EndpointQuery {
             namespace: workload.namespace.clone(),
             prefix: prefix.clone().ok(),
             profile: setup.conf.net.policy.kind.is_empty().then(|| setup.conf.net.name.clone()),
-            pools: if setup.is_alone() { PoolsToRead::Read } else { PoolsToRead::Skipped },
+            pools: match felix_file {
+                Some(_) => PoolsToRead::Skipped,
+                None if setup.is_alone() => PoolsToRead::Read,
+                None => PoolsToRead::IfMargayAlone,
+            },
         };
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
-        let EndpointContext { endpoints, pools, .. } = before;
-        // Look for the node name file even if this network has an embedded store: calico-node creates the file, and may
-        // run on this machine for other networks.
-        let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
-        let outgoing =
-            if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
-        let found = endpoints.into_iter().find(|(found, _)| workload.has(found));
+        let outgoing = OutgoingRules::of(setup, &before, felix_file);
+        let found = before.endpoints.into_iter().find(|(found, _)| workload.has(found));
         Ok(Self { setup, session, pending, found, outgoing })
     }
 
@@ -112,6 +120,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// An error with the message of [`wiring::Error`]. After an error, the ADD has left no interface in the container.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
+        if self.outgoing.is_kept() {
+            // Without Felix, the host may have no route to the next hop, so its proxy ARP may not answer.
+            plan.next_hop = NextHop::Known;
+        }
         let wired = match wiring::connect(&netns, plan, deadline) {
             Err(wiring::Error::Taken(_)) => {
                 plan.host_interface = self.setup.workload.other_host_interface();
@@ -155,6 +167,29 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         MainContext::allocator(&self.session)
     }
 
+    /// Calls the IPAM plugin's ADD. If the IPAM plugin of this program refuses a node that is not registered, the
+    /// returned error's details say how to register it; the IPAM plugin itself prints Calico's error without details.
+    ///
+    /// # Errors
+    /// Any error of the IPAM plugin.
+    pub(super) fn assign(&self, plugin: &IpamPlugin, call: &IpamCall<'_>) -> Result<AddResult> {
+        let assigned = plugin.call(call, &*self.allocator());
+        assigned.map_err(|error| {
+            let is_explained = plugin.is_other() || self.setup.is_alone() || !error.details().is_empty();
+            if is_explained || self.is_registered() {
+                return error;
+            }
+            error.with_details("this node is not registered in the store; register it with: margay node register")
+        })
+    }
+
+    /// True if the store has the document of this node, or cannot be read.
+    fn is_registered(&self) -> bool {
+        let key = keys::resource(ResourceKind::Node, &self.setup.workload.node);
+        let stored = self.run(async |_| Ok(self.session.store().get(key).await?));
+        !matches!(stored, Ok(None))
+    }
+
     /// Releases the store if the IPAM plugin is another program, which may have to open the same store.
     pub(super) fn release_store(&self, plugin: &IpamPlugin) {
         if plugin.is_other() {
@@ -177,10 +212,31 @@ impl<'s, 'a> AddOperation<'s, 'a> {
 
     /// Stores a new WorkloadEndpoint with these facts, or updates the WorkloadEndpoint that is already stored.
     ///
+    /// If another plugin call has written the WorkloadEndpoint since this ADD read the store, the WorkloadEndpoint is
+    /// read again and stored once more, unless it belongs to a container that this ADD did not know. So an ADD of a pod
+    /// succeeds although the DEL of the pod's previous container deletes the WorkloadEndpoint meanwhile.
+    ///
     /// # Errors
-    /// An error if another plugin call has stored the WorkloadEndpoint since this ADD read the store, or any other
-    /// store error.
+    /// An error if another container of the pod has stored its WorkloadEndpoint, or any other store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
+        let error = match self.try_store(name, facts) {
+            Err(error @ (Error::EndpointExists(_) | Error::EndpointChanged(_))) => error,
+            done => return done.map_err(explained),
+        };
+        let known = self.found.as_ref().map(|(found, _)| found.container().to_owned());
+        let EndpointContext { endpoints, .. } = self.session.run(self.pending.read_again()).map_err(explained)?;
+        self.found = endpoints.into_iter().find(|(found, _)| self.setup.workload.has(found));
+        if let Some((found, _)) = &self.found {
+            let other = found.container();
+            if other != self.setup.call.container && Some(other) != known.as_deref() {
+                let text = format!("container {other} of the same workload has stored its endpoint during this ADD");
+                return Err(explained(error).with_details(text));
+            }
+        }
+        self.try_store(name, facts).map_err(explained)
+    }
+
+    fn try_store(&mut self, name: &str, facts: &EndpointFacts) -> ipam_core::Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
                 let mut endpoint = found.clone();
@@ -193,13 +249,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 
     /// Stores the document of a WorkloadEndpoint unchanged.
-    ///
-    /// # Errors
-    /// Any error of [`store`](Self::store).
-    fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
+    fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> ipam_core::Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
-        let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
-        stored.map_err(|error| explain(error, NetworkRules::Calico).into())
+        self.session.run(self.pending.store(endpoint, replaced, orchestrator))
     }
 
     /// Releases the addresses of a failed ADD. Nothing is released if the container already had one of the addresses
@@ -232,8 +284,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     pub(super) fn release_address(&mut self, request: &ReleaseRequest) -> Result<()> {
         let session = &self.session;
         match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
-            Ok(_) | Err(ipam_core::Error::ReleaseConflict(_)) => Ok(()),
-            Err(error) => Err(explain(error, NetworkRules::Calico).into()),
+            Ok(_) | Err(Error::ReleaseConflict(_)) => Ok(()),
+            Err(error) => Err(explained(error)),
         }
     }
 
@@ -262,6 +314,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             session.close();
         }
     }
+}
+
+/// Returns the CNI error for an error of the allocator, with Calico's message.
+fn explained(error: Error) -> CniError {
+    explain(error, NetworkRules::Calico).into()
 }
 
 /// Creates the container's interfaces, and records the host interface's name and the container's MAC address in
@@ -366,29 +423,58 @@ fn dataplane_request(
     }
 }
 
-/// The firewall rules for packets that leave the machine; `None` if Felix sets up the rules.
-struct OutgoingRules(Option<MasqueradedPools>);
+/// What an ADD does about forwarding on this machine, and about the firewall rules for packets that leave it.
+enum OutgoingRules {
+    /// The plugin enables forwarding and keeps the rules.
+    Kept(MasqueradedPools),
+    /// Felix does both. The plugin removes the rules that it made for the store of this name before Felix was there.
+    Removed(String),
+    /// Felix does both, and the plugin has never made any rule.
+    LeftToFelix,
+}
 
 /// The pools to masquerade, and all pools of their store.
 struct MasqueradedPools {
-    /// The name that distinguishes the store's daemon from the daemons of other stores on the machine.
+    /// The name that distinguishes the store's rules from the rules of other stores on the machine.
     store: String,
+    forwarded: ForwardedAddresses,
     masqueraded: Vec<IpNet>,
     /// All pools of the store, including disabled pools, in which running containers may still have addresses.
     all: Vec<IpNet>,
 }
 
+/// The addresses for which the plugin enables forwarding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForwardedAddresses {
+    /// All addresses, because other nodes of the cluster must reach them, too.
+    All,
+    /// IPv6 addresses and masqueraded addresses. Packets between containers of one machine need forwarding by the host
+    /// only for IPv6.
+    Needed,
+}
+
 impl OutgoingRules {
-    /// Returns the firewall rules for all pools of the store at this location, to be set up by the plugin itself.
-    fn by_us(location: &Location, pools: &[Pool]) -> Self {
-        let store = served::instance(location).unwrap_or_default();
-        let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
-        Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
+    /// Returns what the ADD of a network does, according to [`ForwardingOwner`].
+    fn of(setup: &MainContext<'_>, before: &EndpointContext, felix_file: Option<PathBuf>) -> Self {
+        let (location, cluster) = (&setup.store.location, before.cluster.as_ref());
+        let store = || served::rules_name(location, cluster.map_or("", ClusterInformation::guid));
+        let scope = if setup.is_alone() { StoreScope::Machine } else { StoreScope::Cluster(cluster) };
+        match ForwardingOwner::decide(scope, felix_file) {
+            ForwardingOwner::Plugin => Self::Kept(MasqueradedPools {
+                store: store(),
+                forwarded: if setup.is_alone() { ForwardedAddresses::Needed } else { ForwardedAddresses::All },
+                masqueraded: before.pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect(),
+                all: before.pools.iter().map(Pool::cidr).collect(),
+            }),
+            _ if !setup.is_alone() && cluster.is_some_and(ClusterInformation::is_set_up_by_margay) => {
+                Self::Removed(store())
+            }
+            ForwardingOwner::FelixOfCluster | ForwardingOwner::FelixOfMachine(_) => Self::LeftToFelix,
+        }
     }
 
-    /// Returns no firewall rules, because Felix sets them up.
-    fn by_calico() -> Self {
-        Self(None)
+    fn is_kept(&self) -> bool {
+        matches!(self, Self::Kept(_))
     }
 
     /// Enables forwarding and masquerading for a container with the given addresses.
@@ -400,7 +486,16 @@ impl OutgoingRules {
     /// # Errors
     /// An error with the message of [`wiring::Error`], which also names the address that needs masquerading.
     fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
-        let Some(MasqueradedPools { store, masqueraded, all }) = &self.0 else { return Ok(()) };
+        let MasqueradedPools { store, forwarded, masqueraded, all } = match self {
+            Self::Kept(pools) => pools,
+            Self::Removed(store) => {
+                if let Err(error) = masquerade::ensure(store, &[], &[]) {
+                    tracing::warn!(%error, "Felix masquerades now; cannot remove the rules of Margay's plugin");
+                }
+                return Ok(());
+            }
+            Self::LeftToFelix => return Ok(()),
+        };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
         let needed = addresses.iter().find(|address| is_masqueraded(address));
         match (masquerade::ensure(store, masqueraded, all), needed) {
@@ -414,9 +509,9 @@ impl OutgoingRules {
                 tracing::warn!(%error, "cannot update the masquerading rules for pools with natOutgoing; keeping the old rules");
             }
         }
-        // Packets between containers of this machine need forwarding by the host only for IPv6.
-        let forwarded: Vec<IpAddr> =
-            addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
+        let is_forwarded =
+            |address: &&IpAddr| *forwarded == ForwardedAddresses::All || address.is_ipv6() || is_masqueraded(address);
+        let forwarded: Vec<IpAddr> = addresses.iter().filter(is_forwarded).copied().collect();
         ensure_forwarding(&forwarded).map_err(wiring_error)
     }
 }
@@ -442,7 +537,7 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
 /// only the profiles of the stored WorkloadEndpoint.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
-    add.store_document(endpoint, Some(revision))?;
+    add.store_document(endpoint, Some(revision)).map_err(explained)?;
     add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
@@ -483,7 +578,7 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
         // Release the old addresses first, because some IPAM plugins refuse a second ADD for the same attachment.
         add.release_all(&plugin);
     }
-    let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
+    let mut assigned = add.assign(&plugin, &setup.ipam_call(CniVerb::Add))?;
     if assigned.ips.is_empty() {
         add.release_all(&plugin);
         return Err(CniError::internal("IPAM plugin returned no IP addresses in result"));

@@ -215,7 +215,8 @@ impl MainConf {
         Err(CniError::internal(format!(
             "stat {}: {reason}: check that the calico/node container is running and has mounted /var/lib/calico/",
             file.display()
-        )))
+        ))
+        .with_details("without Calico's node agent, register this node with: margay node register"))
     }
 }
 

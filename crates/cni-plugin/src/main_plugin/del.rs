@@ -17,9 +17,9 @@ use agent::{
     Allocator, Answer, CniError, Code, DaemonAllocator, Del, NetworkRules, Result, Session, StoreAccess, VerbFailure,
     explain, is_no_store,
 };
-use ipam_core::endpoints::{EndpointOwner, EndpointToDelete};
+use ipam_core::endpoints::{EndpointOwner, EndpointToDelete, WorkloadQuery};
 use ipam_core::gc::Allocation;
-use ipam_core::model::{Orchestrator, WorkloadEndpoint};
+use ipam_core::model::{Orchestrator, WorkloadEndpoint, handle_id};
 use ipam_core::timestamps::{age, parse_rfc3339};
 use kv::Purpose;
 use time::Duration;
@@ -51,6 +51,11 @@ impl Allocator for EndpointAllocator<'_> {
 /// DEL fails, the remaining steps still run, and the first error is returned. As in Calico's plugin, DEL fails
 /// immediately if the datastore is not ready.
 ///
+/// Unlike in Calico's plugin, DEL succeeds for a container whose ADD failed because the cluster or the node was not set
+/// up. In a cluster without ClusterInformation, DEL removes what is there, usually nothing. Without the node name file,
+/// DEL does not know the names under which this node stores addresses, so it only succeeds if no node has stored
+/// anything for the container.
+///
 /// # Errors
 /// An error with Calico's message for the first failed step.
 pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
@@ -59,19 +64,18 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
         // If the store does not exist, there is no WorkloadEndpoint and no address to remove.
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "the store does not exist, so there is no workload endpoint to delete");
-            let unwired = unwire(setup, None);
-            let released = match setup.ipam_plugin() {
-                // An IPAM plugin that is another program has its own records, so its DEL must still be called.
-                Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
-                _ => Ok(()),
-            };
-            return unwired.and(released).map(|()| String::new());
+            return del_unstored(setup);
         }
         Err(error) => return Err(without_store(setup, error.into())),
     };
-    match setup.check_ready(&session) {
+    match setup.check_not_locked(&session) {
         Err(error) if error.code() == Code::TryAgain => return Err(without_store(setup, error)),
         ready => ready?,
+    }
+    if let Err(error) = &setup.nodename {
+        let is_known = knows_workload(setup, &session);
+        close_session(session);
+        return if is_known? { Err(error.clone()) } else { del_unstored(setup) };
     }
     let endpoint = EndpointToDelete {
         namespace: setup.workload.namespace.clone(),
@@ -87,6 +91,34 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let released = release(setup, session, &endpoint);
     unwired.and(released)?;
     if setup.is_own_netns() { Err(env::own_netns_error()) } else { Ok(String::new()) }
+}
+
+/// Carries out the DEL of a container for which the store has no address and no WorkloadEndpoint.
+fn del_unstored(setup: &MainContext<'_>) -> Result<String> {
+    let unwired = unwire(setup, None);
+    let released = match setup.ipam_plugin() {
+        // An IPAM plugin that is another program has its own records, so its DEL must still be called.
+        Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
+        _ => Ok(()),
+    };
+    unwired.and(released).map(|()| String::new())
+}
+
+/// True if the store has an address or a WorkloadEndpoint of the container, whatever node it is recorded for.
+fn knows_workload(setup: &MainContext<'_>, session: &Session) -> Result<bool> {
+    let (workload, container) = (&setup.workload, &setup.call.container);
+    let old_handle = match workload.orchestrator {
+        Orchestrator::K8s => format!("{}.{}", workload.namespace, workload.id),
+        Orchestrator::Cni => container.clone(),
+    };
+    let query = WorkloadQuery {
+        handles: vec![handle_id(&setup.conf.net.name, container), old_handle],
+        namespace: workload.namespace.clone(),
+        orchestrator: workload.orchestrator,
+        id: workload.id.clone(),
+    };
+    let known = session.run(session.ipam().knows_workload(&query, session.deadline()));
+    known.map_err(|error| explain(error, NetworkRules::Calico).into())
 }
 
 /// Removes the container's interface in a DEL that cannot use the store, and returns the store's error.

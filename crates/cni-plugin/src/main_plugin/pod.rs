@@ -176,7 +176,7 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
     add.release_store(plugin);
     let setup = add.setup;
     let call = IpamCall { changed: wanted.changed.as_deref(), ..setup.ipam_call(CniVerb::Add) };
-    let assigned = plugin.call(&call, &*add.allocator())?;
+    let assigned = add.assign(plugin, &call)?;
     if assigned.ips.is_empty() {
         return Err(CniError::internal("IPAM plugin returned missing IP config"));
     }
@@ -201,7 +201,7 @@ fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: 
     for address in addresses {
         let args = format!("{};IP={address}", add.setup.args);
         let call = IpamCall { args: &args, ..add.setup.ipam_call(CniVerb::Add) };
-        let assigned = plugin.call(&call, &*add.allocator()).and_then(|assigned| match assigned.ips.is_empty() {
+        let assigned = add.assign(plugin, &call).and_then(|assigned| match assigned.ips.is_empty() {
             true => Err(CniError::internal("IPAM plugin returned missing IP config")),
             false => Ok(assigned),
         });

@@ -11,8 +11,10 @@ use agent::{
     Allocator, CniError, Code, DaemonAllocator, DirectAllocator, NetworkRules, Result, Session, StoreAccess, explain,
 };
 use datastore::Location;
-use ipam_core::endpoints::{DatastoreReadiness, EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
-use ipam_core::model::{Labels, Orchestrator, WorkloadEndpoint, split_endpoint_name, workload_endpoint_name};
+use ipam_core::endpoints::{EndpointContext, EndpointQuery, PendingEndpoint, PoolsToRead};
+use ipam_core::model::{
+    ClusterInformation, Labels, Orchestrator, WorkloadEndpoint, split_endpoint_name, workload_endpoint_name,
+};
 use ipnet::IpNet;
 use wiring::{Forwarding, NextHop, OldInterface, Plan};
 
@@ -44,6 +46,8 @@ pub(super) struct MainContext<'a> {
     /// The MTU of the container's interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
+    /// The error for a missing node name file, which only DEL tolerates.
+    pub(super) nodename: Result<()>,
     /// The data plane. An invalid setting is kept as an error and returned late, so that a DEL does the rest of its
     /// work first.
     dataplane: Result<Dataplane>,
@@ -63,8 +67,10 @@ impl<'a> MainContext<'a> {
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
         // Where Calico's agents do not run, for example with an embedded store, no program creates the node name file.
-        if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
-            conf.check_nodename_file(&invocation.host.nodename_file)?;
+        let needs_nodename = location.as_ref().is_ok_and(Location::is_shared) || location.is_err();
+        let nodename = if needs_nodename { conf.check_nodename_file(&invocation.host.nodename_file) } else { Ok(()) };
+        if call.verb != CniVerb::Del {
+            nodename.clone()?;
         }
         let is_add = call.verb == CniVerb::Add;
         if is_add {
@@ -113,6 +119,7 @@ impl<'a> MainContext<'a> {
             kubernetes,
             mtu,
             device,
+            nodename,
             dataplane,
         })
     }
@@ -181,7 +188,7 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// True if the store belongs to one machine, on which none of Calico's agents run.
+    /// True if the store belongs to one machine, so that no agent of Calico can read it.
     pub(super) fn is_alone(&self) -> bool {
         !self.store.location.is_shared()
     }
@@ -191,9 +198,20 @@ impl<'a> MainContext<'a> {
     /// # Errors
     /// Any error of [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
-        let nothing =
-            EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };
-        self.begin(session, nothing).map(drop)
+        self.begin(session, read_nothing()).map(drop)
+    }
+
+    /// Checks like [`check_ready`](Self::check_ready), but accepts a cluster that was never set up: its plugins have
+    /// never assigned anything, so a DEL has nothing to wait for.
+    ///
+    /// # Errors
+    /// An error with Calico's message if the store does not answer or is not ready.
+    pub(super) fn check_not_locked(&self, session: &Session) -> Result<()> {
+        let (_, before) = self.read(session, read_nothing())?;
+        match before.cluster {
+            Some(cluster) => require_ready(&cluster),
+            None => Ok(()),
+        }
     }
 
     /// Reads WorkloadEndpoints and pools from the store, and checks that the datastore is marked as ready for plugins.
@@ -201,29 +219,46 @@ impl<'a> MainContext<'a> {
     /// # Errors
     /// An error with Calico's message if the store does not answer or is not ready.
     pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, EndpointContext)> {
-        let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
-        let (pending, before) = read.map_err(|error| {
-            let error = CniError::from(explain(error, NetworkRules::Calico));
-            let message = format!("error getting ClusterInformation: {}", error.message());
-            CniError::new(error.code(), message).with_details(error.details())
-        })?;
-        match before.ready {
-            Some(DatastoreReadiness::Yes) => {}
-            Some(DatastoreReadiness::No) => {
-                return Err(CniError::internal("Calico is currently not ready to process requests"));
-            }
+        let (pending, before) = self.read(session, query)?;
+        match &before.cluster {
+            Some(cluster) => require_ready(cluster)?,
             None if self.store.location.is_shared() => return Err(no_cluster_information()),
             None => {}
         }
         Ok((pending, before))
     }
+
+    fn read(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, EndpointContext)> {
+        let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
+        read.map_err(|error| {
+            let error = CniError::from(explain(error, NetworkRules::Calico));
+            let message = format!("error getting ClusterInformation: {}", error.message());
+            CniError::new(error.code(), message).with_details(error.details())
+        })
+    }
 }
 
-/// Returns the error for an etcd cluster in which Calico has not been installed.
+fn read_nothing() -> EndpointQuery {
+    EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped }
+}
+
+fn require_ready(cluster: &ClusterInformation) -> Result<()> {
+    if cluster.is_ready() {
+        return Ok(());
+    }
+    Err(CniError::internal("Calico is currently not ready to process requests").with_details(
+        "an upgrade or a migration locks the datastore; if none is running, end it with: calicoctl datastore migrate \
+         unlock",
+    ))
+}
+
+/// Returns the error for an etcd cluster that neither Calico nor `margay cluster init` has set up.
 fn no_cluster_information() -> CniError {
     let text =
         "error getting ClusterInformation: resource does not exist: ClusterInformation(default) with error: <nil>";
-    CniError::new(Code::Internal, text)
+    CniError::new(Code::Internal, text).with_details(
+        "nothing has set up this etcd: compare etcd_endpoints, or set it up with: margay cluster init --pool CIDR",
+    )
 }
 
 /// Number of characters that follow the prefix in the name of a host interface. Linux allows 15 characters in the whole

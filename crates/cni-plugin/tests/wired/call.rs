@@ -19,7 +19,7 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub(crate) struct Call {
     root: PathBuf,
-    env: BTreeMap<String, String>,
+    pub(crate) env: BTreeMap<String, String>,
     arguments: Vec<String>,
     pub(crate) stdin: String,
 }

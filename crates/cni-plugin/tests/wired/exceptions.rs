@@ -99,6 +99,7 @@ const ZERO: &str = "0 is no error's code";
 const DEADLINE: &str = "a call on a datastore that does not answer ends with code 11";
 const NEWER: &str = "CNI 1.1.0 is offered";
 const CHECKED: &str = "CHECK looks at what there is";
+const NEVER_SET_UP: &str = "a container whose ADD failed for set-up has nothing to release";
 const FORWARDS: &str = "without an agent of Calico's the plugin lets the host forward IPv6";
 const REPLACED: &str = "an endpoint's floating addresses are replaced with the pod's address";
 
@@ -189,6 +190,8 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     case("netns-of-the-host", One(2), &[AsBefore], NETNS),
     case("netns-of-the-host", One(3), OWN_NETNS, NETNS),
     case("netns-of-the-host", One(4), &[AsBefore], NETNS),
+    case("nodename-file-missing", One(2), &[Like("plain", 3, &[])], NEVER_SET_UP),
+    case("cluster-information-missing", One(2), &[Like("plain", 3, &[])], NEVER_SET_UP),
     case("nodename-file-missing", One(6), NOTHING_DONE, FIRST),
     case("nodename-file-missing", One(7), &[Is(&["host_local_files"], "{}")], FIRST),
     case("nodename-file-missing", From(8), &[Text("10.70.0.3", "10.70.0.2")], FIRST),

@@ -15,6 +15,7 @@ macro_rules! named {
     };
 }
 
+mod alone;
 mod books;
 mod call;
 mod carrier;
@@ -104,7 +105,7 @@ fn main() -> ExitCode {
     };
     let conclusion = libtest_mimic::run(
         &arguments,
-        replays().chain(own::all()).chain(traps::all()).chain(checks::all()).map(trial).collect(),
+        replays().chain(own::all()).chain(alone::all()).chain(traps::all()).chain(checks::all()).map(trial).collect(),
     );
     books::stop_all();
     conclusion.exit_code()

@@ -1,6 +1,8 @@
 //! Tests that Margay's main plugin is free of defects of Calico's plugin that no recorded case shows (see each test).
 
+use std::fs;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -50,6 +52,9 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
         on(Kind::Etcd, "second-network", named!(check_and_gc_of_second_network)),
         on(Kind::Redb, "second-network", named!(check_and_gc_of_second_network)),
         on(Kind::Etcd, "pod-restarted", named!(gc_spares_restarted_pod)),
+        on(Kind::Etcd, "pod-restarted", named!(add_of_pod_passes_del_of_its_old_container)),
+        on(Kind::Redb, "pod-restarted", named!(add_of_pod_passes_del_of_its_old_container)),
+        on(Kind::Etcd, "pod-restarted", named!(add_of_pod_fails_beside_its_newer_container)),
         on(Kind::Redb, "plain", named!(gc_and_del_succeed_without_store)),
         on(Kind::Etcd, "plain", named!(credentials_are_refused_when_writable_by_others)),
     ]
@@ -374,12 +379,70 @@ fn gc_spares_restarted_pod(stage: &mut Stage) {
     assert!(scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
+/// Makes an IPAM plugin that calls the main plugin for another step during an ADD, between the ADD's read of the store
+/// and its write.
+fn during_add(stage: &Stage, other: &Value) {
+    let root = &stage.place.root;
+    let other = stage.call(other);
+    let set: Vec<String> = other.env.iter().map(|(name, value)| format!("{name}='{value}'")).collect();
+    fs::write(root.join("other.json"), &other.stdin).unwrap();
+    let once = root.join("once").display().to_string();
+    fs::write(&once, "").unwrap();
+    let script = format!(
+        "#!/bin/sh\ncat >/dev/null\n[ \"$CNI_COMMAND\" = ADD ] || exit 0\n\
+         if [ -e {once} ]; then rm {once}; env {} {bin}/calico <{root}/other.json >{root}/other.out || exit 9; fi\n\
+         echo '{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"10.65.166.140/32\"}}]}}'\n",
+        set.join(" "),
+        bin = root.join("bin").display(),
+        root = root.display()
+    );
+    let plugin = root.join("bin/during-add");
+    fs::write(&plugin, script).unwrap();
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Returns the two ADDs of a restarted pod; the IPAM plugin of the second ADD is the one that [`during_add`] makes.
+fn adds_of_restarted_pod() -> [Value; 2] {
+    let steps = &case("pod-restarted").unwrap().steps;
+    let mut second = steps[1].clone();
+    second["stdin"]["ipam"] = json!({"type": "during-add"});
+    [steps[0].clone(), second]
+}
+
+/// Tests the ADD of a restarted pod while the DEL of the pod's old container deletes the pod's WorkloadEndpoint.
+fn add_of_pod_passes_del_of_its_old_container(stage: &mut Stage) {
+    let [first, second] = adds_of_restarted_pod();
+    succeed(&stage.call(&first).run(patient(DEADLINE)));
+    let mut del = first;
+    del["env"]["CNI_COMMAND"] = json!("DEL");
+    during_add(stage, &del);
+    succeed(&stage.call(&second).run(patient(DEADLINE)));
+    let documents = stage.scan()["etcd"]["documents"].to_string();
+    assert!(documents.contains(second["env"]["CNI_CONTAINERID"].as_str().unwrap()), "{documents}");
+    assert!(documents.contains("10.65.166.140/32"), "{documents}");
+}
+
+/// Tests an ADD of a pod during which a newer container of the same pod gets its WorkloadEndpoint. The ADD must not
+/// replace that WorkloadEndpoint, and its error names the other container.
+fn add_of_pod_fails_beside_its_newer_container(stage: &mut Stage) {
+    let [mut newer, second] = adds_of_restarted_pod();
+    newer["env"]["CNI_NETNS"] = json!("<netns:c>");
+    Place::add_netns("c");
+    during_add(stage, &newer);
+    let came = stage.call(&second).run(patient(DEADLINE));
+    assert_eq!(came.outcome["exit"], 1, "{} {}", came.outcome, came.stderr);
+    let other = newer["env"]["CNI_CONTAINERID"].as_str().unwrap();
+    let details = came.outcome["stdout"]["details"].as_str().unwrap();
+    assert!(details.contains(other), "{}", came.outcome);
+    assert!(stage.scan()["etcd"]["documents"].to_string().contains(other));
+}
+
 /// Tests GC and DEL after the store was deleted: both succeed, and DEL still removes the container's interface.
 fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     let mut add = first_call("plain", &[]);
     add["stdin"]["cniVersion"] = json!("1.1.0");
     succeed(&stage.call(&add).run(patient(DEADLINE)));
-    std::fs::remove_dir_all(stage.place.root.join("store")).unwrap();
+    fs::remove_dir_all(stage.place.root.join("store")).unwrap();
     let mut gc = add.clone();
     gc["env"] = json!({"CNI_COMMAND": "GC", "CNI_PATH": "<bin>"});
     gc["stdin"]["cni.dev/valid-attachments"] = json!([]);

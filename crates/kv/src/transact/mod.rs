@@ -189,6 +189,8 @@ pub struct Attempts {
     store: Arc<dyn Store>,
     options: TransactOptions,
     made: u32,
+    /// Number of attempts whose writes were not committed because another writer was quicker.
+    overtaken: u32,
     refusal: Option<Error>,
     /// Says whether attempts may rely on a peek: false once an attempt that relied on a peek ended without sending a
     /// commit.
@@ -198,7 +200,7 @@ pub struct Attempts {
 impl Attempts {
     /// Creates the state of a `transact!` call that has made no attempt yet.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
-        Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
+        Self { store, options, made: 0, overtaken: 0, refusal: None, may_rely_on_peek: true }
     }
 
     /// Begins the next attempt of the transaction, after a pause if an earlier attempt has failed.
@@ -219,6 +221,7 @@ impl Attempts {
         }
         self.made += 1;
         let mut new = Transaction::new(Arc::clone(&self.store), deadline);
+        new.overtaken = self.overtaken;
         new.may_rely_on_peek = self.may_rely_on_peek;
         Ok(new.with_extra_reads(self.options.extra_reads.clone()))
     }
@@ -246,7 +249,10 @@ impl Attempts {
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
             // If the attempt has no writes left, because each key to delete was absent, the attempt made no commit.
-            Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
+            Commit::Overtaken => {
+                self.overtaken += u32::from(attempt.has_writes());
+                self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek;
+            }
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)

@@ -39,13 +39,15 @@ pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 /// | [`guard_creation`](Self::guard_creation) | a key is created in the range | as `peek_ranges` | no |
 /// | [`prefetch`](Self::prefetch) | never | 1 for everything | no |
 /// | [`put`](Self::put), [`delete`](Self::delete) | the key, which must be guarded, has changed | none before the commit | |
-/// | [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
+/// | [`times_overtaken`](Self::times_overtaken), [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
 ///
 /// A body that reads without a guard must stay correct if the keys change before the commit.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Deadline,
+    /// Number of earlier commits of the `transact!` call that failed because another writer was quicker.
+    pub(super) overtaken: u32,
     /// The revision at which the attempt reads; unset until the store's first answer.
     pub(super) at: Revision,
     /// The keys that the attempt has read, with their state at revision `at`; `None` for an absent key.
@@ -86,6 +88,7 @@ impl Transaction {
         Self {
             store,
             deadline,
+            overtaken: 0,
             at: Revision::UNSET,
             seen: BTreeMap::new(),
             listed: Vec::new(),
@@ -108,6 +111,13 @@ impl Transaction {
     pub(super) fn with_extra_reads(mut self, keys: Vec<Key>) -> Self {
         self.extra_reads = keys;
         self
+    }
+
+    /// Number of earlier attempts of the same [`transact!`](crate::transact!) call that could not be committed because
+    /// another writer was quicker. If many writers make the same choice, all but one fail; a body can use this number to
+    /// choose differently from the others the next time.
+    pub fn times_overtaken(&self) -> u32 {
+        self.overtaken
     }
 
     /// The revision at which this attempt reads; unset before its first read.

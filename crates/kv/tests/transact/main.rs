@@ -82,6 +82,26 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
 }
 
 #[tokio::test]
+async fn transact_counts_only_attempts_that_were_overtaken() {
+    let inner = kv_mvcc::memory();
+    // The first commit is never sent; before the second and the third, another writer is quicker.
+    let store = FaultyStore::script(inner.clone(), [None, Some(Fault::NotSent)]);
+    let mut counts = Vec::new();
+    transact!(shared(&store), options(), |tx| {
+        let key = Key::from("k");
+        tx.get(&key).await?;
+        if [1, 2].contains(&counts.len()) {
+            inner.put("k", "theirs").await?;
+        }
+        counts.push(tx.times_overtaken());
+        tx.put(&key, "ours")?;
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    assert_eq!(counts, [0, 0, 1, 2]);
+}
+
+#[tokio::test]
 async fn transact_sees_its_own_writes() {
     let store = kv_mvcc::memory();
     store.put("p/old", "1").await.unwrap();

@@ -14,12 +14,13 @@ use ipam_core::model::{Document, Labels, NewPool, Node, Pool};
 use ipam_core::{Ipam, Nodes};
 use ipnet::IpNet;
 use kv::wrap::CountingStore;
-use kv::{Key, Value};
+use kv::{Key, Store, Value};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use time::OffsetDateTime;
 use tokio::task::JoinSet;
 
+use super::commits::CommitStore;
 use crate::contender::{Contender, PER_CONTAINER};
 use crate::fill::{self, NETWORK, soon};
 use crate::{Outcome, Programs};
@@ -43,7 +44,9 @@ pub(super) type Documents = Vec<(Key, Value)>;
 pub(super) struct Host {
     pub(super) name: String,
     pub(super) ipam: Ipam,
-    pub(super) store: CountingStore<EtcdStore>,
+    pub(super) store: CountingStore<CommitStore<EtcdStore>>,
+    /// The store below `store`, with the attempts and the failed commits of this host.
+    pub(super) commits: CommitStore<EtcdStore>,
 }
 
 /// The most recently used blocks of each node, in memory instead of in the plugin's hint file.
@@ -132,9 +135,14 @@ impl Ground {
     /// Creates an allocator like the plugin's with its own connection to etcd, except that it keeps hints in memory and
     /// does not record pending commits.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
-        let store = CountingStore::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
-        let ipam = Ipam::new(Arc::new(store.clone()), Nodes::Registered).with_hints(Arc::new(Remembered::default()));
-        Ok(Host { name: name.to_owned(), ipam, store })
+        let commits = CommitStore::new(self.store()?);
+        let store = CountingStore::new(commits.clone());
+        Ok(Host { name: name.to_owned(), ipam: ipam_on(store.clone()), store, commits })
+    }
+
+    /// Opens Margay's store with its own connection to etcd.
+    pub(super) fn store(&self) -> Outcome<EtcdStore> {
+        Ok(EtcdStore::open(&Options::new([self.etcd.url()]))?)
     }
 
     pub(super) async fn client(&self) -> Outcome<Client> {
@@ -176,13 +184,24 @@ impl Ground {
     /// Registers nodes that have blocks of 64 addresses. For each number `n` in `used`, each node gets one block with
     /// `n` assigned addresses. Consecutive nodes get consecutive blocks of the IPv4 pool, from block number `skip` on.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
+        self.settle_in(USUAL_SIZE, names, skip, used).await
+    }
+
+    /// Registers nodes like [`Self::settle`], with blocks of the prefix length `size`.
+    pub(super) async fn settle_in(
+        &self,
+        size: u8,
+        names: impl IntoIterator<Item = String>,
+        skip: u32,
+        used: &[u64],
+    ) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;
         for name in names {
             documents.push(node(&name)?);
             for used in used {
-                let first = u64::from(next) * 64;
-                documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
+                let first = u64::from(next) << (32 - size);
+                documents.extend(fill::block_of(&name, nth_block_in(size, next)?, first..first + used)?);
                 next += 1;
             }
             // Documents stay in memory until they are written, so they are written in parts.
@@ -230,10 +249,23 @@ pub(super) enum Families {
     Both,
 }
 
+/// The prefix length of the blocks of a pool that does not set one.
+const USUAL_SIZE: u8 = 26;
+
 /// Returns block number `number` of 64 addresses in the default IPv4 pool.
 pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
-    let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + 64 * number;
-    Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)
+    nth_block_in(USUAL_SIZE, number)
+}
+
+/// Returns block number `number` of the prefix length `size` in the default IPv4 pool.
+fn nth_block_in(size: u8, number: u32) -> Outcome<IpNet> {
+    let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + (number << (32 - size));
+    Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), size)?)
+}
+
+/// Creates an allocator like the plugin's, which keeps hints in memory.
+pub(super) fn ipam_on(store: impl Store) -> Ipam {
+    Ipam::new(Arc::new(store), Nodes::Registered).with_hints(Arc::new(Remembered::default()))
 }
 
 /// Returns the key and the value of a node's document.

@@ -142,7 +142,8 @@ pub(super) async fn shapes(ground: &Ground, block: u32) -> Outcome<Vec<Shape>> {
     if shapes.len() == EACH { Ok(shapes) } else { Err("an assignment was not one commit".into()) }
 }
 
-fn container(host: usize, number: usize) -> u64 {
+/// Returns the number of a host's container.
+pub(super) fn container(host: usize, number: usize) -> u64 {
     1 << 40 | (host as u64) << 20 | number as u64
 }
 

@@ -4,13 +4,19 @@
 
 mod beside;
 mod blocks;
+mod boots;
 pub(crate) mod callers;
 mod claims;
 mod cold;
+mod commands;
+mod commits;
+mod costs;
 mod dead_node;
 mod ground;
 mod hosts;
+mod meter;
 mod raw;
+mod replay;
 mod scale;
 pub(crate) mod soak;
 mod wire;
@@ -29,14 +35,16 @@ pub(crate) use cold::call as call_on_etcd;
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
 /// The parts of the benchmark that run on etcd, by name.
-pub(crate) const PARTS: [(&str, Part); 9] = [
+pub(crate) const PARTS: [(&str, Part); 11] = [
     ("cold", cold::run),
     ("callers", callers::run),
     ("hosts", hosts::run),
+    ("costs", costs::run),
     ("scale", scale::run),
     ("claims", claims::run),
     ("beside", beside::run),
     ("blocks", blocks::run),
+    ("boots", boots::run),
     ("dead-node", dead_node::run),
     ("wire", wire::run),
 ];

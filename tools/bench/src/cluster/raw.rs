@@ -13,21 +13,26 @@ use crate::Outcome;
 /// The key `SHARED` stands for all documents that commits guard but that never change, such as pools and settings.
 const SHARED: &str = "raw/shared/document";
 
+/// A store wrapper that records transactions.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     inner: EtcdStore,
-    commits: Arc<Mutex<Vec<kv::Txn>>>,
+    txns: Arc<Mutex<Vec<kv::Txn>>>,
 }
 
 impl Recorder {
     pub(super) fn new(inner: EtcdStore) -> Self {
-        Self { inner, commits: Arc::default() }
+        Self { inner, txns: Arc::default() }
     }
 
-    /// Returns the commits that were recorded since the last call of `take`.
+    /// Returns the shapes of the commits that were recorded since the last call of `take` or `take_all`.
     pub(super) fn take(&self) -> Vec<Shape> {
-        let commits = std::mem::take(&mut *self.commits.lock().unwrap_or_else(PoisonError::into_inner));
-        commits.iter().map(Shape::of).collect()
+        self.take_all().iter().filter(|txn| !txn.is_read_only()).map(Shape::of).collect()
+    }
+
+    /// Returns the transactions that were recorded since the last call of `take` or `take_all`.
+    pub(super) fn take_all(&self) -> Vec<kv::Txn> {
+        std::mem::take(&mut *self.txns.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -38,9 +43,7 @@ impl Store for Recorder {
     }
 
     async fn txn(&self, txn: kv::Txn) -> kv::Result<TxnResponse> {
-        if !txn.is_read_only() {
-            self.commits.lock().unwrap_or_else(PoisonError::into_inner).push(txn.clone());
-        }
+        self.txns.lock().unwrap_or_else(PoisonError::into_inner).push(txn.clone());
         self.inner.txn(txn).await
     }
 

@@ -8,6 +8,8 @@ use async_trait::async_trait;
 use datastore::maintenance::{self, HistoryShare, LockHolder, MvccStore, StorePeek};
 use datastore::{ClusterDescription, Location, OpenStore};
 use indicatif::{HumanBytes, HumanCount, HumanDuration};
+use ipam_core::forwarding::{ForwardingOwner, StoreScope};
+use ipam_core::model::{ClusterInformation, keys};
 use ipam_core::timestamps::parse_rfc3339;
 use kv::{Range, StoreExt, WatchRequest};
 use serde::Serialize;
@@ -16,6 +18,7 @@ use crate::command::{CommandAnswer, StoreCommand};
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::{printable, rfc3339};
 use crate::store::{StoreAccess, StoreUse};
+use crate::subcommands::cluster::{forwarding_name, forwarding_text};
 use crate::times::utc_and_local;
 
 /// How long the command `store status` waits for the store lock. If the command does not get the store lock, it shows
@@ -53,6 +56,9 @@ struct StoreStatus {
     bytes: u64,
     holder: Option<String>,
     waiting: usize,
+    forwarding: &'static str,
+    #[serde(skip)]
+    forwarding_owner: ForwardingOwner,
     #[serde(flatten)]
     inside: Option<EmbeddedStatus>,
 }
@@ -90,6 +96,9 @@ struct KeyGroup {
     bytes: u64,
 }
 
+/// The label of the line that names the program that forwards and masquerades on this machine.
+const FORWARDING: &str = "Forwarding and NAT";
+
 /// Maximum number of key groups that the command shows.
 const MAX_KEY_GROUPS: usize = 3;
 
@@ -103,6 +112,7 @@ fn prefix(key: &[u8]) -> Vec<u8> {
 
 impl StoreStatus {
     fn outside(location: &Location, peek: StorePeek) -> Self {
+        let forwarding_owner = ForwardingOwner::decide(StoreScope::Machine, host::felix_file());
         Self {
             store: location.to_string(),
             engine: peek.engine,
@@ -115,6 +125,8 @@ impl StoreStatus {
                 LockHolder::Unseen => Some("a process that only root can see".to_owned()),
             },
             waiting: peek.waiting,
+            forwarding: forwarding_name(&forwarding_owner),
+            forwarding_owner,
             inside: None,
         }
     }
@@ -147,6 +159,7 @@ impl StoreStatus {
         }
         line("In use by", self.holder.clone().unwrap_or_else(|| "nobody".to_owned()));
         line("Waiting", self.waiting.to_string());
+        line(FORWARDING, forwarding_text(&self.forwarding_owner));
         text
     }
 }
@@ -243,6 +256,7 @@ struct ClusterStatus {
     bytes: u64,
     bytes_in_use: u64,
     quota_bytes: Option<u64>,
+    forwarding: &'static str,
     problems: Vec<String>,
 }
 
@@ -254,13 +268,16 @@ async fn of_cluster(at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
             return Err(CommandFailure::new(format!("{at} is no cluster")));
         };
         let description = reporter.about().await.map_err(failed)?;
-        let mut keys = 0;
+        let mut count = 0;
         for prefix in crate::transfer::CLUSTER_PREFIXES {
-            keys += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
+            count += open.store().count(Range::prefix(prefix)).await.map_err(failed)?;
         }
-        Ok((description, keys))
+        let cluster = open.store().get(keys::cluster_information()).await.map_err(failed)?;
+        Ok((description, count, cluster))
     });
-    let (description, keys) = read.await?;
+    let (description, keys, information) = read.await?;
+    let information = information.map(|kv| ClusterInformation::decode_or_empty(kv.value.as_bytes()));
+    let owner = ForwardingOwner::decide(StoreScope::Cluster(information.as_ref()), host::felix_file());
     let ClusterDescription {
         cluster,
         endpoints,
@@ -283,6 +300,7 @@ async fn of_cluster(at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         bytes: db_bytes,
         bytes_in_use: db_bytes_in_use,
         quota_bytes: db_quota_bytes,
+        forwarding: forwarding_name(&owner),
         problems: problems.iter().map(ToString::to_string).collect(),
     };
     let mut text = String::new();
@@ -296,6 +314,7 @@ async fn of_cluster(at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
     line("On disk", format!("{bytes}, {in_use} of them in use{quota}"));
     line("Keys", format!("{} below {}", HumanCount(cluster.keys), crate::transfer::CLUSTER_PREFIXES.join(" and ")));
     line("Newest", format!("revision {}", cluster.revision));
+    line(FORWARDING, forwarding_text(&owner));
     for problem in &cluster.problems {
         line("Problem", problem.clone());
     }

@@ -57,6 +57,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
         ("beside-calico.md", _) => beside_calico(heading, machine),
         ("calico-plugin-replaced.md", _) => calico_plugin_replaced(heading, machine),
         ("routed-network.md", "") => with_main_plugin(machine),
+        ("without-calico.md", "") => machine.start_etcd("10.0.0.1:2379"),
         ("secondary-networks.md", "") => beside_calicos_network(machine),
         ("coming-from-host-local.md", "The change") => first_container_of_my_net(machine),
         ("judge-a-store.md", "") => machine.start_etcd("127.0.0.1:47335"),

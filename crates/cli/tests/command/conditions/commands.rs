@@ -52,6 +52,8 @@ const fn fills(name: &'static str, args: &'static str) -> Command {
 
 /// All commands that work on a store.
 pub(crate) const COMMANDS: &[Command] = &[
+    makes("cluster init", "--pool 10.98.0.0/16"),
+    changes("node register", "--node node1 --label rack=b --nodename-file {out}"),
     makes("pool create", "new 10.99.0.0/24 --gateway 10.99.0.1"),
     reads("pool list", ""),
     changes("pool delete", "spare"),
