@@ -1,14 +1,13 @@
 //! The network of the pods: its configuration, its plugins and its store.
 
 use std::fmt;
-use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
-use crate::machine::NODE;
+use crate::machine::NODE_ADDRESS;
 use crate::programs;
 
 /// The pools of the network.
@@ -75,6 +74,11 @@ impl Setup {
         self.network != Network::HostLocal
     }
 
+    /// Whether the network has the standard plugin portmap; see [`Setup::status`].
+    pub(crate) fn has_portmap(self) -> bool {
+        !self.status || self.network != Network::Routed
+    }
+
     pub(crate) fn store_url(self) -> String {
         match self.store {
             Store::Etcd => "etcd://127.0.0.1:2379".to_owned(),
@@ -127,7 +131,7 @@ impl Setup {
             main.as_object_mut().unwrap().extend(store.as_object().unwrap().clone());
             main["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
         }
-        if self.status && self.network == Network::Routed {
+        if !self.has_portmap() {
             return json!({"cniVersion": "1.1.0", "name": "k8s-pod-network", "plugins": [main]});
         }
         let portmap = json!({"type": "portmap", "snat": true, "capabilities": {"portMappings": true}});
@@ -157,29 +161,22 @@ impl Setup {
 
     /// Prepares the network's store, and then writes the network's configuration.
     pub(crate) fn prepare_store(self, cluster: &Cluster) {
+        let run = |words: &[&str]| {
+            cluster.run(&[&["margay", "--store", &self.store_url()], words].concat());
+        };
         if self.is_margay() {
-            if self.store == Store::Etcd {
-                register_by_hand(cluster);
+            if (self.network, self.store) == (Network::Routed, Store::Etcd) {
+                run(&["cluster", "init", "--pool", POOL.1, "--pool", POOL_6.1]);
+            } else {
+                for (pool, cidr) in [POOL, POOL_6] {
+                    self.create_pool(cluster, pool, cidr);
+                }
             }
-            for (pool, cidr) in [POOL, POOL_6] {
-                self.create_pool(cluster, pool, cidr);
+            if self.store == Store::Etcd {
+                run(&["cluster", "init"]);
+                run(&["node", "register", "--kubernetes", "--address", NODE_ADDRESS]);
             }
         }
         cluster.set_network(&json!({}));
     }
-}
-
-/// Writes what the plugins need on an empty etcd: what Calico's node agent writes otherwise.
-fn register_by_hand(cluster: &Cluster) {
-    let document = |kind: &str, name: &str, spec: Value| json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec});
-    let information = document("ClusterInformation", "default", json!({"datastoreReady": true}));
-    let node = document("Node", NODE, json!({}));
-    for (key, document) in [("clusterinformations/default", information), ("nodes/node1", node)] {
-        let key = format!("/calico/resources/v3/projectcalico.org/{key}");
-        cluster.run(&["etcdctl", "put", &key, &document.to_string()]);
-    }
-    // Felix enables it on the nodes of a Calico cluster.
-    cluster.run(&["sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"]);
-    fs::create_dir_all(cluster.disk().join("var-lib/calico")).unwrap();
-    fs::write(cluster.disk().join("var-lib/calico/nodename"), NODE).unwrap();
 }
