@@ -67,18 +67,21 @@ impl Cluster {
         Err(format!("only the API shows {of_api:?}, only Margay {of_margay:?}"))
     }
 
-    /// Removes the network namespaces without any interface but the loopback interface, and returns how many there were.
-    /// No pod may be left.
+    /// Removes the network namespaces without any interface but the loopback interface, and files that no namespace was
+    /// mounted on, and returns how many there were. No pod may be left.
     #[track_caller]
     pub(crate) fn remove_empty_namespaces(&self) -> usize {
         let is_empty = |path: &&str| {
+            if self.attempt(&["mountpoint", "--quiet", path]).is_err() {
+                return true;
+            }
             let links = self.run(&["nsenter", &format!("--net={path}"), "ip", "-brief", "link"]);
             links.lines().all(|link| link.starts_with("lo "))
         };
         let found = self.run(&["find", "/run/netns", "-type", "f"]);
         let empty: Vec<&str> = found.lines().filter(is_empty).collect();
         for path in &empty {
-            self.run(&["sh", "-c", &format!("umount {path} && rm {path}")]);
+            self.run(&["sh", "-c", "mountpoint --quiet $0 && umount $0; rm $0", path]);
         }
         empty.len()
     }
