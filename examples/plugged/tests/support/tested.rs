@@ -1,7 +1,6 @@
 //! The programs under test: the programs of `examples/plugged`, linked under the names of Margay's own programs. The
 //! environment variable `MARGAY_PLUGGED` names the store on which the tests run; by default, the first plugged store.
 
-use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -24,11 +23,10 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         ("margay-cni", env!("CARGO_BIN_EXE_plugged-margay-ipam")),
         ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
     ] {
-        match symlink(program, folder.join(name)) {
-            // Another test binary may already have created this symbolic link to the program under test.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            made => made.unwrap(),
-        }
+        // A link of an earlier run may lead to another target folder, if that folder was moved.
+        let new = folder.join(format!("{name}.{}", std::process::id()));
+        symlink(program, &new).unwrap();
+        fs::rename(&new, folder.join(name)).unwrap();
     }
     folder
 });
