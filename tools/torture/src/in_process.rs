@@ -86,6 +86,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
         lates.push(late);
     }
     let worked = work(plan, &accesses, &ledger, &progress).await;
+    service.close();
 
     // All delayed commits must have happened before the final checks.
     for late in lates {

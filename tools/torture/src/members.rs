@@ -210,8 +210,9 @@ impl Cluster {
     fn measure_outage(&self, what: &'static str, leader: usize, begun: Instant) -> Result<()> {
         self.wait_for_leader(Some(leader))?;
         let election = begun.elapsed();
-        let service = self.service.wait_until_served()?.saturating_duration_since(begun);
-        self.service.record(Outage { what, election, service });
+        if let Some(service) = self.service.wait_until_served(begun)? {
+            self.service.record(Outage { what, election, service });
+        }
         Ok(())
     }
 
@@ -231,12 +232,10 @@ impl Cluster {
         if member == leader {
             self.measure_outage("leader cut off from the others", leader, begun)?;
         } else {
-            let served = self.service.wait_until_served()?.saturating_duration_since(begun);
-            self.service.record(Outage {
-                what: "follower cut off from the others",
-                election: Duration::ZERO,
-                service: served,
-            });
+            if let Some(service) = self.service.wait_until_served(begun)? {
+                let what = "follower cut off from the others";
+                self.service.record(Outage { what, election: Duration::ZERO, service });
+            }
         }
         thread::sleep(Duration::from_millis(rng.u64(..3000)));
         ip(&format!("link set {} master {PEERS}", peer_port(member)))?;
@@ -382,6 +381,8 @@ struct ServiceState {
     /// For each client, the end of its first commit that began after the fault.
     served: Vec<Option<Instant>>,
     outages: Vec<Outage>,
+    /// True when the workers have ended, after which no client commits any more.
+    is_over: bool,
 }
 
 impl Service {
@@ -412,12 +413,21 @@ impl Service {
         }
     }
 
-    /// Waits until each client has finished a commit that began after the fault, and returns when the last one did.
-    fn wait_until_served(&self) -> Result<Instant> {
+    /// Records that the workers have ended.
+    pub(crate) fn close(&self) {
+        self.state().is_over = true;
+    }
+
+    /// Waits until each client has finished a commit that began after the fault, and returns how long after `begun` the
+    /// last one did. Returns `None` if the workers end before.
+    fn wait_until_served(&self, begun: Instant) -> Result<Option<Duration>> {
         let until = Instant::now() + RECOVERY_TIMEOUT;
         while Instant::now() < until {
+            if self.state().is_over {
+                return Ok(None);
+            }
             if let Some(served) = self.state().served.iter().copied().collect::<Option<Vec<_>>>() {
-                return served.into_iter().max().ok_or_else(|| Error::other("the cluster has no clients"));
+                return Ok(served.into_iter().max().map(|served| served.saturating_duration_since(begun)));
             }
             thread::sleep(LEADER_POLL_INTERVAL);
         }
