@@ -34,18 +34,25 @@ impl Certificates {
 
     /// Issues certificates. The certificates named in `expired` ("server", "client") have been expired since 2001.
     pub fn expired(expired: &[&str]) -> Result<Self> {
-        let names = ["127.0.0.1", "localhost", "etcd.example"].map(str::to_owned).to_vec();
+        Self::named([], expired)
+    }
+
+    /// Issues certificates that are valid for more addresses than those of the loopback interface.
+    pub fn for_addresses(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Result<Self> {
+        Self::named(addresses, &[])
+    }
+
+    fn named(addresses: impl IntoIterator<Item = std::net::IpAddr>, expired: &[&str]) -> Result<Self> {
+        let mut names = ["127.0.0.1", "localhost", "etcd.example"].map(str::to_owned).to_vec();
+        names.extend(addresses.into_iter().map(|address| address.to_string()));
         let certificates = Self { folder: tempfile::tempdir()?, names };
         certificates.write(expired)?;
         Ok(certificates)
     }
 
-    /// Issues certificates that are valid for more addresses than those of the loopback interface.
-    pub fn for_addresses(addresses: impl IntoIterator<Item = std::net::IpAddr>) -> Result<Self> {
-        let mut certificates = Self::make()?;
-        certificates.names.extend(addresses.into_iter().map(|address| address.to_string()));
-        certificates.issue()?;
-        Ok(certificates)
+    /// Replaces the authority and all certificates in the files by new ones.
+    pub fn issue(&self) -> Result<()> {
+        self.write(&[])
     }
 
     /// Creates a new authority, and adds it to the trusted authorities in `authority.pem`.
@@ -64,11 +71,6 @@ impl Certificates {
     /// Makes the new authority the only one that is trusted.
     pub fn trust_only(&self, next: &NextAuthority) -> Result<()> {
         self.replace("authority.pem", &next.0.pem())
-    }
-
-    /// Replaces the authority and all certificates in the files by new ones.
-    pub fn issue(&self) -> Result<()> {
-        self.write(&[])
     }
 
     fn write(&self, expired: &[&str]) -> Result<()> {

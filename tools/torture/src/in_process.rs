@@ -137,9 +137,8 @@ async fn work(
 
 /// True if the planned operations are done and each fault of the plan has been injected.
 fn is_done(plan: &Plan, ledger: &Ledger) -> bool {
-    let counts = ledger.counts();
-    ledger.operations() >= plan.ops
-        && (plan.servers == Servers::One || CLUSTER_FAULTS.iter().all(|fault| counts.contains_key(*fault)))
+    let is_met = |fault: &str| ledger.counts().contains_key(fault);
+    ledger.operations() >= plan.ops && (plan.servers == Servers::One || CLUSTER_FAULTS.into_iter().all(is_met))
 }
 
 /// Waits while the checker is too far behind the workers, because the store compacts old revisions that the checker
