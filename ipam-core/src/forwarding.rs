@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::model::ClusterInformation;
 
-/// Who else may use the store of a network.
+/// The machines that use the store of a network.
 #[derive(Clone, Copy, Debug)]
 pub enum StoreScope<'a> {
     /// The store belongs to one machine, so Felix cannot read it.

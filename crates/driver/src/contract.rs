@@ -234,7 +234,7 @@ pub struct ClusterDescription {
 /// A problem that a member of a cluster reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterProblem {
-    /// What kind of problem it is.
+    /// The kind of the problem.
     pub kind: ClusterProblemKind,
     /// The problem in words for an operator.
     pub text: String,

@@ -10,7 +10,7 @@ use kv::{Deadline, Range, StoreExt, Transaction};
 use crate::Operator;
 use crate::documents::WriteOutcome;
 
-/// What [`Operator::set_up_cluster`] writes.
+/// The documents that [`Operator::set_up_cluster`] writes.
 #[derive(Clone, Debug)]
 pub struct ClusterSetup {
     /// Whether the store needs a ClusterInformation document.

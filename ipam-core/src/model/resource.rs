@@ -234,7 +234,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// What a node's own agent records in the node's document.
+/// The facts that a node's agent records in the node's document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The addresses of the node.

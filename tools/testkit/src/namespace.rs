@@ -67,9 +67,9 @@ impl Drop for Namespace {
     }
 }
 
-/// Runs `ip` with these words in the network namespace of the calling thread.
-pub fn ip(words: &str) -> Result<()> {
-    run(Command::new("ip").args(words.split(' '))).map(drop)
+/// Runs `ip` with these words in the network namespace of the calling thread, and returns its standard output.
+pub fn ip(words: &str) -> Result<String> {
+    run(Command::new("ip").args(words.split(' ')))
 }
 
 /// Runs a command until it ends, and returns its standard output.

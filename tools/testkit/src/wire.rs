@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::namespace;
 use crate::process::wait_until;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -74,8 +75,5 @@ fn until_up(interface: &str) {
 }
 
 fn ip(words: &str) -> String {
-    let output = Command::new("ip").args(words.split(' ')).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {words} failed (this test needs root): {said}");
-    String::from_utf8(output.stdout).unwrap()
+    namespace::ip(words).unwrap_or_else(|error| panic!("{error} (this test needs root)"))
 }

@@ -65,7 +65,7 @@ pub(crate) fn enter_namespace() -> Result<()> {
         ip(&format!("address add {}/24 dev {bridge}", address(network, 254)))?;
         ip(&format!("link set {bridge} up"))?;
     }
-    (0..MEMBERS).try_for_each(|member| ip(&format!("address add {}/24 dev {PEERS}", relay_address(member))))
+    (0..MEMBERS).try_for_each(|member| ip(&format!("address add {}/24 dev {PEERS}", relay_address(member))).map(drop))
 }
 
 /// Returns an address of the clients' network (0) or of the members' network (1), which are in the range for tests of

@@ -423,7 +423,8 @@ fn dataplane_request(
     }
 }
 
-/// What an ADD does about forwarding on this machine, and about the firewall rules for packets that leave it.
+/// The changes that an ADD makes to this machine's forwarding settings, and to the firewall rules for packets that leave the
+/// machine.
 enum OutgoingRules {
     /// The plugin enables forwarding and keeps the rules.
     Kept(MasqueradedPools),

@@ -35,7 +35,7 @@ pub(super) struct FailedCommit {
     at: Revision,
 }
 
-/// What another writer had written when a commit failed.
+/// The kind of key that another writer had written when a commit failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Collision {
     /// A block that the commit writes.

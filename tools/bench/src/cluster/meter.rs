@@ -10,7 +10,7 @@ use testkit::server::Etcd;
 /// Linux reports processor times in `/proc` in units of 1/100 s on every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What etcd and this process have done since they started, or between two readings.
+/// Counters of etcd's and this process's work since their start, or their difference between two readings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reading {
     /// Number of reads, puts, deletions and transactions that etcd has received.

@@ -18,7 +18,7 @@ use crate::Outcome;
 use crate::fill::{one_address, soon};
 use crate::report::Times;
 
-/// What a replayed ADD consists of. Each step does everything that the step before it does, unless it says otherwise.
+/// The steps of a replayed ADD. Each step does everything that the step before it does, unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     /// One transaction that puts the block and the handle.
